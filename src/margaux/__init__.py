@@ -1,0 +1,33 @@
+"""margaux: maximum marginal likelihood for latent-variable models, on JAX."""
+
+from .algorithms import (
+    AbstractAlgorithm,
+    Algorithm,
+    aisgd,
+    incremental_em,
+    isgd,
+    mcem,
+    miso,
+    misso,
+    online_em,
+    saem,
+    sag,
+    saga,
+    soul,
+    souk,
+    svrg,
+)
+from .average import AbstractAverage, LastIterate, PolyakRuppert, StepWeighted
+from .callbacks import AbstractCallback, Checkpoint, EarlyStopping, Progress
+from .data import pad_ragged
+from .esteps import MCMC, AbstractEStep, Exact, ImportanceSampling, Noise, Quadrature
+from .fit import fit
+from .kernels import MALA, ULA, AbstractKernel, BlackJAX, IndependenceMH, RandomWalk
+from .model import AbstractConjugate, AbstractDiscrete, AbstractExponentialFamily, AbstractModel, one_unit
+from .penalty import L1, L2, AbstractPenalty, ElasticNet, Huber, NoPenalty
+from .result import RESULTS, Fit, FitError, load
+from .schedule import AbstractSchedule, Constant, ConstantThenDecay, Growth, Polynomial, check_schedules
+from .space import AbstractSpace, Ball, Box, Positive, PositiveDefinite, Product, Real, Simplex
+
+__version__ = "0.1.0"
+__all__ = [name for name in dir() if not name.startswith("_")]

@@ -1,0 +1,271 @@
+"""Algorithms: statistic x memory x update. A recipe is a few lines that cite their source."""
+
+from __future__ import annotations
+
+import abc
+from typing import Any
+
+import equinox as eqx
+import jax
+import numpy as np
+import optax
+from jax.flatten_util import ravel_pytree
+from jaxtyping import Array, PyTree
+
+from .average import AbstractAverage, LastIterate, PolyakRuppert, StepWeighted
+from .esteps import AbstractEStep
+from .memory import AbstractMemory, Anchor, NoMemory, RobbinsMonro, Saga, Table
+from .model import AbstractModel, Latents, Params, leading
+from .schedule import AbstractSchedule, Polynomial, as_schedule
+from .statistics import AbstractStatistic, Score, SufficientStatistics, SurrogateMinimiser
+from .updates import AbstractUpdate, Ascent, Mean, MStep, Optax, Problem
+
+Step = float | AbstractSchedule | optax.GradientTransformation
+
+
+class AbstractAlgorithm(eqx.Module):
+    """One iteration of a fit. `Algorithm` composes one; others implement `init` and `step` directly.
+
+    `rows` is what the algorithm keeps for each unit of the batch besides the E-step's own rows.
+    """
+
+    #: how the iterates are averaged unless `fit` is told otherwise
+    average: eqx.AbstractVar[AbstractAverage]
+    #: units whose rows are filled by a full pass before the first iteration, and every so many epochs
+    refresh_epochs: eqx.AbstractVar[int | None]
+
+    @abc.abstractmethod
+    def requires(self, problem: Problem) -> str | None:
+        """Why this algorithm cannot work on the problem, or None."""
+
+    @abc.abstractmethod
+    def init(self, params: Params, per_unit: PyTree) -> PyTree:
+        """State before the first iteration, given the shape of one unit's statistic."""
+
+    @abc.abstractmethod
+    def statistics(self, problem: Problem, params: Params, z: Latents, w: Array, batch: PyTree) -> PyTree:
+        """Per-unit statistics, which a full pass stores as rows."""
+
+    @property
+    @abc.abstractmethod
+    def has_rows(self) -> bool:
+        """Whether a row a unit is kept."""
+
+    @abc.abstractmethod
+    def refreshed(self, state: PyTree, total: PyTree) -> PyTree:
+        """State after a full pass whose rows sum to `total`."""
+
+    @abc.abstractmethod
+    def step(
+        self,
+        problem: Problem,
+        estep: AbstractEStep,
+        params: Params,
+        state: PyTree,
+        rows: tuple[PyTree, PyTree],
+        batch: PyTree,
+        noise: PyTree,
+        k: Array,
+        axis: str | None,
+        devices: int,
+    ) -> tuple[Params, PyTree, tuple[PyTree, PyTree], dict[str, Array]]:
+        """Next parameters, state, rows (E-step's, own) and traced figures (means over units)."""
+
+
+class Algorithm(AbstractAlgorithm):
+    """The composed algorithm: a statistic is averaged, remembered, and moves the parameters."""
+
+    statistic: AbstractStatistic
+    memory: AbstractMemory
+    update: AbstractUpdate
+    average: AbstractAverage
+    refresh_epochs: int | None = eqx.field(static=True)
+
+    @property
+    def has_rows(self) -> bool:
+        return self.memory.has_rows
+
+    def requires(self, problem):
+        return self.statistic.requires(problem.model)
+
+    def init(self, params, per_unit):
+        return {"memory": self.memory.init(per_unit), "update": self.update.init(params)}
+
+    def statistics(self, problem, params, z, w, batch):
+        return self.statistic.per_unit(problem.model, params, z, w, batch)
+
+    def refreshed(self, state, total):
+        zero = jax.tree.map(lambda t: t * 0, total)
+        return state | {"memory": state["memory"] | {"total": total, "lost": zero}}
+
+    def step(self, problem, estep, params, state, rows, batch, noise, k, axis, devices):
+        estep_rows, own_rows = rows
+        read = self.statistic.per_unit if self.has_rows else self.statistic.total
+        b = leading(batch) * devices
+
+        def f(z, w):
+            return read(problem.model, params, z, w, batch)
+
+        value, estep_rows, info = estep.expect(f, noise, problem.model, params, estep_rows, batch, k)
+        local, own_rows = self.memory.contribution(own_rows, value)
+        total, info = sum_over_devices((local, info), axis)
+        mean, memory = self.memory.combine(state["memory"], total, problem.n, b, k)
+        params, update = self.update(problem, params, mean, state["update"], k)
+        info = {name: figure / b for name, figure in info.items()}
+        return params, {"memory": memory, "update": update}, (estep_rows, own_rows), info
+
+
+def sum_over_devices(tree: PyTree, axis: str | None) -> PyTree:
+    """One all-reduce for the whole tree; the identity on one device."""
+    if axis is None:
+        return tree
+    flat, unravel = ravel_pytree(tree)
+    return unravel(jax.lax.psum(flat, axis))
+
+
+def _ascent(step: Step) -> AbstractUpdate:
+    if isinstance(step, optax.GradientTransformation):
+        return Optax(step, as_schedule(1.0, name="step"))
+    return Ascent(as_schedule(step, name="step"))
+
+
+def _positive(name: str, value: float) -> np.ndarray:
+    if not value > 0:
+        raise ValueError(f"{name} must be positive, got {value}")
+    return np.asarray(float(value))
+
+
+def _score_or_statistics(of: str, step: Step) -> tuple[AbstractStatistic, AbstractUpdate, AbstractAverage]:
+    if of == "score":
+        return Score(), _ascent(step), PolyakRuppert()
+    if of == "suffstats":
+        return SufficientStatistics(), MStep(), LastIterate()
+    raise ValueError(f'of must be "score" or "suffstats", got {of!r}')
+
+
+def _composed(
+    statistic: AbstractStatistic,
+    memory: AbstractMemory,
+    update: AbstractUpdate,
+    average: AbstractAverage,
+    refresh_epochs: int | None = None,
+) -> Algorithm:
+    return Algorithm(
+        statistic=statistic, memory=memory, update=update, average=average, refresh_epochs=refresh_epochs
+    )
+
+
+def soul(step: Step = Polynomial(1.0, 0.8), average: AbstractAverage | None = None) -> Algorithm:
+    r"""SOUL: $\theta_{n+1} = \Pi_\Theta[\theta_n + \delta_{n+1} \bar\nabla_\theta\log p(x, y\mid\theta_n)]$ along a Markov chain.
+
+    De Bortoli, Durmus, Pereyra and Vidal (2021), algorithm 1 and eqs. 4 to 6, with the signs of the
+    errata; with a kernel other than ULA it is their SOUK (eq. 10). The score is a mean over units.
+
+    Args:
+        step: $\delta_n$, a number, a schedule, or an optax optimiser.
+        average: by default step-weighted (eq. 4) over the second half of the run.
+
+    >>> import margaux as mx
+    >>> algorithm = mx.soul(step=mx.Polynomial(1.0, power=0.8))
+    """
+    if average is None:
+        optimiser = isinstance(step, optax.GradientTransformation)
+        average = PolyakRuppert() if optimiser else StepWeighted(step)
+    return _composed(Score(), NoMemory(), _ascent(step), average)
+
+
+souk = soul
+
+
+def isgd(step: Step = Polynomial(1.0, 0.6), average: AbstractAverage | None = None) -> Algorithm:
+    """Importance-sampling gradient ascent: Batardiere, Chiquet, Kwon and Stoehr, algorithm 1 (with `ImportanceSampling`)."""
+    return _composed(Score(), NoMemory(), _ascent(step), average or PolyakRuppert())
+
+
+def aisgd(step: Step = Polynomial(1.0, 0.6), average: AbstractAverage | None = None) -> Algorithm:
+    """`isgd` for proposals that adapt (algorithm 2): use with `ImportanceSampling(proposal="adapted")` or the Laplace one."""
+    return isgd(step, average)
+
+
+def saem(step: float | AbstractSchedule | None = None, average: AbstractAverage | None = None) -> Algorithm:
+    r"""MCMC-SAEM: $S_k = S_{k-1} + \gamma_k(S(z_k) - S_{k-1})$, then the M-step (Kuhn and Lavielle 2004).
+
+    Args:
+        step: the gain; by default one for 100 iterations, then $(k - 100)^{-0.8}$. Use
+            `margaux.ConstantThenDecay(1.0, K1, power)` for your own K1, or Polynomial(1, 0.5) for the
+            $1/\sqrt t$ of biased SAEM (Gruffaz, Kim, Durmus and Gardner).
+    """
+    from .schedule import ConstantThenDecay
+
+    gain = ConstantThenDecay(1.0, 100, 0.8) if step is None else as_schedule(step, name="step")
+    return _composed(SufficientStatistics(), RobbinsMonro(gain), MStep(), average or LastIterate())
+
+
+def online_em(step: float | AbstractSchedule = Polynomial(1.0, 0.6), average: AbstractAverage | None = None) -> Algorithm:
+    """Online EM: stochastic approximation of the batch means of the statistics (Cappé and Moulines 2009)."""
+    gain = as_schedule(step, name="step")
+    return _composed(SufficientStatistics(), RobbinsMonro(gain), MStep(), average or PolyakRuppert())
+
+
+def mcem(average: AbstractAverage | None = None) -> Algorithm:
+    """Monte Carlo EM (Wei and Tanner 1990): let the E-step's draws grow, as with n_steps=margaux.Growth(...)."""
+    return _composed(SufficientStatistics(), NoMemory(), MStep(), average or PolyakRuppert())
+
+
+def incremental_em(average: AbstractAverage | None = None) -> Algorithm:
+    """Incremental EM: one row of statistics a unit (Neal and Hinton 1998); with Monte Carlo draws it is
+    MISSO of an exponential family (Karimi, Li and Moulines, example 1)."""
+    return _composed(SufficientStatistics(), Table(), MStep(), average or LastIterate())
+
+
+def misso(lipschitz: float, average: AbstractAverage | None = None) -> Algorithm:
+    r"""MISSO with quadratic surrogates (Karimi, Wai, Moulines and Li, algorithm 2 and eq. 6).
+
+    Args:
+        lipschitz: L, a bound on the curvature of each unit's $-\log p(y_i\mid\theta)$. Each visit
+            moves one unit's surrogate, so an epoch is about one gradient step of length 1 / L.
+    """
+    curvature = _positive("lipschitz", lipschitz)
+    return _composed(SurrogateMinimiser(curvature), Table(), Mean(curvature), average or PolyakRuppert())
+
+
+def miso(lipschitz: float) -> Algorithm:
+    """MISO (Mairal 2015, algorithm 1): `misso` for a deterministic E-step (Exact or Quadrature), no averaging."""
+    return misso(lipschitz, LastIterate())
+
+
+def sag(step: Step, average: AbstractAverage | None = None) -> Algorithm:
+    """SAG: ascent along the mean of a table of per-unit scores (Schmidt, Le Roux and Bach 2017, eq. 5)."""
+    return _composed(Score(), Table(), _ascent(step), average or PolyakRuppert())
+
+
+def saga(
+    step: Step = 0.1, of: str = "score", weight: float | AbstractSchedule = 1.0, average: AbstractAverage | None = None
+) -> Algorithm:
+    """SAGA on scores, or with of="suffstats" fiEM (see `memory.Saga`), `weight` its gain rho."""
+    statistic, update, default = _score_or_statistics(of, step)
+    return _composed(statistic, Saga(as_schedule(weight, name="weight")), update, average or default)
+
+
+def svrg(
+    step: Step = 0.1,
+    of: str = "score",
+    weight: float | AbstractSchedule = 1.0,
+    refresh_epochs: int = 1,
+    average: AbstractAverage | None = None,
+) -> Algorithm:
+    """SVRG on scores, or with of="suffstats" sEM-vr (see `memory.Anchor`); a full pass every `refresh_epochs`."""
+    if refresh_epochs < 1:
+        raise ValueError(f"refresh_epochs must be at least 1, got {refresh_epochs}")
+    statistic, update, default = _score_or_statistics(of, step)
+    memory = Anchor(as_schedule(weight, name="weight"))
+    return _composed(statistic, memory, update, average or default, refresh_epochs)
+
+
+def describe(algorithm: AbstractAlgorithm, estep: AbstractEStep, model: AbstractModel) -> str:
+    """One line for progress and summaries."""
+    names = [type(part).__name__ for part in (model, algorithm, estep)]
+    if isinstance(algorithm, Algorithm):
+        parts = (algorithm.statistic, algorithm.memory, algorithm.update)
+        names[1] = " x ".join(type(part).__name__ for part in parts)
+    return f"{names[0]}: {names[1]}, {names[2]}"

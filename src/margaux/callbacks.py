@@ -1,0 +1,141 @@
+"""What happens between chunks: progress, early stopping, checkpoints."""
+
+from __future__ import annotations
+
+import abc
+import dataclasses
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+
+@dataclasses.dataclass(frozen=True)
+class Progress:
+    """What a callback sees between chunks.
+
+    `params` is the current average as a flat vector (runs, p) named by `names`; `trace` holds every
+    iteration so far by name, arrays of shape (iterations, runs, ...); `n_iter` is the target.
+    """
+
+    iteration: int
+    n_iter: int
+    names: list[str]
+    params: np.ndarray
+    trace: dict[str, np.ndarray]
+    save: Callable[[Path], None]
+
+
+class AbstractCallback(abc.ABC):
+    """Called between chunks; returning True stops the fit."""
+
+    @abc.abstractmethod
+    def __call__(self, progress: Progress) -> bool: ...
+
+    @abc.abstractmethod
+    def close(self) -> None: ...
+
+
+class ProgressBar(AbstractCallback):
+    """A rich progress bar on stderr with parameters and acceptance or ESS, for fits over two seconds."""
+
+    def __init__(self, title: str, delay: float = 2.0) -> None:
+        self._title, self._delay = title, delay
+        self._start, self._first = time.monotonic(), None
+        self._bar: Any = None
+        self._task: Any = None
+
+    def __call__(self, progress: Progress) -> bool:
+        if self._first is None:
+            self._first = progress.iteration
+        if self._bar is None:
+            if time.monotonic() - self._start < self._delay:
+                return False
+            self._open(progress)
+        self._bar.update(self._task, completed=progress.iteration, figures=_figures(progress))
+        return False
+
+    def _open(self, progress: Progress) -> None:
+        from rich.console import Console
+        from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
+        from rich.progress import Progress as Bar
+
+        self._bar = Bar(
+            TextColumn("{task.description}"),
+            BarColumn(bar_width=20),
+            MofNCompleteColumn(),
+            TimeRemainingColumn(),
+            TextColumn("{task.fields[figures]}"),
+            console=Console(stderr=True),
+            transient=True,
+        )
+        self._bar.start()
+        self._task = self._bar.add_task(self._title, total=progress.n_iter, figures="")
+
+    def close(self) -> None:
+        if self._bar is not None:
+            self._bar.stop()
+
+
+def _figures(progress: Progress) -> str:
+    shown = [f"{name} {value:.4g}" for name, value in zip(progress.names[:4], progress.params[0], strict=False)]
+    for name in ("acceptance", "ess", "log_marginal"):
+        if name in progress.trace:
+            shown.append(f"{name.replace('_', ' ')} {progress.trace[name][-1].mean():.3g}")
+    return "  ".join(shown)
+
+
+class EarlyStopping(AbstractCallback):
+    """Stops when no parameter's trace has a trend any more.
+
+    The last `window` iterations are cut in two halves; the fit stops when each parameter's half means
+    differ by less than `tolerance` times the trace's standard deviation over the window plus `absolute`
+    times its size, so a deterministic fit that no longer moves stops as well.
+
+    Args:
+        window: iterations looked at. tolerance, absolute: as above. floor: never stop before this iteration.
+    """
+
+    def __init__(self, window: int = 500, tolerance: float = 0.1, absolute: float = 1e-8, floor: int = 0) -> None:
+        if window < 10:
+            raise ValueError(f"window must be at least 10 iterations, got {window}")
+        if not (tolerance > 0 and absolute >= 0):
+            raise ValueError(f"tolerance must be positive and absolute not negative, got {tolerance} and {absolute}")
+        self.window, self.tolerance, self.absolute, self.floor = window, tolerance, absolute, floor
+
+    def __call__(self, progress: Progress) -> bool:
+        if progress.iteration < max(self.window, self.floor) or "params" not in progress.trace:
+            return False
+        tail = progress.trace["params"][-self.window :].astype(float)
+        half = self.window // 2
+        gap = np.abs(tail[-half:].mean(axis=0) - tail[:half].mean(axis=0))
+        bound = self.tolerance * tail.std(axis=0) + self.absolute * (1 + np.abs(tail.mean(axis=0)))
+        return bool(np.all(gap <= bound))
+
+    def close(self) -> None:
+        return None
+
+
+class Checkpoint(AbstractCallback):
+    """Saves the whole state of a fit to `path` every `seconds` (and at its end).
+
+    Run the same call again after a crash: it goes on from the file, to the same result to the bit.
+    """
+
+    def __init__(self, path: str | Path, seconds: float = 30.0) -> None:
+        if seconds < 0:
+            raise ValueError(f"seconds must not be negative, got {seconds}")
+        self.path, self.seconds = Path(path), seconds
+        self._last = time.monotonic()
+
+    def __call__(self, progress: Progress) -> bool:
+        due = progress.iteration >= progress.n_iter or time.monotonic() - self._last >= self.seconds
+        if due:
+            progress.save(self.path)
+            self._last = time.monotonic()
+        return False
+
+    def close(self) -> None:
+        return None

@@ -1,0 +1,177 @@
+"""Units: where their data and rows live, which of them an iteration visits, and ragged ones."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, PRNGKeyArray, PyTree
+
+
+class DeviceRows(eqx.Module):
+    """Rows in device memory; `put` writes in place (its buffer is donated)."""
+
+    tree: PyTree
+
+    def take(self, ids: np.ndarray) -> PyTree:
+        return _gather(self.tree, ids)
+
+    def put(self, ids: np.ndarray, rows: PyTree) -> DeviceRows:
+        return DeviceRows(_scatter(self.tree, ids, rows))
+
+
+class HostRows(eqx.Module):
+    """Rows in host memory or in a memmap, gathered and scattered by NumPy."""
+
+    tree: PyTree
+
+    def take(self, ids: np.ndarray) -> PyTree:
+        return jax.tree.map(lambda leaf: leaf[ids], self.tree)
+
+    def put(self, ids: np.ndarray, rows: PyTree) -> HostRows:
+        def write(leaf: np.ndarray, new: Array) -> np.ndarray:
+            inside = (ids < leaf.shape[0]).ravel()
+            values = np.asarray(new).reshape((-1,) + leaf.shape[1:])
+            leaf[np.asarray(ids).ravel()[inside]] = values[inside]
+            return leaf
+
+        return HostRows(jax.tree.map(write, self.tree, rows))
+
+
+@jax.jit
+def _gather(tree: PyTree, ids: Array) -> PyTree:
+    return jax.tree.map(lambda leaf: leaf[ids], tree)
+
+
+@functools.partial(jax.jit, donate_argnums=0)
+def _scatter(tree: PyTree, ids: Array, rows: PyTree) -> PyTree:
+    return jax.tree.map(lambda leaf, new: leaf.at[ids].set(new, mode="drop"), tree, rows)
+
+
+def is_key(leaf: Any) -> bool:
+    """Whether a leaf is a typed PRNG key."""
+    return isinstance(leaf, jax.Array) and jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)
+
+
+def visits(key: PRNGKeyArray, n: int, b: int, first: int, count: int, reshuffled: bool) -> np.ndarray:
+    """Ids (count, b) of the units of iterations first, first + 1, ...; they depend on key and iteration alone.
+
+    Reshuffled epochs are slices of a fresh permutation (its last n mod b units wait for another epoch);
+    uniform draws are without replacement within an iteration.
+    """
+    if not reshuffled:
+        padded = 1 << (count - 1).bit_length()  # few sizes are compiled
+        return np.asarray(_uniform(key, n, b, np.arange(first, first + padded, dtype=np.int32)))[:count]
+    per_epoch = n // b
+    out = np.empty((count, b), np.int32)
+    done = 0
+    while done < count:
+        epoch, offset = divmod(first - 1 + done, per_epoch)
+        order = np.asarray(_permutation(key, n, epoch))
+        size = min(per_epoch - offset, count - done)
+        out[done : done + size] = order[offset * b : (offset + size) * b].reshape(size, b)
+        done += size
+    return out
+
+
+@functools.partial(jax.jit, static_argnums=1)
+def _permutation(key: PRNGKeyArray, n: int, epoch: int) -> Array:
+    return jax.random.permutation(jax.random.fold_in(key, epoch), jnp.arange(n, dtype=jnp.int32))
+
+
+@functools.partial(jax.jit, static_argnums=(1, 2))
+def _uniform(key: PRNGKeyArray, n: int, b: int, ks: Array) -> Array:
+    def floyd(k: Array) -> Array:
+        """Floyd's sampling of b of n: the j-th draw below n - b + j + 1, or that bound if it is taken."""
+        bounds = jnp.arange(n - b + 1, n + 1, dtype=jnp.int32)
+        candidates = jax.random.randint(jax.random.fold_in(key, k), (b,), 0, bounds, jnp.int32)
+
+        def place(j: Array, chosen: Array) -> Array:
+            taken = jnp.any((chosen == candidates[j]) & (jnp.arange(b) < j))
+            return chosen.at[j].set(jnp.where(taken, n - b + j, candidates[j]))
+
+        return jax.lax.fori_loop(0, b, place, jnp.zeros(b, jnp.int32))
+
+    if b * b <= 64 * n:
+        return jax.vmap(floyd)(ks)
+    return jax.vmap(lambda k: jax.random.permutation(jax.random.fold_in(key, k), jnp.arange(n, dtype=jnp.int32))[:b])(ks)
+
+
+def plan_chunk(ids: np.ndarray, capacity: int) -> tuple[int, np.ndarray, np.ndarray]:
+    """How far a chunk may go, where repeated units keep their rows, and which units those are.
+
+    Rows are read before the chunk and written after it, so a unit visited twice keeps its row in a
+    small buffer meanwhile. The chunk ends before more than `capacity` units repeat.
+
+    Args:
+        ids: (T, b) visits. capacity: slots of the buffer, at least b.
+
+    Returns:
+        length <= T; slot (T, b), `capacity` where there is none; the unit of each slot (capacity,), -1 if unused.
+    """
+    count, b = ids.shape
+    flat = ids.ravel()
+    order = np.argsort(flat, kind="stable")
+    sorted_ids = flat[order]
+    starts = np.r_[True, sorted_ids[1:] != sorted_ids[:-1]]
+    rank_sorted = np.arange(flat.size) - np.maximum.accumulate(np.where(starts, np.arange(flat.size), 0))
+    rank = np.empty(flat.size, np.int64)
+    rank[order] = rank_sorted
+    repeats = np.cumsum((rank == 1).reshape(count, b).sum(axis=1))
+    length = int(np.searchsorted(repeats, capacity, side="right"))
+    owners = np.unique(flat[: length * b][rank[: length * b] == 1])
+    unit_of_slot = np.full(capacity, -1, np.int32)
+    unit_of_slot[: owners.size] = owners
+    slot = np.full(flat.size, capacity, np.int32)
+    if owners.size:
+        at = np.minimum(np.searchsorted(owners, flat), owners.size - 1)
+        slot = np.where(owners[at] == flat, at, capacity).astype(np.int32)
+    return length, slot.reshape(count, b), unit_of_slot
+
+
+def pad_ragged(values: Any, groups: Any, fill: float = 0.0) -> tuple[PyTree, np.ndarray]:
+    """Pad the rows of a long table to one block a unit, with a mask.
+
+    Args:
+        values: dict of arrays (or a pandas frame) with N rows.
+        groups: N unit labels, in any order; units come out in order of first appearance.
+        fill: what padded cells hold.
+
+    Returns:
+        A dict of arrays (n, max rows a unit, ...) with a float `mask` (n, max rows), and the n labels.
+
+    Raises:
+        ValueError: lengths differ, or there are no rows.
+
+    >>> import margaux as mx
+    >>> units, labels = mx.pad_ragged({"y": [1.0, 2.0, 3.0]}, groups=["a", "b", "a"])
+    >>> units["y"].tolist(), units["mask"].tolist(), labels.tolist()
+    ([[1.0, 3.0], [2.0, 0.0]], [[1.0, 1.0], [1.0, 0.0]], ['a', 'b'])
+    """
+    import pandas as pd
+
+    groups = np.asarray(groups)
+    if groups.size == 0:
+        raise ValueError("there are no rows to group; pass at least one")
+    if pd.isna(groups).any():
+        raise ValueError(f"row {int(np.flatnonzero(pd.isna(groups))[0])} has no group label; drop or label it")
+    codes, labels = pd.factorize(groups)
+    sizes = np.bincount(codes)
+    order = np.argsort(codes, kind="stable")
+    column = np.empty(codes.size, int)
+    column[order] = np.arange(codes.size) - np.repeat(np.cumsum(sizes) - sizes, sizes)
+    mask = np.zeros((sizes.size, sizes.max()))
+    mask[codes, column] = 1.0
+    out: dict[str, np.ndarray] = {}
+    for name in values:
+        rows = np.asarray(values[name])
+        if rows.shape[:1] != (codes.size,):
+            raise ValueError(f'"{name}" has {rows.shape[0] if rows.ndim else 0} rows, groups {codes.size}; they must agree')
+        dtype = float if np.issubdtype(rows.dtype, np.integer) else rows.dtype
+        out[name] = np.full(mask.shape + rows.shape[1:], fill, dtype)
+        out[name][codes, column] = rows
+    return out | {"mask": mask}, np.asarray(labels)

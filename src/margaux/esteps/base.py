@@ -1,0 +1,62 @@
+"""The interface of an E-step: `expect(f)` ~ sum over draws of f(z, weight)."""
+
+from __future__ import annotations
+
+import abc
+from collections.abc import Callable
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+from jax.flatten_util import ravel_pytree
+from jaxtyping import Array, PRNGKeyArray, PyTree, Scalar
+
+from ..model import AbstractModel, Latents, Params, Unit
+
+#: f(z, w): latents with leaves (m, b, ...), weights (m, b) -> any pytree linear in w
+Integrand = Callable[[Latents, Array], PyTree]
+
+
+class AbstractEStep(eqx.Module):
+    """Approximates conditional expectations given the data of a batch of b units.
+
+    A unit's row (chains, modes, adaptation) is made by `init`, carried between iterations by the
+    engine, and never indexed here: `expect` receives the rows of its batch and returns them moved.
+    Randomness comes from `noise` alone, drawn ahead from a key of (iteration, unit).
+    """
+
+    @abc.abstractmethod
+    def requires(self, model: AbstractModel, latents: Latents) -> str | None:
+        """Why this E-step cannot serve the model (with `latents` the shape of one unit's), or None."""
+
+    @abc.abstractmethod
+    def init(self, key: PRNGKeyArray, model: Any, params: Params, y: Unit) -> PyTree:
+        """The row of one unit."""
+
+    @abc.abstractmethod
+    def noise(self, key: PRNGKeyArray, latents: Latents) -> PyTree:
+        """All the randomness of one unit's next E-step; `latents` is the shape of one unit's."""
+
+    @abc.abstractmethod
+    def expect(
+        self, f: Integrand, noise: PyTree, model: Any, params: Params, rows: PyTree, batch: PyTree, k: Any
+    ) -> tuple[PyTree, PyTree, dict[str, Scalar]]:
+        """Value of f, the rows moved, and figures to trace as SUMS over the units of the batch."""
+
+
+def flat_target(model: AbstractModel, params: Params, y: Unit) -> tuple[Callable[[Array], Scalar], Callable[[Array], Latents]]:
+    """log p(y_i, z | theta) of a flat latent vector, and the way back to the latent's own structure."""
+    shapes = jax.eval_shape(model.init_latents, jax.random.key(0), params, y)
+    _, unravel = ravel_pytree(jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), shapes))
+    return (lambda x: model.log_joint(params, unravel(x), y)), unravel
+
+
+def flat_start(key: PRNGKeyArray, model: AbstractModel, params: Params, y: Unit) -> Array:
+    """The model's starting latents as a flat vector."""
+    return ravel_pytree(model.init_latents(key, params, y))[0]
+
+
+def first_draw(tree: PyTree) -> PyTree:
+    """A draw axis of length one in front of every leaf."""
+    return jax.tree.map(lambda leaf: leaf[None], tree)

@@ -1,0 +1,196 @@
+"""The Markov chain E-step: one kernel, several chains a unit, started where they were left."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+from jaxtyping import PyTree
+
+from ..kernels import AbstractKernel
+from ..model import leading, mapped
+from ..schedule import AbstractSchedule, as_schedule
+from .base import AbstractEStep, first_draw
+
+
+class MCMC(AbstractEStep):
+    """Averages over the states of Markov chains, each unit with its own (SOUL / SOUK, MCMC-SAEM).
+
+    Args:
+        kernel: any kernel, exact or not.
+        n_steps: transitions an iteration, a number or a growing schedule (`margaux.Growth`).
+        n_chains: chains a unit.
+        thin: every `thin`-th state is averaged; n_steps for the last one alone (the SAEM habit).
+        burn_in: transitions discarded at the start of each iteration.
+        warm_up: transitions made once, at the starting parameters, before the first iteration.
+        warm_start: chains go on from where they stopped; otherwise they restart each iteration.
+
+    Step sizes of adjusted kernels are adapted by Robbins-Monro, unit by unit, towards the kernel's
+    target acceptance, with gain (number of visits)^-0.6.
+
+    >>> import margaux as mx
+    >>> estep = mx.MCMC(mx.ULA(step_size=0.02), n_steps=3)
+    """
+
+    kernel: AbstractKernel
+    n_steps: int | AbstractSchedule
+    n_chains: int = eqx.field(static=True)
+    thin: int = eqx.field(static=True)
+    burn_in: int = eqx.field(static=True)
+    warm_up: int
+    warm_start: bool = eqx.field(static=True)
+
+    def __init__(
+        self,
+        kernel: AbstractKernel,
+        n_steps: Any = 1,
+        n_chains: int = 1,
+        thin: int = 1,
+        burn_in: int = 0,
+        warm_up: int = 0,
+        warm_start: bool = True,
+    ) -> None:
+        if not isinstance(kernel, AbstractKernel):
+            raise TypeError(f"kernel must be a margaux kernel such as mx.ULA(step_size=0.02); got {kernel!r}")
+        for name, value, least in [("n_chains", n_chains, 1), ("thin", thin, 1), ("burn_in", burn_in, 0), ("warm_up", warm_up, 0)]:
+            if not isinstance(value, int) or value < least:
+                raise ValueError(f"{name} must be a whole number of at least {least}, got {value!r}")
+        if isinstance(n_steps, int):
+            if n_steps < 1:
+                raise ValueError(f"n_steps must be at least 1, got {n_steps}")
+            if thin > n_steps:
+                raise ValueError(f"thin = {thin} keeps no state of n_steps = {n_steps}; lower thin or raise n_steps")
+            self.n_steps = n_steps
+        else:
+            self.n_steps = as_schedule(n_steps, name="n_steps")
+        self.kernel, self.n_chains, self.thin, self.burn_in = kernel, n_chains, thin, burn_in
+        self.warm_up, self.warm_start = warm_up, warm_start
+
+    def requires(self, model, latents):
+        return None
+
+    def init(self, key, model, params, y):
+        z = mapped(lambda c: model.init_latents(jax.random.fold_in(key, c), params, y), self.n_chains)(
+            jnp.arange(self.n_chains)
+        )
+        row = {"z": z, "kernel": mapped(self.kernel.init, self.n_chains)(z)}
+        if self.kernel.target_acceptance is not None:
+            dtype = jnp.result_type(*jax.tree.leaves(z))
+            row |= {"log_scale": jnp.zeros((), dtype), "visits": jnp.ones((), dtype)}
+        return self._warmed(jax.random.fold_in(key, self.n_chains), model, params, row, y) if self.warm_up else row
+
+    def _warmed(self, key, model, params, row, y):
+        rows, batch = first_draw(row), first_draw(y)
+        rows = rows | {"kernel": self._refreshed(model, params, rows, batch)}
+        latents = jax.tree.map(lambda z: z[0], row["z"])
+
+        def body(t, rows):
+            noise = self._steps(key, latents, t[None])
+            return self._transition(noise, model, params, rows, batch, 1)[0]
+
+        return jax.tree.map(lambda leaf: leaf[0], jax.lax.fori_loop(0, self.warm_up, body, rows))
+
+    def noise(self, key, latents):
+        if not isinstance(self.n_steps, int):
+            return {"key": key}
+        steps = self._steps(key, latents, jnp.arange(self.burn_in + self.n_steps))
+        return {"steps": steps} if self.warm_start else {"steps": steps, "key": key}
+
+    def _steps(self, key, latents, times):
+        """Noise of the given transitions of one unit: leaves (times, chains, ...)."""
+        chains = jnp.arange(self.n_chains)
+
+        def one(t, c):
+            return self.kernel.noise(jax.random.fold_in(jax.random.fold_in(key, t), c), latents)
+
+        return jax.vmap(lambda t: jax.vmap(lambda c: one(t, c))(chains))(times)
+
+    def expect(self, f, noise, model, params, rows, batch, k):
+        b = leading(batch)
+        if not self.warm_start:
+            rows = self._restarted(noise, model, params, rows, batch)
+        rows = rows | {"kernel": self._refreshed(model, params, rows, batch)}
+        if self.kernel.target_acceptance is not None:
+            rows = rows | {"visits": rows["visits"] + 1}
+        at = _reader(self, noise, rows)
+
+        if isinstance(self.n_steps, int):
+            kept = self.n_steps // self.thin
+            last = self.burn_in + kept * self.thin
+        else:
+            kept = jnp.maximum(jnp.floor(self.n_steps(k)).astype(jnp.int32) // self.thin, 1)
+            last = self.burn_in + kept * self.thin
+        dtype = jnp.result_type(*jax.tree.leaves(rows["z"]))
+        w = jnp.full((self.n_chains, b), 1.0, dtype) / jnp.asarray(self.n_chains * kept, dtype)
+
+        def evaluate(rows):
+            return f(jax.tree.map(lambda z: jnp.moveaxis(z, 1, 0), rows["z"]), w)
+
+        if isinstance(last, int) and last == 1:
+            rows, accepted = self._transition(at(0), model, params, rows, batch, k)
+            return evaluate(rows), rows, {"acceptance": accepted}
+
+        def body(t, state):
+            rows, value, accepted = state
+            rows, now = self._transition(at(t), model, params, rows, batch, k)
+            if self.burn_in == 0 and self.thin == 1:
+                value = jax.tree.map(jnp.add, value, evaluate(rows))
+            else:
+                keep = (t >= self.burn_in) & ((t - self.burn_in) % self.thin == self.thin - 1)
+                value = jax.lax.cond(
+                    keep, lambda v: jax.tree.map(jnp.add, v, evaluate(rows)), lambda v: v, value
+                )
+            return rows, value, accepted + now
+
+        zero = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), jax.eval_shape(evaluate, rows))
+        rows, value, accepted = jax.lax.fori_loop(0, last, body, (rows, zero, jnp.zeros((), dtype)))
+        return value, rows, {"acceptance": accepted / last}
+
+    def _transition(self, noise, model, params, rows, batch, k):
+        """One transition of every chain of every unit; noise leaves (b, c, ...)."""
+        kernel, adaptive = self.kernel, self.kernel.target_acceptance is not None
+        base = jnp.asarray(kernel.step_size(k))
+
+        def unit(noise, row, y):
+            scale = base * jnp.exp(row["log_scale"]) if adaptive else base
+            target = lambda z: model.log_joint(params, z, y)  # noqa: E731
+            chain = mapped(lambda e, z, s: kernel.step(e, z, s, target, scale), self.n_chains)
+            z, kstate, acceptance = chain(noise, row["z"], row["kernel"])
+            row = row | {"z": z, "kernel": kstate}
+            if adaptive:
+                gain = row["visits"] ** -0.6
+                row["log_scale"] = row["log_scale"] + gain * (jnp.mean(acceptance) - kernel.target_acceptance)
+            return row, jnp.mean(acceptance)
+
+        rows, acceptance = mapped(unit, leading(batch))(noise, rows, batch)
+        return rows, jnp.sum(acceptance)
+
+    def _refreshed(self, model, params, rows, batch) -> PyTree:
+        def unit(row, y):
+            target = lambda z: model.log_joint(params, z, y)  # noqa: E731
+            chain = mapped(lambda z, s: self.kernel.refresh(z, s, target), self.n_chains)
+            return chain(row["z"], row["kernel"])
+
+        return mapped(unit, leading(batch))(rows, batch)
+
+    def _restarted(self, noise, model, params, rows, batch) -> PyTree:
+        def unit(key, y):
+            starts = [model.init_latents(jax.random.fold_in(key, -1 - c), params, y) for c in range(self.n_chains)]
+            return jax.tree.map(lambda *z: jnp.stack(z), *starts)
+
+        return rows | {"z": mapped(unit, leading(batch))(noise["key"], batch)}
+
+
+def _reader(estep: MCMC, noise: PyTree, rows: PyTree) -> Any:
+    """t -> noise of transition t: read from what was drawn ahead, or drawn now if the number of steps grows."""
+    if "steps" in noise:
+        return lambda t: jax.tree.map(lambda leaf: leaf[:, t], noise["steps"])
+    latents = jax.tree.map(lambda z: z[0, 0], rows["z"])
+
+    def draw(t):
+        unit = lambda key: jax.tree.map(lambda e: e[0], estep._steps(key, latents, t[None]))  # noqa: E731
+        return jax.vmap(unit)(noise["key"])
+
+    return lambda t: draw(jnp.asarray(t))

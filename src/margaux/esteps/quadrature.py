@@ -1,0 +1,75 @@
+"""Adaptive Gauss-Hermite quadrature, for latents of few dimensions."""
+
+from __future__ import annotations
+
+import itertools
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from ..gaussian import laplace
+from ..kernels.base import flat_size
+from ..model import leading, mapped
+from .base import AbstractEStep, flat_start, flat_target
+
+
+class Quadrature(AbstractEStep):
+    r"""$\int p(y_i,z)\,dz \approx \sum_j \omega_j\, p(y_i, \hat z_i + L_i u_j)$ over a product Gauss-Hermite grid.
+
+    Centred and scaled at each unit's mode (Pinheiro and Bates 1995, section 2.3); deterministic.
+
+    Args:
+        n_nodes: nodes a dimension.
+        n_newton: Newton steps an iteration that follow the mode.
+    """
+
+    n_nodes: int = eqx.field(static=True)
+    n_newton: int
+
+    def __init__(self, n_nodes: int = 15, n_newton: int = 3) -> None:
+        if n_nodes < 1 or n_nodes > 100:
+            raise ValueError(f"n_nodes must be between 1 and 100, got {n_nodes}")
+        if n_newton < 1:
+            raise ValueError(f"n_newton must be at least 1, got {n_newton}")
+        self.n_nodes, self.n_newton = n_nodes, n_newton
+
+    def requires(self, model, latents):
+        size, _ = flat_size(latents)
+        if self.n_nodes**size > 20_000:
+            return (
+                f"quadrature with {self.n_nodes} nodes in {size} dimensions has {self.n_nodes**size:.1e} points a unit; "
+                "lower n_nodes, or use margaux.ImportanceSampling or margaux.MCMC"
+            )
+        return None
+
+    def init(self, key, model, params, y):
+        target, _ = flat_target(model, params, y)
+        mode, cholesky = laplace(target, flat_start(key, model, params, y), 30)
+        return {"mean": mode, "cholesky": cholesky}
+
+    def noise(self, key, latents):
+        return ()
+
+    def expect(self, f, noise, model, params, rows, batch, k):
+        def unit(row, y):
+            target, unravel = flat_target(model, params, y)
+            mode, cholesky = laplace(target, row["mean"], self.n_newton)
+            u, log_weight = self._grid(mode.size, mode.dtype)
+            x = mode + u @ cholesky.T
+            log_w = jax.vmap(target)(x) + log_weight + jnp.sum(jnp.log(jnp.diagonal(cholesky)))
+            return {"mean": mode, "cholesky": cholesky}, jax.vmap(unravel)(x), log_w
+
+        rows, z, log_w = mapped(unit, leading(batch))(rows, batch)
+        z = jax.tree.map(lambda leaf: jnp.moveaxis(leaf, 0, 1), z)
+        log_w = jnp.where(jnp.isnan(log_w), -jnp.inf, log_w).T
+        log_marginal = jnp.sum(jax.nn.logsumexp(log_w, axis=0))
+        return f(z, jax.nn.softmax(log_w, axis=0)), rows, {"log_marginal": log_marginal}
+
+    def _grid(self, d, dtype):
+        """Nodes (m, d) and the log weights of integrals against Lebesgue measure."""
+        x, w = np.polynomial.hermite.hermgauss(self.n_nodes)
+        nodes = np.sqrt(2) * np.array(list(itertools.product(x, repeat=d)))
+        log_w = np.array([np.sum(c) for c in itertools.product(np.log(w) + x**2 + np.log(2) / 2, repeat=d)])
+        return jnp.asarray(nodes, dtype), jnp.asarray(log_w, dtype)

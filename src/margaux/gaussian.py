@@ -1,0 +1,81 @@
+"""Gaussian approximations of one unit's posterior, shared by kernels, E-steps and inference."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, PRNGKeyArray, Scalar
+
+
+def laplace(
+    logdensity: Callable[[Float[Array, " d"]], Scalar], start: Float[Array, " d"], n_newton: int
+) -> tuple[Float[Array, " d"], Float[Array, "d d"]]:
+    r"""Mode $\hat z$ and the Cholesky factor of $(-\nabla^2\log p)^{-1}$ there, by damped Newton steps.
+
+    A step is kept only where it raises the density; otherwise the damping grows tenfold
+    (Levenberg and Marquardt), so that a start in a region without curvature is safe.
+    """
+    value_and_gradient = jax.value_and_grad(logdensity)
+    hessian = jax.hessian(logdensity)
+    eye = jnp.eye(start.size, dtype=start.dtype)
+
+    def newton(_, state):
+        z, damping, (value, gradient), negative_hessian = state
+        proposal = z + _solve(negative_hessian, damping, gradient, eye)
+        new = value_and_gradient(proposal)
+        better = (new[0] >= value) & jnp.all(jnp.isfinite(proposal)) & jnp.all(jnp.isfinite(new[1]))
+        new_hessian = -hessian(proposal)
+
+        def keep(a, b):
+            return jnp.where(better, a, b)
+
+        damping = jnp.where(better, damping * 0.1, jnp.minimum(damping * 10.0 + 1e-3, 1e8))
+        return keep(proposal, z), damping, jax.tree.map(keep, new, (value, gradient)), keep(new_hessian, negative_hessian)
+
+    first = (start, jnp.zeros((), start.dtype), value_and_gradient(start), -hessian(start))
+    mode, _, _, negative_hessian = jax.lax.fori_loop(0, n_newton, newton, first)
+    return mode, _inverse_root(negative_hessian)
+
+
+def _solve(a: Array, damping: Scalar, b: Array, eye: Array) -> Array:
+    if b.size == 1:
+        return b / (jnp.maximum(jnp.abs(a[0, 0]), 1e-8) + damping)
+    # An indefinite curvature is shifted until it is positive: Gershgorin bounds the lowest eigenvalue.
+    factor = jnp.linalg.cholesky(a + damping * eye)
+    radius = jnp.min(jnp.diagonal(a) - jnp.sum(jnp.abs(a - jnp.diag(jnp.diagonal(a))), axis=1))
+    shifted = jnp.linalg.cholesky(a + (damping + jnp.maximum(-radius, 0.0) * 1.01 + 1e-6) * eye)
+    factor = jnp.where(jnp.any(jnp.isnan(factor)), shifted, factor)
+    return jax.scipy.linalg.cho_solve((factor, True), b)
+
+
+def _inverse_root(precision: Array) -> Array:
+    """Cholesky factor of the inverse of a curvature, with directions of no curvature held to a unit scale."""
+    d = precision.shape[0]
+    if d == 1:
+        return 1.0 / jnp.sqrt(jnp.where(precision > 1e-8, precision, 1.0))
+    factor = jnp.linalg.cholesky(precision)
+    values, vectors = jnp.linalg.eigh(jnp.where(jnp.isfinite(precision), precision, jnp.eye(d, dtype=precision.dtype)))
+    repaired = (vectors * jnp.where(values > 1e-8, values, 1.0)) @ vectors.T
+    factor = jnp.where(jnp.any(jnp.isnan(factor)), jnp.linalg.cholesky(repaired), factor)
+    inverse = jax.scipy.linalg.solve_triangular(factor, jnp.eye(d, dtype=precision.dtype), lower=True)
+    return jnp.linalg.cholesky(inverse.T @ inverse)
+
+
+def normals(key: PRNGKeyArray, m: int, d: int, dtype: jnp.dtype, quasi: bool) -> Float[Array, "m d"]:
+    r"""m standard normal vectors; quasi-Monte-Carlo ones are a randomly shifted Kronecker lattice.
+
+    The lattice steps by the powers of the inverse of the root of $x^{d+1} = x + 1$ (the golden ratio for d = 1),
+    shifted uniformly (Cranley and Patterson 1976), so that each point is exactly standard normal.
+    """
+    if not quasi:
+        return jax.random.normal(key, (m, d), dtype)
+    root = 2.0
+    for _ in range(40):
+        root = (1.0 + root) ** (1.0 / (d + 1))
+    steps = jnp.asarray([(root ** -(j + 1)) % 1.0 for j in range(d)], dtype)
+    shift = jax.random.uniform(key, (d,), dtype)
+    u = (shift + jnp.arange(1, m + 1, dtype=dtype)[:, None] * steps) % 1.0
+    edge = jnp.finfo(dtype).eps
+    return jax.scipy.special.ndtri(jnp.clip(u, edge, 1 - edge))

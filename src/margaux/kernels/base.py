@@ -1,0 +1,113 @@
+"""The interface of a Markov kernel, and what kernels on a flat latent share."""
+
+from __future__ import annotations
+
+import abc
+from collections.abc import Callable
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.flatten_util import ravel_pytree
+from jaxtyping import Array, Float, PRNGKeyArray, PyTree, Scalar
+
+from ..model import Latents
+from ..schedule import AbstractSchedule
+
+LogDensity = Callable[[Latents], Scalar]
+
+
+class AbstractKernel(eqx.Module):
+    """One transition of one unit's chain. Deterministic given its noise, so that noise is drawn ahead.
+
+    `step` gets the step size to use as `scale`: the kernel's schedule times the E-step's adaptation.
+    """
+
+    #: step size as a function of the iteration
+    step_size: eqx.AbstractVar[AbstractSchedule]
+    #: acceptance rate that step-size adaptation aims at; None: never adapted
+    target_acceptance: eqx.AbstractVar[float | None]
+
+    @abc.abstractmethod
+    def init(self, z: Latents) -> PyTree:
+        """Adaptation state of one chain."""
+
+    @abc.abstractmethod
+    def noise(self, key: PRNGKeyArray, z: Latents) -> PyTree:
+        """All the randomness of one transition."""
+
+    @abc.abstractmethod
+    def refresh(self, z: Latents, kstate: PyTree, logdensity: LogDensity) -> PyTree:
+        """Called once at the start of an E-step, where the parameters have moved."""
+
+    @abc.abstractmethod
+    def step(
+        self, noise: PyTree, z: Latents, kstate: PyTree, logdensity: LogDensity, scale: Scalar
+    ) -> tuple[Latents, PyTree, Scalar]:
+        """Next latents, state and acceptance probability (one for an unadjusted kernel)."""
+
+
+def normal_like(key: PRNGKeyArray, z: Latents) -> Float[Array, " d"]:
+    """A standard normal vector of the latent's flat size."""
+    size, dtype = flat_size(z)
+    return jax.random.normal(key, (size,), dtype)
+
+
+def flat_size(z: Latents) -> tuple[int, Any]:
+    """Flat dimension and dtype of one unit's latents."""
+    leaves = jax.tree.leaves(z)
+    return sum(leaf.size for leaf in leaves), jnp.result_type(*leaves)
+
+
+def move(z: Latents, flat: Array) -> Latents:
+    """z + a flat increment."""
+    vector, unravel = ravel_pytree(z)
+    return unravel(vector + flat)
+
+
+def accept(z: Latents, proposal: Latents, log_ratio: Scalar, uniform: Scalar) -> tuple[Latents, Scalar]:
+    """Metropolis-Hastings accept or reject; a ratio that is not a number rejects."""
+    log_ratio = jnp.where(jnp.isnan(log_ratio), -jnp.inf, log_ratio)
+    probability = jnp.exp(jnp.minimum(log_ratio, 0.0))
+    taken = uniform < probability
+    return jax.tree.map(lambda new, old: jnp.where(taken, new, old), proposal, z), probability
+
+
+class Preconditioner(eqx.Module):
+    """A constant positive-definite scaling of a flat latent: identity, diagonal (d,) or dense (d, d)."""
+
+    cholesky: Array | np.ndarray | None
+
+    def __init__(self, matrix: Any = None) -> None:
+        if matrix is None:
+            self.cholesky = None
+            return
+        matrix = np.asarray(matrix, float)
+        if matrix.ndim == 1 and bool(np.all(matrix > 0)):
+            self.cholesky = np.sqrt(matrix)
+        elif matrix.ndim == 2 and matrix.shape[0] == matrix.shape[1]:
+            try:
+                self.cholesky = np.linalg.cholesky(matrix)
+            except np.linalg.LinAlgError as error:
+                message = "preconditioner is not positive definite; pass a covariance estimate of the latent"
+                raise ValueError(message) from error
+        else:
+            raise ValueError(
+                f"preconditioner must be d positive numbers or a (d, d) covariance; got shape {matrix.shape}"
+            )
+
+    def root(self, x: Array) -> Array:
+        """C x, with P = C C^T."""
+        if self.cholesky is None:
+            return x
+        c = jnp.asarray(self.cholesky, x.dtype)
+        return c * x if c.ndim == 1 else c @ x
+
+    def root_transposed(self, x: Array) -> Array:
+        """C^T x."""
+        if self.cholesky is None:
+            return x
+        c = jnp.asarray(self.cholesky, x.dtype)
+        return c * x if c.ndim == 1 else c.T @ x

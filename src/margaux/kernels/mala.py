@@ -1,0 +1,59 @@
+"""The Metropolis-adjusted Langevin algorithm."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.flatten_util import ravel_pytree
+
+from ..schedule import AbstractSchedule, as_schedule
+from .base import AbstractKernel, Preconditioner, accept, normal_like
+
+
+class MALA(AbstractKernel):
+    r"""A Langevin proposal (see `ULA`) accepted or rejected, unit by unit (Roberts and Tweedie 1996).
+
+    Args:
+        step_size: $\gamma$, the first one where the E-step adapts it.
+        preconditioner: as in `ULA`.
+        target_acceptance: 0.574 by default; None keeps the step size.
+    """
+
+    step_size: AbstractSchedule
+    preconditioner: Preconditioner
+    target_acceptance: float | None
+
+    def __init__(self, step_size: Any = 0.1, preconditioner: Any = None, target_acceptance: float | None = 0.574) -> None:
+        self.step_size = as_schedule(step_size, name="step_size")
+        self.preconditioner = Preconditioner(preconditioner)
+        self.target_acceptance = target_acceptance
+
+    def init(self, z):
+        return ()
+
+    def noise(self, key, z):
+        move_key, accept_key = jax.random.split(key)
+        normal = normal_like(move_key, z)
+        return normal, jax.random.uniform(accept_key, (), normal.dtype)
+
+    def refresh(self, z, kstate, logdensity):
+        return kstate
+
+    def step(self, noise, z, kstate, logdensity, scale):
+        normal, uniform = noise
+        flat, unravel = ravel_pytree(z)
+        pre = self.preconditioner
+        scale = scale.astype(flat.dtype)
+        target = jax.value_and_grad(lambda x: logdensity(unravel(x)))
+        value, gradient = target(flat)
+        drift = pre.root_transposed(gradient)
+        # In whitened coordinates the move is gamma C^T grad + sqrt(2 gamma) xi, and so is its reverse.
+        whitened = scale * drift + jnp.sqrt(2 * scale) * normal
+        proposal = flat + pre.root(whitened)
+        new_value, new_gradient = target(proposal)
+        back = -whitened - scale * pre.root_transposed(new_gradient)
+        log_ratio = new_value - value - jnp.sum(back**2) / (4 * scale) + jnp.sum(normal**2) / 2
+        z, probability = accept(z, unravel(proposal), log_ratio, uniform)
+        return z, kstate, probability

@@ -1,0 +1,48 @@
+"""Random-walk Metropolis."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+from jax.flatten_util import ravel_pytree
+
+from ..schedule import AbstractSchedule, as_schedule
+from .base import AbstractKernel, Preconditioner, accept, normal_like
+
+
+class RandomWalk(AbstractKernel):
+    r"""Proposal $z + s\,P^{1/2}\xi$, accepted or rejected unit by unit (Metropolis et al. 1953).
+
+    Args:
+        step_size: s, the first one where the E-step adapts it.
+        preconditioner: P, as in `ULA`.
+        target_acceptance: 0.35 by default (between 0.44 in one dimension and 0.234 in many); None keeps s.
+    """
+
+    step_size: AbstractSchedule
+    preconditioner: Preconditioner
+    target_acceptance: float | None
+
+    def __init__(self, step_size: Any = 0.5, preconditioner: Any = None, target_acceptance: float | None = 0.35) -> None:
+        self.step_size = as_schedule(step_size, name="step_size")
+        self.preconditioner = Preconditioner(preconditioner)
+        self.target_acceptance = target_acceptance
+
+    def init(self, z):
+        return ()
+
+    def noise(self, key, z):
+        move_key, accept_key = jax.random.split(key)
+        normal = normal_like(move_key, z)
+        return normal, jax.random.uniform(accept_key, (), normal.dtype)
+
+    def refresh(self, z, kstate, logdensity):
+        return kstate
+
+    def step(self, noise, z, kstate, logdensity, scale):
+        normal, uniform = noise
+        flat, unravel = ravel_pytree(z)
+        proposal = unravel(flat + self.preconditioner.root(scale.astype(flat.dtype) * normal))
+        z, probability = accept(z, proposal, logdensity(proposal) - logdensity(z), uniform)
+        return z, kstate, probability

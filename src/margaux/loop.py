@@ -1,0 +1,209 @@
+"""The compiled part of a fit: a chunk of iterations as one loop, without recompilation for any number."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+from jax.flatten_util import ravel_pytree
+from jax.sharding import PartitionSpec
+from jaxtyping import Array, PyTree
+
+from . import average as averaging
+from .algorithms import AbstractAlgorithm
+from .average import AbstractAverage
+from .esteps import AbstractEStep
+from .updates import Problem
+
+#: iterations whose noise is drawn at a time
+BLOCK = 128
+
+
+class Settings(eqx.Module):
+    """What a fit is made of. Arrays in it are traced: changing a number compiles nothing."""
+
+    problem: Problem
+    algorithm: AbstractAlgorithm
+    estep: AbstractEStep
+    average: AbstractAverage
+    burn_in: Array
+
+
+class Carry(NamedTuple):
+    """What passes from one iteration to the next. With several runs every leaf has them in front."""
+
+    params: PyTree
+    state: PyTree
+    average: PyTree
+    rows: PyTree  # of all units (full batch), or of those visited twice in the chunk (mini-batch)
+
+
+class Visits(NamedTuple):
+    """What a mini-batch chunk streams: ids, slots in the buffer (T, [runs,] b), data and rows (T, [runs,] b, ...)."""
+
+    ids: Array
+    slots: Array
+    data: PyTree
+    rows: PyTree
+
+
+def latent_struct(problem: Problem, params: PyTree, data: PyTree) -> PyTree:
+    """Shapes of one unit's latents, from the data of any units (leading axis dropped)."""
+    unit = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype), data)
+    return jax.eval_shape(problem.model.init_latents, jax.random.key(0), params, unit)
+
+
+def draw_noise(settings: Settings, key: Array, struct: PyTree, k: Array, ids: Array) -> PyTree:
+    """Noise of the units `ids` at iteration k; it depends on (key, k, unit) alone."""
+    at = jax.random.fold_in(key, k)
+    zeros = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), struct)
+    return jax.vmap(lambda i: settings.estep.noise(jax.random.fold_in(at, i), zeros))(ids)
+
+
+def _iteration(settings, key, carry, k, batch, rows, noise, axis, devices):
+    """One iteration of one run on a batch: carry without rows -> (params, state, average), rows, trace."""
+    params, state, rows, info = settings.algorithm.step(
+        settings.problem, settings.estep, carry.params, carry.state, rows, batch, noise, k, axis, devices
+    )
+    average = averaging.include(settings.average, carry.average, params, k, settings.burn_in)
+    flat, _ = ravel_pytree(params)
+    trace = {"params": flat} if flat.size <= 256 else {"norm": jnp.linalg.norm(flat)[None]}
+    return params, state, average, rows, trace | info
+
+
+def _loop(settings, carry, first, length, total, runs, noise_of, iteration):
+    """Run `length` (traced) of at most `total` iterations, noise drawn `BLOCK` at a time, outputs stacked."""
+    block = min(BLOCK, total)
+    at = lambda tree, t: jax.tree.map(lambda leaf: leaf[t], tree)  # noqa: E731
+    _, y_struct = jax.eval_shape(lambda c: iteration(c, first, 0, at(noise_of(jnp.zeros((), jnp.int32)), 0)), carry)
+    ys = jax.tree.map(lambda s: jnp.zeros((total,) + s.shape, s.dtype), y_struct)
+
+    def outer(j, state):
+        noise = noise_of(j * block)
+
+        def inner(i, state):
+            carry, ys = state
+            t = j * block + i
+            carry, y = iteration(carry, first + t, t, at(noise, i))
+            return carry, jax.tree.map(lambda out, new: out.at[t].set(new), ys, y)
+
+        return jax.lax.fori_loop(0, jnp.minimum(block, length - j * block), inner, state)
+
+    return jax.lax.fori_loop(0, (length + block - 1) // block, outer, (carry, ys))
+
+
+def _full_chunk(settings, keys, carry, data, first, length, total, runs, ids, axis, devices):
+    struct = latent_struct(settings.problem, _one(carry.params, runs), data)
+    block = min(BLOCK, total)
+
+    def noise_of(offset):
+        def single(key):
+            ks = first + offset + jnp.arange(block)
+            return jax.vmap(lambda k: draw_noise(settings, key, struct, k, ids))(ks)
+
+        return jax.tree.map(lambda e: jnp.moveaxis(e, 0, 1), jax.vmap(single)(keys)) if runs else single(keys)
+
+    def single(key, carry, k, noise):
+        params, state, average, rows, trace = _iteration(
+            settings, key, carry, k, data, carry.rows, noise, axis, devices
+        )
+        return Carry(params, state, average, rows), trace
+
+    run = jax.vmap(single, in_axes=(0, 0, None, 0)) if runs else single
+    return _loop(settings, carry, first, length, total, runs, noise_of, lambda c, k, t, e: run(keys, c, k, e))
+
+
+@eqx.filter_jit(donate="all-except-first")
+def full_chunk(inputs: tuple, carry: Carry, *, total: int, runs: int | None, mesh: Any) -> tuple[Carry, PyTree]:
+    """A full-batch chunk: rows stay in the carry, since every iteration rewrites them all."""
+    settings, keys, data, first, length = inputs
+    n = jax.tree.leaves(data)[0].shape[0]
+    if mesh is None:
+        return _full_chunk(settings, keys, carry, data, first, length, total, runs, jnp.arange(n), None, 1)
+    devices = mesh.size
+    dynamic, static = eqx.partition(settings, eqx.is_array)
+    units, same = PartitionSpec("units"), PartitionSpec()
+    row_spec = PartitionSpec(None, "units") if runs else units
+    carry_spec = Carry(same, same, same, row_spec)
+
+    def local(dynamic, keys, carry, data, ids, first, length):
+        settings = eqx.combine(dynamic, static)
+        return _full_chunk(settings, keys, carry, data, first, length, total, runs, ids, "units", devices)
+
+    sharded = jax.shard_map(
+        local,
+        mesh=mesh,
+        in_specs=(same, same, carry_spec, units, units, same, same),
+        out_specs=(carry_spec, same),
+        check_vma=False,
+    )
+    return sharded(dynamic, keys, carry, data, jnp.arange(n), first, length)
+
+
+@eqx.filter_jit(donate="all-except-first")
+def batch_chunk(inputs: tuple, carry: Carry, *, total: int, runs: int | None) -> tuple[Carry, PyTree]:
+    """A mini-batch chunk: rows are streamed; those of repeated units are read from the carry's buffer."""
+    settings, keys, visits, first, length = inputs
+    first_data = jax.tree.map(lambda leaf: leaf[0, 0] if runs else leaf[0], visits.data)
+    struct = latent_struct(settings.problem, _one(carry.params, runs), first_data)
+    block = min(BLOCK, total)
+    padded = -(-total // block) * block
+    all_ids = jnp.concatenate([visits.ids, jnp.zeros((padded - total,) + visits.ids.shape[1:], visits.ids.dtype)])
+
+    def noise_of(offset):
+        ids = jax.lax.dynamic_slice_in_dim(all_ids, offset, block)
+
+        def single(key, ids):
+            ks = first + offset + jnp.arange(block)
+            return jax.vmap(lambda k, i: draw_noise(settings, key, struct, k, i))(ks, ids)
+
+        if not runs:
+            return single(keys, ids)
+        return jax.tree.map(lambda e: jnp.moveaxis(e, 0, 1), jax.vmap(single, in_axes=(0, 1))(keys, ids))
+
+    def single(key, carry, k, visit, noise):
+        buffer = carry.rows
+        capacity = jax.tree.leaves(buffer)[0].shape[0] - 1 if jax.tree.leaves(buffer) else 0
+
+        def read(slots, streamed):
+            held = visit.slots < capacity
+            return jnp.where(held.reshape(held.shape + (1,) * (streamed.ndim - 1)), slots[visit.slots], streamed)
+
+        rows = jax.tree.map(read, buffer, visit.rows)
+        params, state, average, rows, trace = _iteration(settings, key, carry, k, visit.data, rows, noise, None, 1)
+        buffer = jax.tree.map(lambda slots, new: slots.at[visit.slots].set(new), buffer, rows)
+        return Carry(params, state, average, buffer), (trace, rows)
+
+    run = jax.vmap(single, in_axes=(0, 0, None, 0, 0)) if runs else single
+
+    def iteration(carry, k, t, noise):
+        return run(keys, carry, k, jax.tree.map(lambda leaf: leaf[t], visits), noise)
+
+    return _loop(settings, carry, first, length, total, runs, noise_of, iteration)
+
+
+@eqx.filter_jit
+def init_rows(settings: Settings, key: Array, params: PyTree, data: PyTree, ids: Array) -> PyTree:
+    """E-step rows of some units."""
+    make = lambda i, y: settings.estep.init(jax.random.fold_in(key, i), settings.problem.model, params, y)  # noqa: E731
+    return jax.vmap(make)(ids, data)
+
+
+@eqx.filter_jit
+def visit_all(
+    settings: Settings, key: Array, params: PyTree, rows: PyTree, data: PyTree, ids: Array, k: Array
+) -> tuple[PyTree, PyTree, dict[str, Array]]:
+    """One E-step of some units at fixed parameters: per-unit statistics, E-step rows, traced sums."""
+    struct = latent_struct(settings.problem, params, data)
+    noise = draw_noise(settings, key, struct, k, ids)
+
+    def f(z, w):
+        return settings.algorithm.statistics(settings.problem, params, z, w, data)
+
+    return settings.estep.expect(f, noise, settings.problem.model, params, rows, data, jnp.maximum(k, 1))
+
+
+def _one(tree: PyTree, runs: int | None) -> PyTree:
+    return jax.tree.map(lambda leaf: leaf[0], tree) if runs else tree

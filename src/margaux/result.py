@@ -1,0 +1,247 @@
+"""The result of a fit: RESULTS codes, and the Fit object that answers a statistician's questions."""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import pandas as pd
+from jaxtyping import PyTree
+
+from . import storage
+from .esteps import AbstractEStep
+from .naming import precision, scalar_names
+from .updates import Problem
+
+
+class RESULTS(enum.Enum):
+    """How a fit ended; the value is the sentence."""
+
+    successful = "The fit ended as asked."
+    stopped = "The fit stopped early: its stopping rule was met."
+    max_iterations = "The fit reached n_iter before its stopping rule was met; run longer or look at the trace."
+    interrupted = "The fit was interrupted; what it had computed is kept."
+    diverged = (
+        "The fit diverged: a parameter is not finite. Lower the step sizes (of theta and of the kernel), "
+        "or bound the parameters with a space. The values kept are the last finite ones."
+    )
+    stuck = (
+        "The chains are stuck: almost every proposal is rejected. Lower the kernel's step size, "
+        "or start the latents nearer to their posterior."
+    )
+    ess_collapse = (
+        "The importance weights collapsed: a handful of draws carries each unit. Raise n_draws, "
+        "widen the proposal, or use margaux.MCMC."
+    )
+    boundary = (
+        "boundary (singular) fit: a parameter lies on the edge of its space, where standard errors "
+        "from the information do not hold."
+    )
+
+    @property
+    def failed(self) -> bool:
+        """Whether the estimate is not to be used."""
+        return self in (RESULTS.diverged, RESULTS.stuck, RESULTS.ess_collapse)
+
+
+class FitError(RuntimeError):
+    """A fit that failed; `fit` holds everything computed so far."""
+
+    def __init__(self, fit: Fit) -> None:
+        super().__init__(fit.message)
+        self.fit = fit
+
+
+@dataclasses.dataclass
+class Fit:
+    """What `margaux.fit` returns. Arrays are NumPy's; with several runs, `params` averages over them.
+
+    Attributes:
+        params: the averaged estimate. last_params: the last iterate.
+        run_params: the estimate of each run on a leading axis (one without `runs`).
+        trace: by name, (iterations, runs, ...): "params" (flat, ordered as `names`), "acceptance", "ess", "log_marginal".
+        result: a `RESULTS` code. timings: seconds ("compile" is the first chunk, compilation included).
+        rows: the E-step's rows, (runs, n, ...).
+    """
+
+    params: PyTree
+    last_params: PyTree
+    run_params: PyTree
+    trace: dict[str, np.ndarray]
+    result: RESULTS
+    n_iter: int
+    timings: dict[str, float]
+    description: str
+    dtype: np.dtype
+    seed: int
+    problem: Problem | None = None
+    estep: AbstractEStep | None = None
+    data: PyTree = None
+    rows: PyTree = None
+    averaged_from: int = 0
+    _cache: dict[str, Any] = dataclasses.field(default_factory=dict, repr=False)
+
+    @property
+    def message(self) -> str:
+        """The sentence of the result."""
+        return self.result.value
+
+    @property
+    def names(self) -> list[str]:
+        """A name for each scalar parameter."""
+        return scalar_names(self.params)
+
+    @property
+    def converged(self) -> bool:
+        """Whether the fit ended without a failure and, where a stopping rule was given, met it."""
+        return self.result in (RESULTS.successful, RESULTS.stopped, RESULTS.boundary)
+
+    def _model(self) -> Problem:
+        if self.problem is None:
+            raise ValueError("this fit was loaded without its model; pass model= and data= to margaux.load")
+        return self.problem
+
+    def information(self, method: str = "louis", n_draws: int = 2000, estep: AbstractEStep | None = None) -> Any:
+        """The information matrix and what follows from it: see `margaux.inference.information`."""
+        from .inference import information
+
+        cache_key = f"information/{method}/{n_draws}"
+        if estep is None and cache_key in self._cache:
+            return self._cache[cache_key]
+        out = information(self, method=method, n_draws=n_draws, estep=estep)
+        if estep is None:
+            self._cache[cache_key] = out
+        return out
+
+    def cov_params(self, method: str = "louis") -> pd.DataFrame:
+        """Covariance of the estimates, named both ways. Entries that are not to be trusted are NaN."""
+        return pd.DataFrame(self.information(method).covariance, index=self.names, columns=self.names)
+
+    def summary(self, level: float = 0.95, method: str = "louis") -> pd.DataFrame:
+        """Estimate, standard error, z, p and interval of each scalar parameter.
+
+        Wald inference from the information by `method`: "louis", "opg" (outer product of scores) or "sandwich".
+        `frame.attrs["message"]` says how the fit ended and what is not to be trusted.
+        """
+        from .inference import wald_table
+
+        return wald_table(self, level, method)
+
+    def conf_int(self, level: float = 0.95, method: str = "louis") -> pd.DataFrame:
+        """Wald confidence intervals."""
+        return self.summary(level, method)[["ci_low", "ci_high"]]
+
+    def wald_test(self, contrast: Any, value: Any = 0.0, method: str = "louis") -> Any:
+        """Test R theta = r: `contrast` is a parameter's name, a list of names, or a matrix with a column a parameter."""
+        from .inference import wald_test
+
+        return wald_test(self, contrast, value, method)
+
+    def loglik(self, method: str = "importance", n_draws: int = 4000, params: PyTree = None, **settings: Any) -> Any:
+        """Marginal log-likelihood with its Monte Carlo error `.se`: see `margaux.inference.loglik`."""
+        from .inference import loglik
+
+        if params is not None or settings:
+            return loglik(self, method=method, n_draws=n_draws, params=params, **settings)
+        cache_key = f"loglik/{method}/{n_draws}"
+        if cache_key not in self._cache:
+            self._cache[cache_key] = loglik(self, method=method, n_draws=n_draws)
+        return self._cache[cache_key]
+
+    @property
+    def n_params(self) -> int:
+        """Number of free scalar parameters."""
+        with precision(self.dtype):
+            flat = self._model().space.to_unconstrained(self.params)
+            return sum(int(np.size(leaf)) for leaf in jax.tree.leaves(flat))
+
+    @property
+    def aic(self) -> float:
+        """-2 log-likelihood + 2 (number of free parameters)."""
+        return -2 * float(self.loglik()) + 2 * self.n_params
+
+    @property
+    def bic(self) -> float:
+        """-2 log-likelihood + log(number of units) (number of free parameters)."""
+        return -2 * float(self.loglik()) + float(np.log(self._model().n)) * self.n_params
+
+    def latents(self, n_draws: int = 2000, estep: AbstractEStep | None = None) -> dict[str, PyTree]:
+        """Posterior mean and standard deviation of each unit's latents at the estimate: {"mean", "sd"}, leaves (n, ...)."""
+        from .inference import latents
+
+        return latents(self, n_draws, estep)
+
+    def diagnostics(self) -> pd.DataFrame:
+        """One row a check, each with a figure and a sentence of verdict."""
+        from .inference import diagnostics
+
+        return diagnostics(self)
+
+    @property
+    def plot(self) -> Any:
+        """Figures: `fit.plot.trace()`, `.estimates()`, `.latents()`."""
+        from .plots import FitPlots
+
+        return FitPlots(self)
+
+    def save(self, path: str | Path) -> None:
+        """Save without pickle; `margaux.load` reads it back."""
+        header = {
+            "kind": "fit",
+            "result": self.result.name,
+            "n_iter": self.n_iter,
+            "timings": self.timings,
+            "description": self.description,
+            "dtype": str(self.dtype),
+            "seed": self.seed,
+            "averaged_from": self.averaged_from,
+            "params": storage.describe(self.params),
+        }
+        arrays = storage.flatten("params", self.params) | storage.flatten("last", self.last_params)
+        arrays |= storage.flatten("runs", self.run_params)
+        storage.write(path, header, arrays | {f"trace/{name}": value for name, value in self.trace.items()})
+
+    def __repr__(self) -> str:
+        return f"Fit({self.description}; {self.n_iter} iterations; {self.message})"
+
+
+def load(path: str | Path, model: Any = None, data: PyTree = None, estep: Any = None, space: Any = None) -> Fit:
+    """Read a fit saved by `Fit.save`; with `model` and `data` it answers everything the original did.
+
+    Raises:
+        FileNotFoundError, ValueError: no such file, or not a saved fit.
+    """
+    from .penalty import NoPenalty
+    from .space import as_space
+    from .validate import check_data
+
+    header, arrays = storage.read(path)
+    if header.get("kind") != "fit":
+        raise ValueError(f"{path} is a {header.get('kind')}, not a saved fit; pass checkpoints to fit(checkpoint=)")
+    template = storage.rebuild(header["params"])
+    trees = [storage.fill(template, prefix, arrays) for prefix in ("params", "last", "runs")]
+    problem = None
+    if model is not None:
+        if data is None:
+            raise ValueError("pass data= together with model=")
+        problem = Problem(model, as_space(space, trees[0]), NoPenalty(), check_data(data))
+    return Fit(
+        params=trees[0],
+        last_params=trees[1],
+        run_params=trees[2],
+        trace={name[6:]: value for name, value in arrays.items() if name.startswith("trace/")},
+        result=RESULTS[header["result"]],
+        n_iter=header["n_iter"],
+        timings=header["timings"],
+        description=header["description"],
+        dtype=np.dtype(header["dtype"]),
+        seed=header["seed"],
+        problem=problem,
+        estep=estep,
+        data=data,
+        averaged_from=header["averaged_from"],
+    )

@@ -1,0 +1,21 @@
+"""Units spread over devices: data placed along one mesh axis, one all-reduce an iteration."""
+
+from __future__ import annotations
+
+import jax
+from jax.sharding import AxisType, Mesh
+
+
+def units_mesh(devices: int) -> Mesh:
+    """A one-dimensional mesh whose axis "units" runs over the first `devices` devices.
+
+    Raises:
+        ValueError: fewer devices are there.
+    """
+    available = jax.devices()
+    if devices > len(available):
+        raise ValueError(
+            f"devices = {devices}, but {len(available)} {available[0].platform} device(s) are there; on a CPU set "
+            f"XLA_FLAGS=--xla_force_host_platform_device_count={devices} before importing jax"
+        )
+    return jax.make_mesh((devices,), ("units",), axis_types=(AxisType.Auto,), devices=available[:devices])

@@ -1,0 +1,102 @@
+"""What is averaged over the posterior draws: the first of an algorithm's three choices."""
+
+from __future__ import annotations
+
+import abc
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, PyTree
+
+from .model import AbstractExponentialFamily, AbstractModel, Latents, Params, leading, log_joints, mapped
+
+
+class AbstractStatistic(eqx.Module):
+    """A quantity linear in the posterior of each unit, given weighted draws.
+
+    Latents have leaves of shape (m draws, b units, ...); the weights (m, b) sum to one over draws.
+    """
+
+    @abc.abstractmethod
+    def total(self, model: Any, params: Params, z: Latents, w: Float[Array, "m b"], batch: PyTree) -> PyTree:
+        """Sum over the units of the batch."""
+
+    @abc.abstractmethod
+    def per_unit(self, model: Any, params: Params, z: Latents, w: Float[Array, "m b"], batch: PyTree) -> PyTree:
+        """One value a unit, on the leading axis."""
+
+    @abc.abstractmethod
+    def requires(self, model: AbstractModel) -> str | None:
+        """Why this model cannot give the statistic, or None."""
+
+
+class Score(AbstractStatistic):
+    r"""$\nabla_\theta \log p(y_i \mid \theta) = E[\nabla_\theta \log p(y_i, z_i \mid \theta) \mid y_i]$ (Fisher's identity).
+
+    `total` is one reverse pass over the weighted log joint: units x parameters is never stored.
+    """
+
+    def total(self, model, params, z, w, batch):
+        return jax.grad(lambda p: jnp.sum(w * log_joints(model, p, z, batch)))(params)
+
+    def per_unit(self, model, params, z, w, batch):
+        def unit(z_i, w_i, y_i):
+            draws = lambda p: mapped(lambda z_ij: model.log_joint(p, z_ij, y_i), leading(z_i))(z_i)  # noqa: E731
+            return jax.grad(lambda p: jnp.sum(w_i * draws(p)))(params)
+
+        by_unit = jax.tree.map(lambda leaf: jnp.moveaxis(leaf, 1, 0), z)
+        return mapped(unit, w.shape[1])(by_unit, w.T, batch)
+
+    def requires(self, model):
+        return None
+
+
+class SufficientStatistics(AbstractStatistic):
+    """The conditional mean of S(z_i, y_i) of a curved exponential family."""
+
+    def total(self, model, params, z, w, batch):
+        return jax.tree.map(lambda s: jnp.sum(s, axis=0), self.per_unit(model, params, z, w, batch))
+
+    def per_unit(self, model, params, z, w, batch):
+        units = mapped(model.suffstats, leading(batch))
+        stats = mapped(lambda z_j: units(z_j, batch), leading(z))(z)
+        return jax.tree.map(lambda s: jnp.einsum("mb,mb...->b...", w, s), stats)
+
+    def requires(self, model):
+        if isinstance(model, AbstractExponentialFamily):
+            return None
+        return (
+            f"{type(model).__name__} has no suffstats and m_step, which this algorithm averages and maximises; "
+            "inherit from margaux.AbstractExponentialFamily, or use a gradient algorithm such as margaux.soul"
+        )
+
+
+class SurrogateMinimiser(AbstractStatistic):
+    r"""The minimiser $v_i = \theta + L^{-1} \nabla_\theta \log p(y_i\mid\theta)$ of a unit's quadratic surrogate.
+
+    With $\hat{\mathcal L}_i(\vartheta;\theta) = -\log p(y_i|\theta) - \langle s_i, \vartheta-\theta\rangle
+    + \tfrac L2 |\vartheta-\theta|^2$ (MISSO, eqs. 4 and 6) the sum of surrogates is minimised by the mean of v_i.
+    """
+
+    lipschitz: Any
+
+    def total(self, model, params, z, w, batch):
+        b = leading(batch)
+        score = Score().total(model, params, z, w, batch)
+        share = jnp.sum(w) / b
+        return jax.tree.map(lambda p, s: b * share * p + s / self.lipschitz.astype(p.dtype), params, score)
+
+    def per_unit(self, model, params, z, w, batch):
+        score = Score().per_unit(model, params, z, w, batch)
+        share = jnp.sum(w, axis=0)
+
+        def anchor(p, s):
+            here = share.reshape(share.shape + (1,) * p.ndim).astype(p.dtype) * p
+            return here + s / self.lipschitz.astype(p.dtype)
+
+        return jax.tree.map(anchor, params, score)
+
+    def requires(self, model):
+        return None

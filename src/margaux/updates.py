@@ -1,0 +1,102 @@
+"""How the parameters move: the third of an algorithm's three choices."""
+
+from __future__ import annotations
+
+import abc
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import optax
+from jaxtyping import Array, PyTree
+
+from .model import AbstractModel, Params
+from .penalty import AbstractPenalty, NoPenalty
+from .schedule import AbstractSchedule
+from .space import AbstractSpace
+
+
+class Problem(eqx.Module):
+    r"""Minimise $-\log p(y\mid\theta) + g(\theta)$ over $\theta\in\Theta$, for n units.
+
+    Algorithms work on this objective divided by n, so that a step size means the same at every n.
+    """
+
+    model: AbstractModel
+    space: AbstractSpace
+    penalty: AbstractPenalty
+    n: int = eqx.field(static=True)
+
+    def land(self, params: Params, step: Array) -> Params:
+        """Proximal step of g / n, then projection onto Theta."""
+        if not isinstance(self.penalty, NoPenalty):
+            params = self.penalty.prox(params, step / self.n)
+        return self.space.project(params)
+
+
+class AbstractUpdate(eqx.Module):
+    """Turns the estimated mean statistic into the next parameters."""
+
+    @abc.abstractmethod
+    def init(self, params: Params) -> PyTree:
+        """State before the first iteration."""
+
+    @abc.abstractmethod
+    def __call__(self, problem: Problem, params: Params, s: PyTree, state: PyTree, k: Any) -> tuple[Params, PyTree]:
+        """The next parameters and state."""
+
+
+class Ascent(AbstractUpdate):
+    r"""$\theta_{k} = \Pi_\Theta[\mathrm{prox}_{\delta_k g/n}(\theta_{k-1} + \delta_k \bar s_k)]$ (SOUL eq. 5, with the sign of the errata)."""
+
+    step: AbstractSchedule
+
+    def init(self, params):
+        return ()
+
+    def __call__(self, problem, params, s, state, k):
+        delta = self.step(k)
+        moved = jax.tree.map(lambda p, g: p + delta.astype(p.dtype) * g, params, s)
+        return problem.land(moved, delta), state
+
+
+class Optax(AbstractUpdate):
+    """Any optax gradient transformation, then the proximal step and the projection.
+
+    The proximal step has length `step` (default one): an optimiser's own step is not visible from outside.
+    """
+
+    optimiser: optax.GradientTransformation = eqx.field(static=True)
+    step: AbstractSchedule
+
+    def init(self, params):
+        return self.optimiser.init(params)
+
+    def __call__(self, problem, params, s, state, k):
+        descent = jax.tree.map(jnp.negative, s)
+        moves, state = self.optimiser.update(descent, state, params)
+        return problem.land(optax.apply_updates(params, moves), self.step(k)), state
+
+
+class MStep(AbstractUpdate):
+    """The model's closed-form maximiser of the complete likelihood, projected."""
+
+    def init(self, params):
+        return ()
+
+    def __call__(self, problem, params, s, state, k):
+        new = problem.model.m_step(s)
+        return problem.space.project(jax.tree.map(lambda p, q: jnp.asarray(q, p.dtype), params, new)), state
+
+
+class Mean(AbstractUpdate):
+    """The minimiser of a sum of quadratic surrogates of curvature L: the mean of theirs, prox with step 1 / L."""
+
+    lipschitz: Any
+
+    def init(self, params):
+        return ()
+
+    def __call__(self, problem, params, s, state, k):
+        return problem.land(s, 1.0 / self.lipschitz), state
