@@ -309,8 +309,7 @@ class _Job:
                 self.timings["compile" if not self.traces else "run"] += spent
                 self.traces.append({name: leaf[:length] for name, leaf in trace.items()})
                 self.k += length
-                # About a quarter of a second a chunk: progress is seen, and dispatch costs nothing.
-                self.length = int(np.clip(0.25 / max(spent / length, 1e-7), 1, 4 * self.length))
+                self._pace(spent)
                 failure = self._failure(self.traces[-1])
                 if failure is RESULTS.diverged:
                     self.carry = self.carry._replace(params=before[0], average=before[1])
@@ -326,6 +325,15 @@ class _Job:
         except KeyboardInterrupt:
             return RESULTS.interrupted
         return RESULTS.successful if stop is None else RESULTS.max_iterations
+
+    def _pace(self, spent: float) -> None:
+        """About half a second a chunk: progress is seen, and dispatch costs nothing. The first one compiles."""
+        if len(self.traces) == 1:
+            return
+        if spent < 0.25:
+            self.length = min(4 * self.length, self.total)
+        elif spent > 1.0:
+            self.length = max(self.length // 2, 1)
 
     def _chunk(self) -> tuple[int, PyTree]:
         length = min(self.length, self.total, self.n_iter - self.k, self._until_refresh())

@@ -17,8 +17,8 @@ from .average import AbstractAverage
 from .esteps import AbstractEStep
 from .updates import Problem
 
-#: iterations whose noise is drawn at a time
-BLOCK = 128
+#: iterations whose noise is drawn at a time, at most, and its bytes
+BLOCK, BLOCK_BYTES = 128, 1 << 24
 
 
 class Settings(eqx.Module):
@@ -62,6 +62,14 @@ def draw_noise(settings: Settings, key: Array, struct: PyTree, k: Array, ids: Ar
     return jax.vmap(lambda i: settings.estep.noise(jax.random.fold_in(at, i), zeros))(ids)
 
 
+def _block_size(settings: Settings, struct: PyTree, b: int, total: int, runs: int | None) -> int:
+    """Iterations whose noise is drawn together."""
+    key, zero = jax.random.key(0), jnp.zeros((), jnp.int32)
+    noise = jax.eval_shape(lambda: draw_noise(settings, key, struct, zero, jnp.zeros(1, jnp.int32)))
+    size = sum(leaf.size * 8 for leaf in jax.tree.leaves(noise)) * b * (runs or 1)
+    return int(min(max(BLOCK_BYTES // max(size, 1), 1), BLOCK, total))
+
+
 def _iteration(settings, key, carry, k, batch, rows, noise, axis, devices):
     """One iteration of one run on a batch: carry without rows -> (params, state, average), rows, trace."""
     params, state, rows, info = settings.algorithm.step(
@@ -73,9 +81,8 @@ def _iteration(settings, key, carry, k, batch, rows, noise, axis, devices):
     return params, state, average, rows, trace | info
 
 
-def _loop(settings, carry, first, length, total, runs, noise_of, iteration):
-    """Run `length` (traced) of at most `total` iterations, noise drawn `BLOCK` at a time, outputs stacked."""
-    block = min(BLOCK, total)
+def _loop(carry, first, length, total, block, noise_of, iteration):
+    """Run `length` (traced) of at most `total` iterations, noise drawn `block` at a time, outputs stacked."""
     at = lambda tree, t: jax.tree.map(lambda leaf: leaf[t], tree)  # noqa: E731
     _, y_struct = jax.eval_shape(lambda c: iteration(c, first, 0, at(noise_of(jnp.zeros((), jnp.int32)), 0)), carry)
     ys = jax.tree.map(lambda s: jnp.zeros((total,) + s.shape, s.dtype), y_struct)
@@ -96,7 +103,7 @@ def _loop(settings, carry, first, length, total, runs, noise_of, iteration):
 
 def _full_chunk(settings, keys, carry, data, first, length, total, runs, ids, axis, devices):
     struct = latent_struct(settings.problem, _one(carry.params, runs), data)
-    block = min(BLOCK, total)
+    block = _block_size(settings, struct, ids.shape[0], total, runs)
 
     def noise_of(offset):
         def single(key):
@@ -112,7 +119,7 @@ def _full_chunk(settings, keys, carry, data, first, length, total, runs, ids, ax
         return Carry(params, state, average, rows), trace
 
     run = jax.vmap(single, in_axes=(0, 0, None, 0)) if runs else single
-    return _loop(settings, carry, first, length, total, runs, noise_of, lambda c, k, t, e: run(keys, c, k, e))
+    return _loop(carry, first, length, total, block, noise_of, lambda c, k, t, e: run(keys, c, k, e))
 
 
 @eqx.filter_jit(donate="all-except-first")
@@ -148,7 +155,7 @@ def batch_chunk(inputs: tuple, carry: Carry, *, total: int, runs: int | None) ->
     settings, keys, visits, first, length = inputs
     first_data = jax.tree.map(lambda leaf: leaf[0, 0] if runs else leaf[0], visits.data)
     struct = latent_struct(settings.problem, _one(carry.params, runs), first_data)
-    block = min(BLOCK, total)
+    block = _block_size(settings, struct, visits.ids.shape[-1], total, runs)
     padded = -(-total // block) * block
     all_ids = jnp.concatenate([visits.ids, jnp.zeros((padded - total,) + visits.ids.shape[1:], visits.ids.dtype)])
 
@@ -181,7 +188,7 @@ def batch_chunk(inputs: tuple, carry: Carry, *, total: int, runs: int | None) ->
     def iteration(carry, k, t, noise):
         return run(keys, carry, k, jax.tree.map(lambda leaf: leaf[t], visits), noise)
 
-    return _loop(settings, carry, first, length, total, runs, noise_of, iteration)
+    return _loop(carry, first, length, total, block, noise_of, iteration)
 
 
 @eqx.filter_jit

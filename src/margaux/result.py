@@ -141,7 +141,7 @@ class Fit:
 
         return wald_test(self, contrast, value, method)
 
-    def loglik(self, method: str = "importance", n_draws: int = 4000, params: PyTree = None, **settings: Any) -> Any:
+    def loglik(self, method: str = "importance", n_draws: int | None = None, params: PyTree = None, **settings: Any) -> Any:
         """Marginal log-likelihood with its Monte Carlo error `.se`: see `margaux.inference.loglik`."""
         from .inference import loglik
 

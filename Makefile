@@ -1,0 +1,41 @@
+# The two commands: `make demo` and `make test`. Both set up .venv themselves.
+PYTHON ?= python3
+PIP := .venv/bin/python -m pip --disable-pip-version-check -q
+
+.PHONY: demo test test-slow lint bench clean
+
+demo: .venv/.demo
+	.venv/bin/margaux demo
+
+test: .venv/.test
+	.venv/bin/python -m pytest -n 2 tests
+	.venv/bin/python -m pytest -p no:cacheprovider --doctest-modules src/margaux
+
+test-slow: .venv/.test
+	.venv/bin/python -m pytest -m slow tests -s
+
+lint: .venv/.dev
+	.venv/bin/ruff check .
+	.venv/bin/ruff format --check .
+	.venv/bin/pyright
+
+bench: .venv/.test
+	.venv/bin/python benchmarks/engine.py
+
+.venv/bin/python:
+	$(PYTHON) -m venv .venv
+
+.venv/.demo: .venv/bin/python pyproject.toml constraints.txt
+	$(PIP) install -c constraints.txt -e .
+	touch $@
+
+.venv/.test: .venv/.demo
+	$(PIP) install -c constraints.txt -e '.[test]'
+	touch $@
+
+.venv/.dev: .venv/.test
+	$(PIP) install -c constraints.txt -e '.[dev]'
+	touch $@
+
+clean:
+	rm -rf .venv

@@ -1,0 +1,67 @@
+"""The command line: `margaux demo`, `margaux datasets`."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+app = typer.Typer(add_completion=False, no_args_is_help=True, help="Maximum marginal likelihood for latent-variable models.")
+
+
+@app.command()
+def datasets() -> None:
+    """List the data sets that ship with margaux."""
+    from .datasets import list_datasets
+
+    typer.echo(list_datasets().to_string())
+
+
+@app.command()
+def demo(out: Annotated[Path, typer.Option(help="Folder for the figures.")] = Path("demo-output")) -> None:
+    """Fit two real data sets, print the results beside the exact answers, and save figures."""
+    from .examples import theophylline, wisconsin
+
+    out.mkdir(parents=True, exist_ok=True)
+    for title, example in [
+        ("Wisconsin breast cancer: empirical-Bayes logistic regression by SOUL", wisconsin),
+        ("Theophylline: one-compartment pharmacokinetics by SAEM", theophylline),
+    ]:
+        began = time.perf_counter()
+        fit = example.fit()
+        fitted = time.perf_counter() - began
+        _report(title, fit, example, fitted)
+        name = example.__name__.rsplit(".", 1)[-1]
+        for kind in ("trace", "estimates"):
+            path = out / f"{name}_{kind}.png"
+            getattr(fit.plot, kind)(truth=example.EXACT).savefig(path, dpi=120)
+            typer.echo(f"saved {path}")
+
+
+def _report(title: str, fit: Any, example: Any, seconds: float) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    summary, loglik = fit.summary(), fit.loglik()
+    table = Table(title=title)
+    for column in ("parameter", "estimate", "exact", "se", "exact se", "95% interval"):
+        table.add_column(column, justify="left" if column == "parameter" else "right")
+    for name, row in summary.iterrows():
+        table.add_row(str(name), f"{row['estimate']:.4f}", f"{example.EXACT[name]:.4f}", f"{row['se']:.4f}",
+                      f"{example.EXACT_SE[name]:.4f}", f"{row['ci_low']:.4f} to {row['ci_high']:.4f}")  # fmt: skip
+    console = Console()
+    console.print(table)
+    console.print(
+        f"log-likelihood {float(loglik):.3f} (Monte Carlo error {loglik.se:.3f}); at the exact maximum "
+        f"{example.EXACT_LOGLIK:.3f}\nAIC {fit.aic:.2f}, BIC {fit.bic:.2f}; {fit.n_iter} iterations in {seconds:.1f} s, "
+        f"compilation included\n{summary.attrs['message']}"
+    )
+    for check, row in fit.diagnostics().iterrows():
+        console.print(f"  {'ok  ' if row['ok'] else 'look'} {check}: {row['verdict']}")
+
+
+def main() -> None:
+    """Entry point."""
+    app()

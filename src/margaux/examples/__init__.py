@@ -1,0 +1,1 @@
+"""The two demonstrations, written with the public API only."""

@@ -1,0 +1,11 @@
+"""What follows from an estimate: information, tests, marginal likelihood, latents, diagnostics."""
+
+from .diagnostics import diagnostics as diagnostics
+from .diagnostics import rhat as rhat
+from .fisher import Information as Information
+from .fisher import information as information
+from .fisher import wald_table as wald_table
+from .fisher import wald_test as wald_test
+from .marginal import LogLikelihood as LogLikelihood
+from .marginal import loglik as loglik
+from .posterior import latents as latents

@@ -1,0 +1,77 @@
+"""Whether a fit is to be trusted: each check is a figure and a sentence."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from ..esteps import ImportanceSampling
+
+
+def rhat(chains: np.ndarray) -> np.ndarray:
+    """Split R-hat of (iterations, runs, p) (Gelman and Rubin 1992; split in halves, Vehtari et al. 2021)."""
+    half = chains.shape[0] // 2
+    split = np.concatenate([chains[:half], chains[half : 2 * half]], axis=1).astype(float)
+    within = split.var(axis=0, ddof=1).mean(axis=0)
+    between = split.mean(axis=0).var(axis=0, ddof=1)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        ratio = np.sqrt((half - 1) / half + between / within)
+    return np.where(within > 0, ratio, np.where(between > 0, np.inf, 1.0))
+
+
+def stationarity(trace: np.ndarray) -> np.ndarray:
+    """z of the difference between the first and last thirds of (iterations, runs, p), with batch-means errors."""
+    trace = trace.astype(float)
+    third = trace.shape[0] // 3
+
+    def mean_and_se(part: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        size = max(int(np.sqrt(part.shape[0])), 1)
+        batches = part[: part.shape[0] // size * size].reshape(-1, size, *part.shape[1:]).mean(axis=1)
+        return part.mean(axis=0), batches.std(axis=0, ddof=1) / np.sqrt(batches.shape[0])
+
+    (a, se_a), (b, se_b) = mean_and_se(trace[:third]), mean_and_se(trace[-third:])
+    se = np.sqrt(se_a**2 + se_b**2)
+    floor = 1e-9 * (1 + np.abs(b))
+    return np.abs(a - b) / np.maximum(se, floor)
+
+
+def diagnostics(fit: Any) -> pd.DataFrame:
+    """Rows: check, figure, ok, verdict. See `Fit.diagnostics`."""
+    rows: list[tuple[str, float, bool, str]] = []
+
+    def add(check: str, figure: float, ok: bool, good: str, bad: str) -> None:
+        rows.append((check, float(figure), bool(ok), good if ok else bad))
+
+    rows.append(("result", float("nan"), not fit.result.failed, fit.message))
+    tail = fit.trace["params"][fit.averaged_from :] if "params" in fit.trace else np.zeros((0, 1, 1))
+    if tail.shape[0] >= 30:
+        z = stationarity(tail)
+        name = fit.names[int(z.max(axis=0).argmax())]
+        add("stationarity", z.max(), z.max() < 4, "The traces show no trend.", f"The trace of {name} still drifts: run longer.")
+        if tail.shape[1] > 1:
+            r = rhat(tail)
+            name = fit.names[int(np.argmax(r))]
+            add("rhat", r.max(), r.max() < 1.1, "The runs agree.", f"The runs disagree on {name}: several optima, or too short.")
+    if "acceptance" in fit.trace:
+        rate = fit.trace["acceptance"][-max(fit.n_iter // 2, 1) :].mean()
+        add("acceptance", rate, rate > 0.05, "The chains move.", "Few proposals are accepted: lower the kernel's step size.")
+    if "ess" in fit.trace and isinstance(fit.estep, ImportanceSampling):
+        ess = fit.trace["ess"][-max(fit.n_iter // 2, 1) :].mean()
+        add("ess", ess, ess > 5, "The importance weights are even.", "The importance weights are uneven: raise n_draws.")
+    if fit.problem is not None and not fit.result.failed:
+        info = fit.information()
+        score = info.scores.sum(axis=0)
+        if np.all(np.isfinite(info.covariance)):
+            distance = float(np.sqrt(max(score @ np.linalg.solve(info.matrix, score), 0) / score.size))
+            add(
+                "gradient",
+                distance,
+                distance < 0.5,
+                "The likelihood is flat here: the estimate is within half a standard error of the maximum.",
+                "The gradient says that the maximum is further than half a standard error away: run longer.",
+            )
+        add("information", np.linalg.eigvalsh(info.matrix)[0] if np.all(np.isfinite(info.matrix)) else np.nan, not info.message,
+            "The information is positive definite.", f"Careful: {info.message}.")  # fmt: skip
+    return pd.DataFrame(rows, columns=pd.Index(["check", "figure", "ok", "verdict"])).set_index("check")

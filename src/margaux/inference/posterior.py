@@ -1,0 +1,124 @@
+"""Posterior expectations unit by unit at fixed parameters, from which all inference is built."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, PyTree
+
+from ..esteps import MCMC, AbstractEStep, Exact, ImportanceSampling, Noise, Quadrature
+from ..kernels.base import flat_size
+from ..model import AbstractConjugate, AbstractDiscrete, AbstractModel
+from ..naming import default_dtype, precision, settle
+
+#: f(model, params, z, w, batch) of one unit (b = 1), linear in w
+UnitIntegrand = Callable[[AbstractModel, PyTree, PyTree, Array, PyTree], PyTree]
+#: numbers a block of units may hold at a time
+BLOCK_NUMBERS = 4_000_000
+
+
+def reference_estep(fit: Any, n_draws: int) -> AbstractEStep:
+    """A good E-step for inference: exact or quadrature where there is one, importance sampling up to 20
+    latents a unit, otherwise the fit's own chains run for `n_draws` steps.
+
+    Raises:
+        ValueError: variational fits, whose draws are not from a posterior.
+    """
+    problem, estep = fit._model(), fit.estep
+    if isinstance(estep, Noise):
+        raise ValueError("a variational fit has no posterior draws to take information or likelihoods from")
+    if isinstance(problem.model, AbstractDiscrete) or isinstance(estep, Quadrature):
+        return estep if isinstance(estep, Exact | Quadrature) else Exact()
+    size = latent_size(fit)
+    if size <= 20:
+        return ImportanceSampling(n_draws, quasi=True, control_variate=False)
+    if isinstance(problem.model, AbstractConjugate):
+        return Exact(n_draws)
+    if isinstance(estep, MCMC):
+        return MCMC(estep.kernel, n_steps=n_draws, n_chains=estep.n_chains)
+    return ImportanceSampling(n_draws, quasi=True, control_variate=False)
+
+
+def latent_size(fit: Any) -> int:
+    """Latents a unit, flattened."""
+    unit = jax.tree.map(lambda leaf: leaf[0], fit.data)
+    shapes = jax.eval_shape(fit._model().model.init_latents, jax.random.key(0), fit.params, unit)
+    return flat_size(shapes)[0]
+
+
+def each_unit(
+    fit: Any, f: UnitIntegrand, estep: AbstractEStep, params: PyTree = None, key: int = 0, width: int = 1, keep_chains: bool = True
+) -> tuple[PyTree, dict[str, np.ndarray]]:
+    """Values of f and traced figures for every unit, on a leading axis n; units go through in blocks.
+
+    Args:
+        width: numbers a unit holds at a time, which sets the size of blocks.
+        keep_chains: start MCMC from the fit's own chains.
+    """
+    problem, data = fit._model(), fit.data
+    # Sums over units and determinants are taken in float64 where the backend has it.
+    dtype = default_dtype(None)
+    with precision(dtype):
+        params = jax.tree.map(lambda leaf: jnp.asarray(leaf, dtype), fit.params if params is None else params)
+        model, estep = settle((problem.model, estep), dtype)
+        size = int(np.clip(BLOCK_NUMBERS // max(width, 1), 1, min(problem.n, 4096)))
+        chains = isinstance(estep, MCMC) and keep_chains and isinstance(fit.estep, MCMC) and fit.rows is not None
+        values, infos = [], []
+        for first in range(0, problem.n, size):
+            ids = np.minimum(np.arange(first, first + size), problem.n - 1)
+            block = jax.tree.map(lambda leaf, ids=ids: leaf[ids], data)
+            block = settle(jax.tree.map(np.asarray, block), dtype)
+            rows = jax.tree.map(lambda leaf, ids=ids: _cast(leaf[0][ids], dtype), fit.rows) if chains else None
+            value, info = _block(model, estep, params, rows, block, ids, jax.random.key(key), f)
+            keep = min(size, problem.n - first)
+            values.append(jax.tree.map(lambda leaf, keep=keep: np.asarray(leaf)[:keep], value))
+            infos.append({name: np.asarray(figure)[:keep] for name, figure in info.items()})
+    joined = jax.tree.map(lambda *leaf: np.concatenate(leaf), *values)
+    return joined, {name: np.concatenate([info[name] for info in infos]) for name in infos[0]}
+
+
+def _cast(leaf: np.ndarray, dtype: np.dtype) -> Array:
+    return jnp.asarray(leaf, dtype if np.issubdtype(leaf.dtype, np.floating) else None)
+
+
+@eqx.filter_jit
+def _block(model, estep, params, rows, data, ids, key, f):
+    def unit(i, row, y):
+        at = jax.random.fold_in(key, i)
+        row = estep.init(jax.random.fold_in(at, 0), model, params, y) if row is None else row
+        shapes = jax.eval_shape(model.init_latents, key, params, y)
+        zeros = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), shapes)
+        one = lambda tree: jax.tree.map(lambda leaf: leaf[None], tree)  # noqa: E731
+        noise, batch = one(estep.noise(jax.random.fold_in(at, 1), zeros)), one(y)
+        value, _, info = estep.expect(lambda z, w: f(model, params, z, w, batch), noise, model, params, one(row), batch, 1)
+        return value, info
+
+    if rows is None:
+        return jax.vmap(lambda i, y: unit(i, None, y))(ids, data)
+    return jax.vmap(unit)(ids, rows, data)
+
+
+def nothing(model: AbstractModel, params: PyTree, z: PyTree, w: Array, batch: PyTree) -> Array:
+    """No integrand: for the traced figures alone."""
+    return jnp.sum(w) * 0
+
+
+def _moments(model, params, z, w, batch):
+    weighted = lambda leaf: jnp.einsum("m,m...->...", w[:, 0], leaf[:, 0])  # noqa: E731
+    return jax.tree.map(lambda leaf: (weighted(leaf), weighted(leaf**2)), z)
+
+
+def latents(fit: Any, n_draws: int = 2000, estep: AbstractEStep | None = None) -> dict[str, PyTree]:
+    """Posterior mean and SD of each unit's latents: see `Fit.latents`."""
+    estep = reference_estep(fit, n_draws) if estep is None else estep
+    width = n_draws * (latent_size(fit) + 1)
+    moments, _ = each_unit(fit, _moments, estep, width=width)
+    is_pair = lambda x: isinstance(x, tuple) and len(x) == 2 and all(isinstance(a, np.ndarray) for a in x)  # noqa: E731
+    mean = jax.tree.map(lambda pair: pair[0], moments, is_leaf=is_pair)
+    sd = jax.tree.map(lambda pair: np.sqrt(np.maximum(pair[1] - pair[0] ** 2, 0)), moments, is_leaf=is_pair)
+    return {"mean": mean, "sd": sd}

@@ -1,0 +1,3 @@
+"""Figures of a fit."""
+
+from .fit import FitPlots as FitPlots

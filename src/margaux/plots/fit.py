@@ -1,0 +1,105 @@
+"""Figures of a fit: what people look at before they read a table."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+    from ..result import Fit
+
+
+class FitPlots:
+    """`fit.plot.<figure>()`; each returns a matplotlib Figure."""
+
+    def __init__(self, fit: Fit) -> None:
+        self._fit = fit
+
+    def trace(self, names: list[str] | None = None, truth: dict[str, float] | None = None) -> Figure:
+        """Iterates of each parameter by run, the estimate, and where averaging starts.
+
+        Args:
+            names: parameters to show, at most twelve by default. truth: reference values by name.
+        """
+        fit = self._fit
+        if "params" not in fit.trace:
+            raise ValueError(f"traces are kept for at most 256 scalar parameters; this fit has {len(fit.names)}")
+        chosen = _chosen(fit.names, names)
+        figure, axes = _grid(len(chosen))
+        flat = _flat(fit.params)
+        for axis, name in zip(axes, chosen, strict=True):
+            j = fit.names.index(name)
+            values = fit.trace["params"][:, :, j]
+            stride = max(values.shape[0] // 4000, 1)
+            axis.plot(np.arange(1, values.shape[0] + 1)[::stride], values[::stride], lw=0.7, alpha=0.8)
+            axis.axhline(flat[j], color="black", lw=1.2, label="estimate")
+            if truth and name in truth:
+                axis.axhline(truth[name], color="tab:red", ls="--", lw=1.2, label="reference")
+            if fit.averaged_from:
+                axis.axvline(fit.averaged_from, color="grey", ls=":", lw=1, label="averaging starts")
+            axis.set(title=name, xlabel="iteration")
+        axes[0].legend(frameon=False, fontsize=8)
+        figure.suptitle("Convergence")
+        return figure
+
+    def estimates(self, level: float = 0.95, truth: dict[str, float] | None = None) -> Figure:
+        """Estimates with Wald intervals, one panel a parameter, since their units differ."""
+        fit = self._fit
+        table = fit.summary(level).head(24)
+        figure, axes = _grid(len(table), width=3.0, height=1.5)
+        for axis, (name, row) in zip(axes, table.iterrows(), strict=True):
+            half = row["ci_high"] - row["estimate"]
+            axis.errorbar([row["estimate"]], [0], xerr=None if np.isnan(half) else [half], fmt="o", color="black", capsize=4)
+            if truth and name in truth:
+                axis.axvline(truth[str(name)], color="tab:red", ls="--", lw=1.2, label="reference")
+                axis.legend(frameon=False, fontsize=7)
+            axis.set(title=str(name), yticks=[])
+        figure.suptitle(f"Estimates with {100 * level:g}% intervals")
+        return figure
+
+    def latents(self, most: int = 60) -> Figure:
+        """Posterior mean and one standard deviation of the first latents of each unit, sorted."""
+        import jax
+
+        moments = self._fit.latents()
+        pairs = list(zip(jax.tree.leaves(moments["mean"]), jax.tree.leaves(moments["sd"]), strict=True))
+        columns = [(m.reshape(m.shape[0], -1)[:, j], s.reshape(s.shape[0], -1)[:, j]) for m, s in pairs
+                   for j in range(min(m[0].size, 6))][:6]  # fmt: skip
+        figure, axes = _grid(len(columns))
+        for j, (axis, (mean, sd)) in enumerate(zip(axes, columns, strict=True)):
+            order = np.argsort(mean)
+            order = order[np.unique(np.linspace(0, order.size - 1, most).astype(int))]
+            axis.errorbar(np.arange(order.size), mean[order], yerr=sd[order], fmt=".", lw=0.8, color="tab:blue")
+            axis.set(title=f"latent {j}", xlabel="unit (sorted)")
+        figure.suptitle("Latent posterior: mean and one standard deviation")
+        return figure
+
+
+def _flat(params: Any) -> np.ndarray:
+    import jax
+
+    return np.concatenate([np.ravel(leaf) for leaf in jax.tree.leaves(params)])
+
+
+def _chosen(known: list[str], names: list[str] | None) -> list[str]:
+    if names is None:
+        return known[:12]
+    for name in names:
+        if name not in known:
+            raise ValueError(f'no parameter is called "{name}"; they are {known}')
+    return names
+
+
+def _grid(count: int, width: float = 4.0, height: float = 2.6) -> tuple[Figure, list[Any]]:
+    from matplotlib.figure import Figure
+
+    columns = min(count, 3)
+    rows = -(-count // columns)
+    figure = Figure(figsize=(width * columns, height * rows + 0.4), layout="constrained")
+    axes = figure.subplots(rows, columns, squeeze=False).ravel()
+    for axis in axes[count:]:
+        axis.set_axis_off()
+    return figure, list(axes[:count])
