@@ -180,6 +180,7 @@ class _Job:
         self.algorithm, self.estep = algorithm, estep
         self.average = algorithm.average if average is None else average
         self.params0, self.raw_data = as_floats, data
+        self.store: Any = None  # per-unit rows of a mini-batch fit; a full batch keeps them in the carry
         self.k, self.traces, self.timings = 0, [], {"compile": 0.0, "run": 0.0}
 
     # -- before the loop ------------------------------------------------------------------------
@@ -207,10 +208,8 @@ class _Job:
         if self.batch_size is None:
             shape = (self.runs, self.n) if self.runs else (self.n,)
             rows = jax.tree.map(lambda leaf: leaf.reshape(shape + leaf.shape[1:]), all_rows)
-            self.store: Any = None
         else:
-            host = self.on_host
-            self.store = HostRows(jax.tree.map(np.array, all_rows)) if host else DeviceRows(all_rows)
+            self.store = HostRows(jax.tree.map(np.array, all_rows)) if self.on_host else DeviceRows(all_rows)
             self.capacity = self._capacity(all_rows)
             rows = jax.tree.map(self._empty_buffer, all_rows)
         self.carry = Carry(params, stack(states), average, rows)
@@ -265,9 +264,8 @@ class _Job:
 
     def _pass(self, params: list[PyTree], estep_rows: PyTree, own: PyTree, k: int) -> tuple[PyTree, list[PyTree]]:
         """Statistics of every unit at fixed parameters (rows flat over runs and units), and their sums."""
-        store, old = DeviceRows(own), DeviceRows(estep_rows)
-        if self.store is not None and self.on_host:
-            store, old = HostRows(jax.tree.map(np.array, own)), HostRows(estep_rows)
+        kind = HostRows if self.on_host else DeviceRows
+        store, old = kind(jax.tree.map(np.array if self.on_host else jnp.asarray, own)), kind(estep_rows)
         totals = []
         for r, (key, p) in enumerate(zip(self.keys, params, strict=True)):
             key = jax.random.fold_in(key, _PASS)

@@ -27,9 +27,9 @@ def stationarity(trace: np.ndarray) -> np.ndarray:
     third = trace.shape[0] // 3
 
     def mean_and_se(part: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        size = max(int(np.sqrt(part.shape[0])), 1)
-        batches = part[: part.shape[0] // size * size].reshape(-1, size, *part.shape[1:]).mean(axis=1)
-        return part.mean(axis=0), batches.std(axis=0, ddof=1) / np.sqrt(batches.shape[0])
+        size = part.shape[0] // 10  # few and long: iterates are strongly autocorrelated
+        batches = part[: 10 * size].reshape(10, size, *part.shape[1:]).mean(axis=1)
+        return part.mean(axis=0), batches.std(axis=0, ddof=1) / np.sqrt(10)
 
     (a, se_a), (b, se_b) = mean_and_se(trace[:third]), mean_and_se(trace[-third:])
     se = np.sqrt(se_a**2 + se_b**2)
@@ -49,7 +49,7 @@ def diagnostics(fit: Any) -> pd.DataFrame:
     if tail.shape[0] >= 30:
         z = stationarity(tail)
         name = fit.names[int(z.max(axis=0).argmax())]
-        add("stationarity", z.max(), z.max() < 4, "The traces show no trend.", f"The trace of {name} still drifts: run longer.")
+        add("stationarity", z.max(), z.max() < 5, "The traces show no trend.", f"The trace of {name} still drifts: run longer.")
         if tail.shape[1] > 1:
             r = rhat(tail)
             name = fit.names[int(np.argmax(r))]

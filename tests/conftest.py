@@ -1,0 +1,42 @@
+"""Test set-up: CPU with four forced devices, run-time type checks of nothing global, and the shared folders."""
+
+import os
+from pathlib import Path
+
+os.environ.setdefault("JAX_PLATFORMS", "cpu")
+os.environ.setdefault("MPLBACKEND", "Agg")
+if "xla_force_host_platform_device_count" not in os.environ.get("XLA_FLAGS", ""):
+    os.environ["XLA_FLAGS"] = os.environ.get("XLA_FLAGS", "") + " --xla_force_host_platform_device_count=4"
+
+import json
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+
+
+def _folder(name: str, override: str | None = None) -> Path | None:
+    path = Path(override) if override else ROOT.parent / "shared" / name
+    return path if path.is_dir() else None
+
+
+@pytest.fixture(scope="session")
+def data_folder() -> Path:
+    """The folder of test data (MARGAUX_DATA overrides), or a skip that says so."""
+    path = _folder("data", os.environ.get("MARGAUX_DATA"))
+    if path is None:
+        pytest.skip("no data folder: set MARGAUX_DATA")
+    return path
+
+
+@pytest.fixture(scope="session")
+def reference():
+    """Reads a reference JSON by name, or skips."""
+
+    def read(name: str):
+        path = _folder("reference")
+        if path is None or not (path / f"{name}.json").exists():
+            pytest.skip(f"no reference numbers {name}.json")
+        return json.loads((path / f"{name}.json").read_text())
+
+    return read
