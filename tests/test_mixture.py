@@ -1,0 +1,39 @@
+"""Incremental EM and MISO with an exact E-step reach the EM fixed point of a Gaussian mixture."""
+
+import numpy as np
+import pytest
+from helpers import MIXTURE_SPACE, MIXTURE_START, Mixture, mixture_em, simulate_mixture
+
+import margaux as mx
+
+
+def fit(x, algorithm, n_iter, batch_size, **settings):
+    return mx.fit(Mixture(), x, algorithm, mx.Exact(), params=MIXTURE_START, space=MIXTURE_SPACE, n_iter=n_iter,
+                  batch_size=batch_size, progress=False, **settings)  # fmt: skip
+
+
+def gap(fit, truth) -> float:
+    return max(np.abs(fit.params[name] - truth[name]).max() for name in truth)
+
+
+def test_incremental_em_and_miso_reach_the_em_fixed_point():
+    x = simulate_mixture(300, seed=1)
+    truth, loglik = mixture_em(x)
+    em = fit(x, mx.incremental_em(), 150 * 30, 10)
+    assert gap(em, truth) < 1e-8
+    assert float(em.loglik("exact")) == pytest.approx(loglik, abs=1e-7)
+    miso = fit(x, mx.miso(lipschitz=6.0), 6000 * 6, 50)
+    assert gap(miso, truth) < 1e-8
+
+
+def test_reference_mixture(data_folder, reference):
+    x = np.genfromtxt(data_folder / "gmm1d_n2000.csv", skip_header=1)
+    told = reference("soul")["gmm1d"]
+    truth, loglik = mixture_em(x)
+    assert loglik == pytest.approx(told["loglik"], abs=2e-5)
+    for name in ("weights", "means", "variances"):
+        np.testing.assert_allclose(truth[name], told[name], atol=2e-5)
+    em = fit(x, mx.incremental_em(), 200 * 60, 10)
+    assert gap(em, truth) < 1e-8
+    miso = fit(x, mx.miso(lipschitz=6.0), 6000 * 10, 200)
+    assert gap(miso, truth) < 1e-8
