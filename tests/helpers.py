@@ -48,7 +48,9 @@ def exact(negative_loglik, start: dict, logs: tuple[str, ...]) -> tuple[dict, di
     for i in range(k):
         for j in range(k):
             ei, ej = np.eye(k)[i] * h, np.eye(k)[j] * h
-            hessian[i, j] = (f(theta + ei + ej) - f(theta + ei - ej) - f(theta - ei + ej) + f(theta - ei - ej)) / (4 * h[i] * h[j])
+            hessian[i, j] = (f(theta + ei + ej) - f(theta + ei - ej) - f(theta - ei + ej) + f(theta - ei - ej)) / (
+                4 * h[i] * h[j]
+            )
     se = np.sqrt(np.diagonal(np.linalg.inv(hessian)))
     return mle, dict(zip(names, se, strict=True)), -best.fun
 

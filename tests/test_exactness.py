@@ -8,13 +8,14 @@ errors, so that the test can fail.
 
 import numpy as np
 import pytest
-from helpers import gamma_poisson, logistic_normal, random_intercept
 
 import margaux as mx
+from helpers import gamma_poisson, logistic_normal, random_intercept
 
 SEEDS = 20
 DECAY = mx.Polynomial(1.0, 0.7, offset=10)
 STEP = mx.Polynomial(2.0, 0.6, offset=10)
+TABLE_STEP = mx.Polynomial(1.0, 0.6, offset=20)
 
 ALGORITHMS = {
     # name: (algorithm, batch size, iterations)
@@ -27,11 +28,11 @@ ALGORITHMS = {
     "online_em": (lambda: mx.online_em(mx.Polynomial(1.0, 0.7)), 10, 8000),
     "incremental_em": (lambda: mx.incremental_em(mx.PolyakRuppert()), 10, 2000),
     "misso": (lambda: mx.misso(2.0), 10, 2000),
-    "sag": (lambda: mx.sag(STEP), 10, 8000),
-    "saga": (lambda: mx.saga(STEP), 10, 8000),
+    "sag": (lambda: mx.sag(TABLE_STEP), 10, 8000),
+    "saga": (lambda: mx.saga(TABLE_STEP), 10, 8000),
     "fiem": (lambda: mx.saga(of="suffstats", weight=DECAY, average=mx.PolyakRuppert()), 10, 6000),
-    "svrg": (lambda: mx.svrg(STEP), 10, 8000),
-    "sem-vr": (lambda: mx.svrg(of="suffstats", weight=DECAY, average=mx.PolyakRuppert()), 10, 6000),
+    "svrg": (lambda: mx.svrg(TABLE_STEP, refresh_epochs=25), 10, 8000),
+    "sem-vr": (lambda: mx.svrg(of="suffstats", weight=DECAY, refresh_epochs=25, average=mx.PolyakRuppert()), 10, 6000),
 }
 #: they average nothing away over iterations, so theory asks for growing Monte Carlo sizes
 GROWING = ("mcem", "incremental_em", "misso")
@@ -48,9 +49,7 @@ ESTEPS = {
 
 def pairs(algorithms, esteps, fast):
     """Parameter sets; those that `fast` rejects are left to the slow suite."""
-    return [
-        pytest.param(a, e, marks=() if fast(a, e) else pytest.mark.slow, id=f"{a}-{e}") for a in algorithms for e in esteps
-    ]
+    return [pytest.param(a, e, marks=() if fast(a, e) else pytest.mark.slow, id=f"{a}-{e}") for a in algorithms for e in esteps]
 
 
 def set_up(algorithm, estep):

@@ -8,14 +8,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from helpers import RandomIntercept, random_intercept, simulate_intercepts
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import margaux as mx
+from helpers import RandomIntercept, random_intercept, simulate_intercepts
 from margaux import loop
 from margaux.data import plan_chunk, visits
-from margaux.fit import _Job
+from margaux.job import Job
 
 PROBLEM = random_intercept()
 
@@ -34,7 +34,7 @@ ALGORITHMS = {"saem": lambda: mx.saem(), "soul": lambda: mx.soul(), "incremental
 def test_chunk_length_changes_nothing(algorithm, batch_size, monkeypatch):
     estep = mx.MCMC(mx.MALA(0.5), n_steps=2)
     whole = run(ALGORITHMS[algorithm](), estep, batch_size=batch_size)
-    monkeypatch.setattr(_Job, "_pace", lambda self, spent: setattr(self, "length", 3))
+    monkeypatch.setattr(Job, "_pace", lambda self, spent: setattr(self, "length", 3))
     pieces = run(ALGORITHMS[algorithm](), estep, batch_size=batch_size)
     np.testing.assert_array_equal(whole.trace["params"], pieces.trace["params"])
 
@@ -57,7 +57,7 @@ def test_a_small_buffer_changes_nothing(monkeypatch):
     """Uniform draws repeat units within a chunk: cutting chunks short must give the same numbers."""
     estep = mx.MCMC(mx.RandomWalk(1.0), n_steps=2)
     ample = run(mx.incremental_em(), estep, batch_size=5, sampling="uniform")
-    monkeypatch.setattr("margaux.fit.BUFFER_BYTES", 1)
+    monkeypatch.setattr("margaux.job.BUFFER_BYTES", 1)
     scarce = run(mx.incremental_em(), estep, batch_size=5, sampling="uniform")
     np.testing.assert_array_equal(ample.trace["params"], scarce.trace["params"])
 
@@ -98,11 +98,11 @@ def test_sharded_program_holds_one_all_reduce_and_no_all_gather():
     original = loop.full_chunk
 
     def spy(inputs, carry, **static):
-        captured["text"] = original.lower(inputs, carry, **static).compile().as_text()
+        captured["text"] = original.lower(inputs, carry, **static).compile().compiled.as_text()
         return original(inputs, carry, **static)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("margaux.fit.full_chunk", spy)
+        patch.setattr("margaux.job.full_chunk", spy)
         run(mx.incremental_em(), mx.MCMC(mx.MALA(0.5), n_steps=2), n_iter=5, devices=4)
     lines = captured["text"].splitlines()
     reduces = [line for line in lines if " all-reduce(" in line or " all-reduce-start(" in line]
@@ -134,7 +134,7 @@ def test_numbers_do_not_recompile():
         return out
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("margaux.fit.full_chunk", counting)
+        patch.setattr("margaux.job.full_chunk", counting)
         go(1.0, 0.02, 0.1, 0, 40, 0.0)
         assert compiled[0] > 0
         first = len(compiled)
@@ -183,7 +183,8 @@ def test_uniform_draws_are_uniform():
 def test_kill_and_resume_is_bit_exact(tmp_path, batch_size):
     path = tmp_path / "fit.ckpt"
     script = tmp_path / "job.py"
-    script.write_text(textwrap.dedent(f"""
+    script.write_text(
+        textwrap.dedent(f"""
         import os, sys
         sys.path.insert(0, {str(__file__).rsplit("/", 1)[0]!r})
         import margaux as mx
@@ -195,9 +196,11 @@ def test_kill_and_resume_is_bit_exact(tmp_path, batch_size):
                     os._exit(9)
                 return False
             def close(self): pass
-        mx.fit(P.model, P.data, mx.incremental_em(), mx.MCMC(mx.MALA(0.5), n_steps=2), params=P.start, space=P.space, n_iter=3000,
-               batch_size={batch_size}, checkpoint=mx.Checkpoint({str(path)!r}, seconds=0), callbacks=[], stop=Kill(), progress=False)
-    """))
+        mx.fit(P.model, P.data, mx.incremental_em(), mx.MCMC(mx.MALA(0.5), n_steps=2), params=P.start, space=P.space,
+               n_iter=3000, batch_size={batch_size}, checkpoint=mx.Checkpoint({str(path)!r}, seconds=0), stop=Kill(),
+               progress=False)
+    """)
+    )
     ended = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, check=False)
     assert ended.returncode == 9, ended.stderr
     assert path.exists()

@@ -2,9 +2,9 @@
 
 import numpy as np
 import pytest
-from helpers import MIXTURE_SPACE, MIXTURE_START, Mixture, mixture_em, simulate_mixture
 
 import margaux as mx
+from helpers import MIXTURE_SPACE, MIXTURE_START, Mixture, mixture_em, simulate_mixture
 
 
 def fit(x, algorithm, n_iter, batch_size, **settings):
@@ -33,7 +33,7 @@ def test_reference_mixture(data_folder, reference):
     assert loglik == pytest.approx(told["loglik"], abs=2e-5)
     for name in ("weights", "means", "variances"):
         np.testing.assert_allclose(truth[name], told[name], atol=2e-5)
-    em = fit(x, mx.incremental_em(), 200 * 60, 10)
+    em = fit(x, mx.incremental_em(), 200 * 300, 10)
     assert gap(em, truth) < 1e-8
     miso = fit(x, mx.miso(lipschitz=6.0), 6000 * 10, 200)
     assert gap(miso, truth) < 1e-8

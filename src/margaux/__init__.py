@@ -13,8 +13,8 @@ from .algorithms import (
     saem,
     sag,
     saga,
-    soul,
     souk,
+    soul,
     svrg,
 )
 from .average import AbstractAverage, LastIterate, PolyakRuppert, StepWeighted

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import abc
-from typing import Any
 
 import equinox as eqx
 import jax
@@ -150,9 +149,7 @@ def _composed(
     average: AbstractAverage,
     refresh_epochs: int | None = None,
 ) -> Algorithm:
-    return Algorithm(
-        statistic=statistic, memory=memory, update=update, average=average, refresh_epochs=refresh_epochs
-    )
+    return Algorithm(statistic=statistic, memory=memory, update=update, average=average, refresh_epochs=refresh_epochs)
 
 
 def soul(step: Step = Polynomial(1.0, 0.8), average: AbstractAverage | None = None) -> Algorithm:

@@ -113,9 +113,7 @@ def _full_chunk(settings, keys, carry, data, first, length, total, runs, ids, ax
         return jax.tree.map(lambda e: jnp.moveaxis(e, 0, 1), jax.vmap(single)(keys)) if runs else single(keys)
 
     def single(key, carry, k, noise):
-        params, state, average, rows, trace = _iteration(
-            settings, key, carry, k, data, carry.rows, noise, axis, devices
-        )
+        params, state, average, rows, trace = _iteration(settings, key, carry, k, data, carry.rows, noise, axis, devices)
         return Carry(params, state, average, rows), trace
 
     run = jax.vmap(single, in_axes=(0, 0, None, 0)) if runs else single

@@ -152,15 +152,18 @@ def check_schedules(step: Any, step_size: Any = None, mc_size: Any = None) -> st
     if step is None:
         if c > 2 + 1e-6:
             return f"The Monte Carlo size grows like k^{c:.3g}, so sum M_k^(-1/2) is finite: MISSO's theorem 2 applies."
-        return f"The Monte Carlo size grows like k^{max(c, 0):.3g}, so sum M_k^(-1/2) diverges: MISSO's theorem 2 needs a power above 2."
+        grows = f"The Monte Carlo size grows like k^{max(c, 0):.3g}"
+        return f"{grows}, so sum M_k^(-1/2) diverges: MISSO's theorem 2 needs a power above 2."
     a = exponent(as_schedule(step, "step"))
     tolerance = 1e-6
     if a > 1 + tolerance:
-        return f"The step of theta decays like n^-{a:.3g}, so its sum is finite: the fit may stop short of the maximum; use a power of at most 1."
+        return (
+            f"The step of theta decays like n^-{a:.3g}, so its sum is finite: the fit may stop short; use a power of at most 1."
+        )
     if step_size is None:
         if a > 0.5 + tolerance:
             return "The Robbins-Monro conditions hold: the steps sum to infinity, their squares do not."
-        return f"The step of theta decays like n^-{a:.3g}: its squares sum to infinity, so only an average of the iterates converges."
+        return f"The step of theta decays like n^-{a:.3g}: its squares do not sum, so only an average converges."
     b = exponent(as_schedule(step_size, "step_size"))
     growing = a + b / 2 > 1 + tolerance and a - b + c > 1 + tolerance
     fixed = a + b / 2 > 1 + tolerance and 2 * a - 2 * b > 1 + tolerance and a - 2 * b > tolerance
@@ -170,4 +173,5 @@ def check_schedules(step: Any, step_size: Any = None, mc_size: Any = None) -> st
         return "The growing-batch conditions hold (SOUL, eqs. 8 and 12): theta converges to the maximum."
     if b <= tolerance:
         return "The Langevin step is constant: theta converges up to a bias of order gamma^(1/2) (SOUL, theorems 2 and 6)."
-    return f"Neither eq. 9 nor eq. 12 of SOUL holds (delta ~ n^-{a:.3g}, gamma ~ n^-{b:.3g}, m ~ n^{max(c, 0):.3g}): no theorem promises convergence."
+    rates = f"delta ~ n^-{a:.3g}, gamma ~ n^-{b:.3g}, m ~ n^{max(c, 0):.3g}"
+    return f"Neither eq. 9 nor eq. 12 of SOUL holds ({rates}): no theorem promises convergence."

@@ -261,7 +261,9 @@ def as_space(space: Any, params: PyTree) -> AbstractSpace:
 
 
 def _pairs(product: Product, params: PyTree) -> list[tuple[str, tuple[AbstractSpace, Any]]]:
-    paired = jax.tree.map(lambda s, branch: jax.tree.map(lambda leaf: (s, leaf), branch), product.spaces, params, is_leaf=_is_space)
+    paired = jax.tree.map(
+        lambda s, branch: jax.tree.map(lambda leaf: (s, leaf), branch), product.spaces, params, is_leaf=_is_space
+    )
     is_pair = lambda x: isinstance(x, tuple) and len(x) == 2 and _is_space(x[0])  # noqa: E731
     return [(path_name(p) or "theta", pair) for p, pair in jax.tree_util.tree_flatten_with_path(paired, is_leaf=is_pair)[0]]
 
@@ -278,7 +280,9 @@ def validate(space: AbstractSpace, params: PyTree) -> None:
         value = np.asarray(leaf)
         nearest = np.asarray(one.project(jnp.asarray(value)))
         if not np.allclose(value, nearest, rtol=1e-5, atol=1e-6):
-            raise ValueError(f"parameter {path} = {value} lies outside {type(one).__name__}; the nearest point inside is {nearest}")
+            raise ValueError(
+                f"parameter {path} = {value} lies outside {type(one).__name__}; the nearest point inside is {nearest}"
+            )
 
 
 def boundary_flags(space: AbstractSpace, params: PyTree) -> Bool[Array, " p"]:

@@ -48,7 +48,7 @@ class AbstractUpdate(eqx.Module):
 
 
 class Ascent(AbstractUpdate):
-    r"""$\theta_{k} = \Pi_\Theta[\mathrm{prox}_{\delta_k g/n}(\theta_{k-1} + \delta_k \bar s_k)]$ (SOUL eq. 5, with the sign of the errata)."""
+    r"""$\theta_k = \Pi_\Theta[\mathrm{prox}_{\delta_k g/n}(\theta_{k-1} + \delta_k \bar s_k)]$ (SOUL eq. 5, errata's sign)."""
 
     step: AbstractSchedule
 

@@ -54,7 +54,12 @@ class MCMC(AbstractEStep):
     ) -> None:
         if not isinstance(kernel, AbstractKernel):
             raise TypeError(f"kernel must be a margaux kernel such as mx.ULA(step_size=0.02); got {kernel!r}")
-        for name, value, least in [("n_chains", n_chains, 1), ("thin", thin, 1), ("burn_in", burn_in, 0), ("warm_up", warm_up, 0)]:
+        for name, value, least in [
+            ("n_chains", n_chains, 1),
+            ("thin", thin, 1),
+            ("burn_in", burn_in, 0),
+            ("warm_up", warm_up, 0),
+        ]:
             if not isinstance(value, int) or value < least:
                 raise ValueError(f"{name} must be a whole number of at least {least}, got {value!r}")
         if isinstance(n_steps, int):
@@ -72,9 +77,7 @@ class MCMC(AbstractEStep):
         return None
 
     def init(self, key, model, params, y):
-        z = mapped(lambda c: model.init_latents(jax.random.fold_in(key, c), params, y), self.n_chains)(
-            jnp.arange(self.n_chains)
-        )
+        z = mapped(lambda c: model.init_latents(jax.random.fold_in(key, c), params, y), self.n_chains)(jnp.arange(self.n_chains))
         row = {"z": z, "kernel": mapped(self.kernel.init, self.n_chains)(z)}
         if self.kernel.target_acceptance is not None:
             dtype = jnp.result_type(*jax.tree.leaves(z))
@@ -139,9 +142,7 @@ class MCMC(AbstractEStep):
                 value = jax.tree.map(jnp.add, value, evaluate(rows))
             else:
                 keep = (t >= self.burn_in) & ((t - self.burn_in) % self.thin == self.thin - 1)
-                value = jax.lax.cond(
-                    keep, lambda v: jax.tree.map(jnp.add, v, evaluate(rows)), lambda v: v, value
-                )
+                value = jax.lax.cond(keep, lambda v: jax.tree.map(jnp.add, v, evaluate(rows)), lambda v: v, value)
             return rows, value, accepted + now
 
         zero = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), jax.eval_shape(evaluate, rows))

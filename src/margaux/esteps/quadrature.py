@@ -37,9 +37,10 @@ class Quadrature(AbstractEStep):
 
     def requires(self, model, latents):
         size, _ = flat_size(latents)
-        if self.n_nodes**size > 20_000:
+        digits = size * np.log10(self.n_nodes)
+        if digits > np.log10(20_000):
             return (
-                f"quadrature with {self.n_nodes} nodes in {size} dimensions has {self.n_nodes**size:.1e} points a unit; "
+                f"quadrature with {self.n_nodes} nodes in {size} dimensions has 10^{digits:.1f} points a unit; "
                 "lower n_nodes, or use margaux.ImportanceSampling or margaux.MCMC"
             )
         return None

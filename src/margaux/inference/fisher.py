@@ -77,9 +77,7 @@ def information(fit: Any, method: str = "louis", n_draws: int = 2000, estep: Abs
         raise ValueError(f'method must be "louis", "opg" or "sandwich", got {method!r}')
     problem = fit._model()
     if method != "louis" and problem.n <= len(fit.names):
-        raise ValueError(
-            f'"{method}" needs more units ({problem.n}) than parameters ({len(fit.names)}); use method="louis"'
-        )
+        raise ValueError(f'"{method}" needs more units ({problem.n}) than parameters ({len(fit.names)}); use method="louis"')
     estep = reference_estep(fit, n_draws) if estep is None else estep
     dtype = default_dtype(None)
     with precision(dtype):
@@ -111,7 +109,9 @@ def information(fit: Any, method: str = "louis", n_draws: int = 2000, estep: Abs
     assert matrix is not None
     matrix = (matrix + matrix.T) / 2
     if "ess" in info and info["ess"].min() < 20:
-        message = f"the importance weights of unit {int(info['ess'].argmin())} have an effective size of {info['ess'].min():.1f}; "
+        message = (
+            f"the importance weights of unit {int(info['ess'].argmin())} have an effective size of {info['ess'].min():.1f}; "
+        )
     covariance, trouble = _invert(matrix, jacobian, flags, fit.names)
     return Information(matrix, covariance, scores, (message + trouble).strip("; "))
 
@@ -154,7 +154,14 @@ def wald_table(fit: Any, level: float = 0.95, method: str = "louis") -> pd.DataF
     z = estimate / se
     half = stats.norm.ppf(0.5 + level / 2) * se
     frame = pd.DataFrame(
-        {"estimate": estimate, "se": se, "z": z, "p": 2 * stats.norm.sf(np.abs(z)), "ci_low": estimate - half, "ci_high": estimate + half},
+        {
+            "estimate": estimate,
+            "se": se,
+            "z": z,
+            "p": 2 * stats.norm.sf(np.abs(z)),
+            "ci_low": estimate - half,
+            "ci_high": estimate + half,
+        },
         index=fit.names,
     )
     frame.attrs["message"] = "; ".join(part for part in (fit.message, info.message) if part)

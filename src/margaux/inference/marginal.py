@@ -27,14 +27,19 @@ class LogLikelihood(float):
 
 
 def loglik(
-    fit: Any, method: str = "importance", n_draws: int | None = None, params: PyTree = None, n_nodes: int = 21, replicates: int = 16
+    fit: Any,
+    method: str = "importance",
+    n_draws: int | None = None,
+    params: PyTree = None,
+    n_nodes: int = 21,
+    replicates: int = 16,
 ) -> LogLikelihood:
     r"""$\log p(y\mid\theta)$, every constant included, at the estimate (or at `params`).
 
     "importance": a Laplace proposal widened by a defensive mixture, `replicates` independent
-    randomisations of a quasi-Monte-Carlo rule with n_draws / replicates points each (n_draws: 2 million in all, 2,000 to 32,000 a
-    unit); the error is the delta method's over them. "quadrature": adaptive Gauss-Hermite; the error is the change from n_nodes - 4.
-    "laplace": the same with one node, of unknown error (NaN). "exact": enumeration of a discrete latent.
+    randomisations of a quasi-Monte-Carlo rule with n_draws / replicates points each (n_draws: 2 million
+    in all, 2,000 to 32,000 a unit); the error is the delta method's over them. "quadrature": adaptive
+    Gauss-Hermite; the error is the change from n_nodes - 4. "laplace": the same with one node, of unknown error (NaN). "exact": enumeration of a discrete latent.
 
     Raises:
         ValueError: unknown method. TypeError: the model does not allow it.
@@ -76,5 +81,6 @@ def _quadrature(fit: Any, params: PyTree, n_nodes: int) -> np.ndarray:
 
 
 def _affordable(n_nodes: int, size: int) -> None:
-    if n_nodes**size > 2_000_000:
-        raise ValueError(f"{n_nodes} nodes in {size} dimensions are {n_nodes**size:.1e} points a unit; use method='importance'")
+    digits = size * np.log10(n_nodes)
+    if digits > np.log10(2_000_000):
+        raise ValueError(f"{n_nodes} nodes in {size} dimensions are 10^{digits:.1f} points a unit; use method='importance'")

@@ -52,7 +52,13 @@ def latent_size(fit: Any) -> int:
 
 
 def each_unit(
-    fit: Any, f: UnitIntegrand, estep: AbstractEStep, params: PyTree = None, key: int = 0, width: int = 1, keep_chains: bool = True
+    fit: Any,
+    f: UnitIntegrand,
+    estep: AbstractEStep,
+    params: PyTree = None,
+    key: int = 0,
+    width: int = 1,
+    keep_chains: bool = True,
 ) -> tuple[PyTree, dict[str, np.ndarray]]:
     """Values of f and traced figures for every unit, on a leading axis n; units go through in blocks.
 

@@ -94,9 +94,7 @@ class Preconditioner(eqx.Module):
                 message = "preconditioner is not positive definite; pass a covariance estimate of the latent"
                 raise ValueError(message) from error
         else:
-            raise ValueError(
-                f"preconditioner must be d positive numbers or a (d, d) covariance; got shape {matrix.shape}"
-            )
+            raise ValueError(f"preconditioner must be d positive numbers or a (d, d) covariance; got shape {matrix.shape}")
 
     def root(self, x: Array) -> Array:
         """C x, with P = C C^T."""

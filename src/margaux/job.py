@@ -1,0 +1,436 @@
+"""One fit under way: a host loop over compiled chunks. Progress, stopping and saving happen between chunks only."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.flatten_util import ravel_pytree
+from jaxtyping import PyTree
+
+from . import average as averaging
+from . import storage
+from .algorithms import describe
+from .callbacks import AbstractCallback, Progress
+from .data import DeviceRows, HostRows, plan_chunk, visits
+from .loop import Carry, Settings, Visits, batch_chunk, full_chunk, init_rows, visit_all
+from .naming import scalar_names, settle
+from .penalty import AbstractPenalty, NoPenalty
+from .result import RESULTS, Fit
+from .sharding import units_mesh
+from .space import as_space
+from .space import validate as validate_space
+from .updates import Problem
+from .validate import check_data, check_model, check_params, check_types, whole
+
+#: iterations a compiled chunk holds at most, and bytes it streams
+CHUNK, CHUNK_BYTES = 1024, 1 << 26
+#: bytes of rows a chunk keeps for units that repeat in it
+BUFFER_BYTES = 1 << 16
+_INIT, _PASS, _IDS, _STARTS = (2**31 - 1 - i for i in range(4))
+
+
+class Job:
+    """What is fixed in a fit, and the state that moves."""
+
+    def __init__(
+        self, model, data, algorithm, estep, key, params, n_iter, batch_size, sampling, space, penalty, average, runs,
+        spread, devices, rows, dtype,
+    ) -> None:  # fmt: skip
+        check_types(model, algorithm, estep, average)
+        self.n = check_data(data)
+        check_params(params)
+        self.n_iter = whole("n_iter", n_iter, 1)
+        self.batch_size = None if batch_size is None else whole("batch_size", batch_size, 1)
+        if self.batch_size is not None and self.batch_size > self.n:
+            raise ValueError(f"batch_size {self.batch_size} exceeds the {self.n} units; pass at most {self.n}, or None for all")
+        if self.batch_size == self.n:
+            self.batch_size = None
+        if sampling not in ("reshuffled", "uniform"):
+            raise ValueError(f'sampling must be "reshuffled" or "uniform", got {sampling!r}')
+        if penalty is not None and not isinstance(penalty, AbstractPenalty):
+            raise TypeError(f"penalty must be a margaux penalty such as mx.L1(0.1), got {penalty!r}")
+        if rows not in ("device", "host"):
+            raise ValueError(f'rows must be "device" or "host", got {rows!r}')
+        if not spread >= 0:
+            raise ValueError(f"spread must not be negative, got {spread}")
+        self.reshuffled = sampling == "reshuffled"
+        self.dtype = dtype
+        self.key, self.seed = _key(key)
+        self.devices = whole("devices", devices, 1)
+        if self.devices > 1 and self.batch_size is not None:
+            raise ValueError("devices > 1 works on full batches; drop batch_size")
+        if self.devices > 1 and self.n % self.devices:
+            raise ValueError(f"{self.n} units do not divide over {self.devices} devices; use a divisor of {self.n}")
+        self.mesh = units_mesh(self.devices) if self.devices > 1 else None
+        self.on_host = rows == "host" or any(isinstance(leaf, np.memmap) for leaf in jax.tree.leaves(data))
+        if self.on_host and self.batch_size is None:
+            self.on_host = False
+        as_floats = jax.tree.map(lambda leaf: np.asarray(leaf, dtype), params)
+        self.problem = Problem(model, as_space(space, as_floats), penalty or NoPenalty(), self.n)
+        validate_space(self.problem.space, as_floats)
+        if not isinstance(self.problem.penalty, NoPenalty):
+            self.problem.penalty.value(as_floats)
+        if runs is not None and not isinstance(runs, int):
+            runs = list(runs)
+            for r, other in enumerate(runs):
+                _same_structure(as_floats, other, r)
+                validate_space(self.problem.space, jax.tree.map(lambda leaf: np.asarray(leaf, dtype), other))
+            _distinct(runs)
+        self.starts = runs if isinstance(runs, list) else None
+        self.runs = None if runs is None else whole("runs", len(runs) if isinstance(runs, list) else runs, 1)
+        self.spread = spread
+        self.algorithm, self.estep = algorithm, estep
+        self.average = algorithm.average if average is None else average
+        self.params0, self.raw_data = as_floats, data
+        self.store: Any = None  # per-unit rows of a mini-batch fit; a full batch keeps them in the carry
+        self.k, self.traces, self.timings = 0, [], {"compile": 0.0, "run": 0.0}
+
+    # -- before the loop ------------------------------------------------------------------------
+
+    def prepare(self) -> None:
+        """Arrays on the device, the model checked, starting state and rows."""
+        self.params0 = jax.tree.map(lambda leaf: jnp.asarray(leaf, self.dtype), self.params0)
+        self.problem = settle(self.problem, self.dtype)
+        self.algorithm, self.estep, self.average = settle((self.algorithm, self.estep, self.average), self.dtype)
+        self.data = self.raw_data if self.on_host else _placed(self.raw_data, self.dtype, self.mesh)
+        check_model(self.problem, self.estep, self.algorithm, self.params0, self._units(np.array([0]), first=True))
+        burn_in = jnp.asarray(self.average.burn_in)
+        burn_in = jnp.where(burn_in < 1, jnp.floor(burn_in * self.n_iter), burn_in)
+        self.burn_in = int(burn_in)
+        self.settings = Settings(self.problem, self.algorithm, self.estep, self.average, jnp.asarray(self.burn_in))
+        self.keys = [jax.random.fold_in(self.key, r) for r in range(self.runs)] if self.runs else [self.key]
+        params = self._starts()
+        estep_rows = self._initial_rows(params)
+        states, own_rows = self._initial_states(params, estep_rows)
+        all_rows = (estep_rows, own_rows)
+        stack = (lambda trees: jax.tree.map(lambda *leaf: jnp.stack(leaf), *trees)) if self.runs else (lambda trees: trees[0])
+        params = stack(params)
+        copy = jax.tree.map(lambda leaf: leaf + 0, params)
+        average = jax.vmap(lambda p: averaging.start(self.average, p))(copy) if self.runs else averaging.start(self.average, copy)
+        if self.batch_size is None:
+            shape = (self.runs, self.n) if self.runs else (self.n,)
+            rows = jax.tree.map(lambda leaf: leaf.reshape(shape + leaf.shape[1:]), all_rows)
+        else:
+            self.store = HostRows(jax.tree.map(np.array, all_rows)) if self.on_host else DeviceRows(all_rows)
+            self.capacity = self._capacity(all_rows)
+            rows = jax.tree.map(self._empty_buffer, all_rows)
+        self.carry = Carry(params, stack(states), average, rows)
+        self.total = self._chunk_size(all_rows)
+        self.length = 32
+
+    def _units(self, ids: np.ndarray, first: bool = False) -> PyTree:
+        """Data of some units as arrays of the fit's precision."""
+
+        def one(leaf: Any) -> Any:
+            part = leaf[0] if first else leaf[ids]
+            return jnp.asarray(part, self.dtype if jnp.issubdtype(part.dtype, jnp.floating) else None)
+
+        return jax.tree.map(one, self.data)
+
+    def _starts(self) -> list[PyTree]:
+        if self.starts is not None:
+            return [jax.tree.map(lambda leaf: jnp.asarray(leaf, self.dtype), p) for p in self.starts]
+        out, space = [self.params0], self.problem.space
+        for r in range(1, self.runs or 1):
+            flat, unravel = ravel_pytree(space.to_unconstrained(self.params0))
+            moved = flat + self.spread * jax.random.normal(jax.random.fold_in(self.keys[r], _STARTS), flat.shape, flat.dtype)
+            out.append(jax.tree.map(lambda leaf: leaf.astype(self.dtype), space.from_unconstrained(unravel(moved))))
+        return out
+
+    def _blocks(self) -> list[np.ndarray]:
+        size = min(self.n, 4096)
+        return [np.minimum(np.arange(first, first + size), self.n - 1) for first in range(0, self.n, size)]
+
+    def _initial_rows(self, params: list[PyTree]) -> PyTree:
+        parts = []
+        for key, p in zip(self.keys, params, strict=True):
+            for ids in self._blocks():
+                made = init_rows(self.settings, jax.random.fold_in(key, _INIT), p, self._units(ids), ids)
+                keep = len(np.unique(ids))
+                parts.append(jax.tree.map(lambda leaf, keep=keep: leaf[:keep], made))
+        return jax.tree.map(lambda *leaf: jnp.concatenate(leaf), *parts)
+
+    def _initial_states(self, params: list[PyTree], estep_rows: PyTree) -> tuple[list[PyTree], PyTree]:
+        ids = self._blocks()[0]
+        rows = jax.tree.map(lambda leaf: leaf[ids], estep_rows)
+        struct = jax.eval_shape(
+            lambda: visit_all.__wrapped__(self.settings, self.keys[0], params[0], rows, self._units(ids), ids, 1)[0]
+        )
+        unit = jax.tree.map(lambda s: jax.ShapeDtypeStruct(s.shape[1:], s.dtype), struct)
+        states = [self.algorithm.init(p, unit) for p in params]
+        if not self.algorithm.has_rows:
+            return states, ()
+        own = jax.tree.map(lambda s: jnp.zeros((len(self.keys) * self.n,) + s.shape, s.dtype), unit)
+        own, totals = self._pass(params, estep_rows, own, 0)
+        return [self.algorithm.refreshed(s, t) for s, t in zip(states, totals, strict=True)], own
+
+    def _pass(self, params: list[PyTree], estep_rows: PyTree, own: PyTree, k: int) -> tuple[PyTree, list[PyTree]]:
+        """Statistics of every unit at fixed parameters (rows flat over runs and units), and their sums."""
+        kind = HostRows if self.on_host else DeviceRows
+        store, old = kind(jax.tree.map(np.array if self.on_host else jnp.asarray, own)), kind(estep_rows)
+        totals = []
+        for r, (key, p) in enumerate(zip(self.keys, params, strict=True)):
+            key = jax.random.fold_in(key, _PASS)
+            for ids in self._blocks():
+                block_rows = jax.tree.map(jnp.asarray, old.take(ids + r * self.n))
+                s, _, _ = visit_all(self.settings, key, p, block_rows, self._units(ids), ids, jnp.asarray(k))
+                store = store.put(ids + r * self.n, s)
+            span = slice(r * self.n, (r + 1) * self.n)
+            totals.append(jax.tree.map(lambda leaf, span=span: jnp.sum(jnp.asarray(leaf[span]), axis=0), store.tree))
+        return store.tree, totals
+
+    def _row_bytes(self, rows: PyTree) -> int:
+        return sum(leaf.nbytes // leaf.shape[0] for leaf in jax.tree.leaves(rows))
+
+    def _capacity(self, rows: PyTree) -> int:
+        return max(min(self.n, BUFFER_BYTES // max(self._row_bytes(rows), 1)), self.batch_size or 1)
+
+    def _empty_buffer(self, leaf: Any) -> Any:
+        shape = (self.capacity + 1,) + leaf.shape[1:]
+        return jnp.zeros(((self.runs,) + shape) if self.runs else shape, leaf.dtype)
+
+    def _chunk_size(self, rows: PyTree) -> int:
+        if self.batch_size is None:
+            return CHUNK
+        unit = self._row_bytes(self.data) + 2 * self._row_bytes(rows) + 8
+        size = CHUNK_BYTES // max(unit * self.batch_size * (self.runs or 1), 1)
+        return int(2 ** np.floor(np.log2(np.clip(size, 1, CHUNK))))
+
+    # -- the loop -------------------------------------------------------------------------------
+
+    def run(self, hooks: list[AbstractCallback], stop: AbstractCallback | None) -> RESULTS:
+        """Chunks until n_iter, a stopping rule, a failure or an interrupt."""
+        try:
+            while self.k < self.n_iter:
+                began, before = time.perf_counter(), jax.tree.map(np.asarray, (self.carry.params, self.carry.average))
+                length, trace = self._chunk()
+                trace = jax.tree.map(np.asarray, trace)
+                spent = time.perf_counter() - began
+                self.timings["compile" if not self.traces else "run"] += spent
+                self.traces.append({name: leaf[:length] for name, leaf in trace.items()})
+                self.k += length
+                self._pace(spent)
+                failure = self._failure(self.traces[-1])
+                if failure is RESULTS.diverged:
+                    self.carry = self.carry._replace(params=before[0], average=before[1])
+                if failure is not None:
+                    return failure
+                self._refresh()
+                seen = self._progress()
+                asked = [hook(seen) for hook in hooks]
+                if stop is not None and stop(seen):
+                    return RESULTS.stopped
+                if any(asked):
+                    return RESULTS.stopped
+        except KeyboardInterrupt:
+            return RESULTS.interrupted
+        return RESULTS.successful if stop is None else RESULTS.max_iterations
+
+    def _pace(self, spent: float) -> None:
+        """About half a second a chunk: progress is seen, and dispatch costs nothing. The first one compiles."""
+        if len(self.traces) == 1:
+            return
+        if spent < 0.25:
+            self.length = min(4 * self.length, self.total)
+        elif spent > 1.0:
+            self.length = max(self.length // 2, 1)
+
+    def _chunk(self) -> tuple[int, PyTree]:
+        length = min(self.length, self.total, self.n_iter - self.k, self._until_refresh())
+        first = jnp.asarray(self.k + 1, jnp.int32)
+        keys = jnp.stack(self.keys) if self.runs else self.keys[0]
+        if self.batch_size is None:
+            inputs = (self.settings, keys, self.data, first, jnp.asarray(length, jnp.int32))
+            self.carry, trace = full_chunk(inputs, self.carry, total=self.total, runs=self.runs, mesh=self.mesh)
+            return length, trace
+        return self._batch_chunk(length, first, keys)
+
+    def _batch_chunk(self, length: int, first: Any, keys: Any) -> tuple[int, PyTree]:
+        b, n, runs = self.batch_size, self.n, self.runs or 1
+        assert b is not None
+        ids = np.zeros((runs, self.total, b), np.int32)
+        for r, key in enumerate(self.keys):
+            ids[r, :length] = visits(jax.random.fold_in(key, _IDS), n, b, self.k + 1, length, self.reshuffled)
+        length = min(plan_chunk(ids[r, :length], self.capacity)[0] for r in range(runs))
+        slots = np.full((runs, self.total, b), self.capacity, np.int32)
+        owners = np.full((runs, self.capacity), -1, np.int32)
+        for r in range(runs):
+            _, slots[r, :length], owners[r] = plan_chunk(ids[r, :length], self.capacity)
+        offset = n * np.arange(runs)[:, None]
+        inside = np.where(owners >= 0, owners + offset, 0)
+        shape = (lambda a: a) if self.runs else (lambda a: a[0])
+        held = self.store.take(shape(inside))
+        buffer = jax.tree.map(lambda old, new: _fill(old, new, bool(self.runs)), self.carry.rows, held)
+        times = (lambda a: np.moveaxis(a, 0, 1)) if self.runs else (lambda a: a[0])
+        flat = ids + offset[:, :, None]
+        rows = jax.tree.map(jnp.asarray, self.store.take(times(flat)))
+        streamed = Visits(jnp.asarray(times(ids)), jnp.asarray(times(slots)), self._units(times(ids)), rows)
+        inputs = (self.settings, keys, streamed, first, jnp.asarray(length, jnp.int32))
+        self.carry, (trace, rows) = batch_chunk(inputs, self.carry._replace(rows=buffer), total=self.total, runs=self.runs)
+        outside = runs * n
+        once = (slots == self.capacity) & (np.arange(self.total) < length)[None, :, None]
+        self.store = self.store.put(times(np.where(once, flat, outside)), rows)
+        held = jax.tree.map(lambda leaf: leaf[:, :-1] if self.runs else leaf[:-1], self.carry.rows)
+        self.store = self.store.put(shape(np.where(owners >= 0, owners + offset, outside)), held)
+        return length, trace
+
+    def _until_refresh(self) -> int:
+        period = self._period()
+        return self.n_iter if period is None else period - self.k % period
+
+    def _period(self) -> int | None:
+        epochs = self.algorithm.refresh_epochs
+        return None if epochs is None else epochs * max(self.n // (self.batch_size or self.n), 1)
+
+    def _refresh(self) -> None:
+        """SVRG's anchor: statistics of every unit at the current parameters."""
+        period = self._period()
+        if period is None or self.k % period or self.k >= self.n_iter:
+            return
+        unstack = lambda tree: [jax.tree.map(lambda leaf, r=r: leaf[r], tree) for r in range(self.runs)] if self.runs else [tree]  # noqa: E731
+        full = self.store is None
+        estep_rows, own = self.carry.rows if full else self.store.tree
+        flat = (
+            (lambda t: jax.tree.map(lambda leaf: leaf.reshape((-1,) + leaf.shape[2:]), t))
+            if full and self.runs
+            else (lambda t: t)
+        )
+        own, totals = self._pass(unstack(self.carry.params), flat(estep_rows), flat(own), self.k)
+        states = [self.algorithm.refreshed(s, t) for s, t in zip(unstack(self.carry.state), totals, strict=True)]
+        state = jax.tree.map(lambda *leaf: jnp.stack(leaf), *states) if self.runs else states[0]
+        self.carry = self.carry._replace(state=state)
+        if full:
+            back = jax.tree.map(lambda leaf, old: leaf.reshape(old.shape), own, self.carry.rows[1])
+            self.carry = self.carry._replace(rows=(self.carry.rows[0], back))
+        else:
+            self.store = type(self.store)((estep_rows, own))
+
+    def _failure(self, trace: dict[str, np.ndarray]) -> RESULTS | None:
+        if not np.all(np.isfinite(trace.get("params", trace.get("norm")))):
+            return RESULTS.diverged
+        recent = {name: np.asarray(value[-200:]).mean(axis=0) for name, value in trace.items()}
+        if self.k >= 200 and np.any(recent.get("acceptance", 1.0) < 1e-3):
+            return RESULTS.stuck
+        if self.k >= 20 and np.any(recent.get("ess", np.inf) < 1.05):
+            return RESULTS.ess_collapse
+        return None
+
+    def _progress(self) -> Progress:
+        trace = {name: np.concatenate([part[name] for part in self.traces]) for name in self.traces[0]}
+        if not self.runs:
+            trace = {name: value[:, None] for name, value in trace.items()}
+        means = self.carry.average[1]
+        runs = self.runs or 1
+        flat = np.concatenate([np.asarray(leaf).reshape(runs, -1) for leaf in jax.tree.leaves(means)], axis=1)
+        return Progress(self.k, self.n_iter, scalar_names(self.params0), flat, trace, self.save)
+
+    # -- saving and ending ----------------------------------------------------------------------
+
+    def _state(self) -> PyTree:
+        """Everything a later process needs to go on."""
+        rows = self.carry.rows if self.store is None else self.store.tree
+        return (self.carry.params, self.carry.state, self.carry.average, rows)
+
+    def _signature(self) -> dict[str, Any]:
+        key = np.asarray(jax.random.key_data(self.key)).tolist()
+        return {"n": self.n, "batch_size": self.batch_size, "runs": self.runs, "dtype": str(self.dtype), "key": key,
+                "reshuffled": self.reshuffled, "what": describe(self.algorithm, self.estep, self.problem.model),
+                "burn_in": self.burn_in}  # fmt: skip
+
+    def save(self, path: Path) -> None:
+        """Write a checkpoint."""
+        trace = {f"trace/{name}": np.concatenate([part[name] for part in self.traces]) for name in self.traces[0]}
+        header = {"kind": "checkpoint", "k": self.k, "timings": self.timings, "signature": self._signature()}
+        storage.write(path, header, storage.flatten("state", self._state()) | trace)
+
+    def restore(self, path: Path) -> None:
+        """Go on from a checkpoint of the same fit."""
+        header, arrays = storage.read(path)
+        if header.get("kind") != "checkpoint":
+            raise ValueError(f"{path} is a {header.get('kind')}, not a checkpoint; pass another path")
+        mine, theirs = self._signature(), header["signature"]
+        for name in mine:
+            if mine[name] != theirs.get(name):
+                raise ValueError(
+                    f"the checkpoint {path} belongs to another fit: its {name} is {theirs.get(name)}, here {mine[name]}; "
+                    "delete it or pass another path"
+                )
+        params, state, average, rows = storage.unflatten("state", self._state(), arrays)
+        to_device = lambda tree: jax.tree.map(jnp.asarray, tree)  # noqa: E731
+        if self.store is None:
+            self.carry = Carry(*to_device((params, state, average, rows)))
+        else:
+            self.store = type(self.store)(rows if self.on_host else to_device(rows))
+            self.carry = Carry(*to_device((params, state, average)), self.carry.rows)
+        self.k, self.timings = header["k"], header["timings"]
+        self.traces = [{name[6:]: value for name, value in arrays.items() if name.startswith("trace/")}]
+
+    def finish(self, result: RESULTS) -> Fit:
+        """The result, as NumPy arrays."""
+        runs_first = (lambda tree: tree) if self.runs else (lambda tree: jax.tree.map(lambda leaf: leaf[None], tree))
+        run_params = jax.tree.map(np.asarray, runs_first(self.carry.average[1]))
+        last = jax.tree.map(np.asarray, runs_first(self.carry.params))
+        rows = self.carry.rows if self.store is None else self.store.tree
+        # Full-batch rows are ([runs,] n, ...), stored ones (runs n, ...): both become (runs, n, ...).
+        axes = 2 if self.runs and self.store is None else 1
+        shape = (self.runs or 1, self.n)
+        estep_rows = jax.tree.map(lambda leaf: np.asarray(leaf).reshape(shape + leaf.shape[axes:]), rows[0])
+        mean = lambda tree: jax.tree.map(lambda leaf: leaf.mean(axis=0), tree)  # noqa: E731
+        params = mean(run_params)
+        trace = self._progress().trace if self.traces else {}
+        if "log_marginal" in trace:
+            trace = trace | {"log_marginal": trace["log_marginal"] * self.n}
+        edge = self.problem.space.at_boundary(jax.tree.map(jnp.asarray, params))
+        if not result.failed and any(bool(np.any(np.asarray(leaf))) for leaf in jax.tree.leaves(edge)):
+            result = RESULTS.boundary
+        return Fit(
+            params, mean(last), run_params, trace, result, self.k, self.timings,
+            describe(self.algorithm, self.estep, self.problem.model), self.dtype, self.seed, self.problem, self.estep,
+            self.data, estep_rows, self.burn_in,
+        )  # fmt: skip
+
+
+def _fill(old: Any, new: Any, runs: bool) -> Any:
+    """A buffer with its slots written, the spare one kept."""
+    return old.at[:, :-1].set(new) if runs else old.at[:-1].set(new)
+
+
+def _placed(data: PyTree, dtype: np.dtype, mesh: Any) -> PyTree:
+    data = jax.tree.map(lambda leaf: np.asarray(leaf) if isinstance(leaf, np.memmap) else leaf, data)
+    data = settle(data, dtype)
+    if mesh is None:
+        return data
+    sharding = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec("units"))
+    return jax.device_put(data, sharding)
+
+
+def _key(key: Any) -> tuple[Any, int]:
+    if isinstance(key, bool) or not isinstance(key, int | np.integer | jax.Array):
+        raise TypeError(f"key must be an int or a PRNG key, got {key!r}")
+    if isinstance(key, jax.Array):
+        if not jnp.issubdtype(key.dtype, jax.dtypes.prng_key):
+            key = jax.random.wrap_key_data(key)
+        return key, -1
+    if key < 0:
+        raise ValueError(f"key must be a non-negative int, got {key}")
+    return jax.random.key(int(key)), int(key)
+
+
+def _same_structure(params: PyTree, other: PyTree, r: int) -> None:
+    check_params(other)
+    same = jax.tree.structure(params) == jax.tree.structure(other)
+    if not same or [np.shape(a) for a in jax.tree.leaves(params)] != [np.shape(a) for a in jax.tree.leaves(other)]:
+        raise ValueError(
+            f"starting values {r} of runs differ from params in structure or shape; give each the same names and shapes"
+        )
+
+
+def _distinct(starts: list[PyTree]) -> None:
+    flat = [tuple(np.concatenate([np.ravel(leaf) for leaf in jax.tree.leaves(p)])) for p in starts]
+    if len(set(flat)) < len(flat):
+        raise ValueError("two of the runs start from the same values: their agreement would prove nothing; give distinct starts")
