@@ -128,6 +128,8 @@ def as_schedule(value: Any, name: str = "schedule") -> AbstractSchedule:
 def exponent(schedule: AbstractSchedule) -> float:
     """The a of a sequence that goes like $k^{-a}$, read at large k (growing sequences have a < 0)."""
     low, high = 1e6, 1e8
+    if isinstance(schedule, Growth):  # its rate, whatever the cap
+        return -float(schedule.power) if schedule.scale > 0 else 0.0
     values = [float(np.asarray(schedule(k))) for k in (low, high)]
     return -float(np.log(values[1] / values[0]) / np.log(high / low))
 

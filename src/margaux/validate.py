@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -145,22 +146,28 @@ def _check_start(problem: Problem, params: PyTree, unit: PyTree, latents: PyTree
     for path, leaf in jax.tree_util.tree_flatten_with_path(z)[0]:
         if not bool(jnp.all(jnp.isfinite(leaf))):
             raise ValueError(f"{name}.init_latents gives non-finite {path_name(path) or 'latents'} at the first unit")
-    value = float(model.log_joint(params, z, unit))
+    # One small program, of one unit: operation by operation this takes seconds.
+    try:
+        value, gradient = _value_and_gradient(model, params, z, unit)
+    except TypeError as error:
+        raise TypeError(f"{name}.log_joint cannot be differentiated in the parameters: {error}") from error
+    value = float(value)
     if not np.isfinite(value):
         raise ValueError(
             f"{name}.log_joint is {value} at the starting parameters and latents of the first unit; "
             "start inside the support (check logs and divisions), or mend init_latents"
         )
-    try:
-        gradient = jax.grad(model.log_joint)(params, z, unit)
-    except TypeError as error:
-        raise TypeError(f"{name}.log_joint cannot be differentiated in the parameters: {error}") from error
     for path, leaf in jax.tree_util.tree_flatten_with_path(gradient)[0]:
         if not bool(jnp.all(jnp.isfinite(leaf))):
             raise ValueError(
                 f"the gradient of {name}.log_joint in {path_name(path) or 'the parameters'} is not finite at the start; "
                 "a square root or log at zero, or jnp.where around a NaN, is the usual cause"
             )
+
+
+@eqx.filter_jit
+def _value_and_gradient(model: AbstractModel, params: PyTree, z: PyTree, unit: PyTree) -> tuple[Any, PyTree]:
+    return jax.value_and_grad(model.log_joint)(params, z, unit)
 
 
 def _about_shapes(what: str, error: Exception, unit: PyTree) -> Exception:

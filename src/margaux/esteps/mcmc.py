@@ -106,7 +106,7 @@ class MCMC(AbstractEStep):
         chains = jnp.arange(self.n_chains)
 
         def one(t, c):
-            return self.kernel.noise(jax.random.fold_in(jax.random.fold_in(key, t), c), latents)
+            return self.kernel.noise(jax.random.fold_in(key, t * self.n_chains + c), latents)
 
         return jax.vmap(lambda t: jax.vmap(lambda c: one(t, c))(chains))(times)
 

@@ -39,7 +39,8 @@ def loglik(
     "importance": a Laplace proposal widened by a defensive mixture, `replicates` independent
     randomisations of a quasi-Monte-Carlo rule with n_draws / replicates points each (n_draws: 2 million
     in all, 2,000 to 32,000 a unit); the error is the delta method's over them. "quadrature": adaptive
-    Gauss-Hermite; the error is the change from n_nodes - 4. "laplace": the same with one node, of unknown error (NaN). "exact": enumeration of a discrete latent.
+    Gauss-Hermite; the error is the change from n_nodes - 4. "laplace": the same with one node, of
+    unknown error (NaN). "exact": enumeration of a discrete latent.
 
     Raises:
         ValueError: unknown method. TypeError: the model does not allow it.

@@ -46,9 +46,10 @@ def reference_estep(fit: Any, n_draws: int) -> AbstractEStep:
 
 def latent_size(fit: Any) -> int:
     """Latents a unit, flattened."""
-    unit = jax.tree.map(lambda leaf: leaf[0], fit.data)
-    shapes = jax.eval_shape(fit._model().model.init_latents, jax.random.key(0), fit.params, unit)
-    return flat_size(shapes)[0]
+    with precision(fit.dtype):
+        unit = jax.tree.map(lambda leaf: leaf[0], fit.data)
+        shapes = jax.eval_shape(fit._model().model.init_latents, jax.random.key(0), fit.params, unit)
+        return flat_size(shapes)[0]
 
 
 def each_unit(
