@@ -136,6 +136,17 @@ def misso_cost() -> None:
     print(f"  ratio {figures[200_000] / figures[6_384]:.2f}")
 
 
+COLD = """
+import time
+import margaux as mx
+from margaux.examples import {name} as example
+example.data()
+began = time.process_time()
+example.fit(n_iter=20, progress=False)
+print(time.process_time() - began)
+"""
+
+
 def cold_cost() -> None:
     for name in ("wisconsin", "theophylline"):
         out = subprocess.run([sys.executable, "-c", COLD.format(name=name)], capture_output=True, text=True, check=True)

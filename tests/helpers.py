@@ -244,4 +244,4 @@ def mixture_em(x: np.ndarray, n_iter: int = 5000) -> tuple[dict, float]:
         n_k = r.sum(0)
         w, m = n_k / x.size, r.T @ x / n_k
         v = r.T @ x**2 / n_k - m**2
-    return {"weights": w, "means": m, "variances": v}, float(special.logsumexp(logs, axis=1).sum())
+    return {"weights": w, "means": m, "variances": v}, float(np.log(np.exp(logs).sum(axis=1)).sum())

@@ -39,7 +39,7 @@ def test_quadrature_em_and_louis_are_exact(name):
     assert abs(float(importance) - problem.loglik) < 4 * importance.se + 1e-4
     assert importance.se < 0.1
     assert fit.aic == pytest.approx(-2 * float(importance) + 4)
-    assert fit.diagnostics()["ok"].all(), fit.diagnostics().to_string()
+    assert bool(np.all(fit.diagnostics()["ok"])), fit.diagnostics().to_string()
 
 
 @pytest.mark.parametrize(
@@ -104,7 +104,7 @@ def test_unidentified_parameters_are_said():
     y = np.random.default_rng(0).normal(size=20)
     fit = mx.fit(Twice(), y, mx.soul(0.3), mx.Quadrature(5), params={"a": 0.0, "b": 0.0}, n_iter=200, progress=False)
     summary = fit.summary()
-    assert summary["se"].isna().all() and "singular" in summary.attrs["message"]
+    assert bool(np.all(np.isnan(summary["se"]))) and "singular" in summary.attrs["message"]
     assert not fit.diagnostics().loc["information", "ok"]
 
 
@@ -122,10 +122,10 @@ def test_mixture_information_and_simplex_delta_method():
 
     def negative(theta):
         p = {"weights": np.r_[theta[:2], 1 - theta[:2].sum()], "means": theta[2:5], "variances": theta[5:]}
-        from scipy import special, stats
+        from scipy import stats
 
         logs = np.log(p["weights"]) + stats.norm.logpdf(x[:, None], p["means"], np.sqrt(p["variances"]))
-        return -special.logsumexp(logs, axis=1).sum()
+        return -np.log(np.exp(logs).sum(axis=1)).sum()
 
     theta = np.r_[truth["weights"][:2], truth["means"], truth["variances"]]
     h, k = 1e-4, 8

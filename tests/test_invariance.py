@@ -117,7 +117,7 @@ def test_numbers_do_not_recompile():
     class Counting(RandomIntercept):
         def log_joint(self, params, z, unit):
             nonlocal traces
-            traces += isinstance(z, jax.core.Tracer) and isinstance(params["mu"], jax.core.Tracer)
+            traces += 1
             return RandomIntercept.log_joint(self, params, z, unit)
 
     def go(step, size, weight, key, n_iter, start):

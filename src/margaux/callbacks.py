@@ -43,26 +43,24 @@ class ProgressBar(AbstractCallback):
 
     def __init__(self, title: str, delay: float = 2.0) -> None:
         self._title, self._delay = title, delay
-        self._start, self._first = time.monotonic(), None
+        self._start = time.monotonic()
         self._bar: Any = None
         self._task: Any = None
 
     def __call__(self, progress: Progress) -> bool:
-        if self._first is None:
-            self._first = progress.iteration
         if self._bar is None:
             if time.monotonic() - self._start < self._delay:
                 return False
-            self._open(progress)
+            self._bar = self._opened(progress)
         self._bar.update(self._task, completed=progress.iteration, figures=_figures(progress))
         return False
 
-    def _open(self, progress: Progress) -> None:
+    def _opened(self, progress: Progress) -> Any:
         from rich.console import Console
         from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
         from rich.progress import Progress as Bar
 
-        self._bar = Bar(
+        bar: Any = Bar(
             TextColumn("{task.description}"),
             BarColumn(bar_width=20),
             MofNCompleteColumn(),
@@ -71,8 +69,9 @@ class ProgressBar(AbstractCallback):
             console=Console(stderr=True),
             transient=True,
         )
-        self._bar.start()
-        self._task = self._bar.add_task(self._title, total=progress.n_iter, figures="")
+        bar.start()
+        self._task = bar.add_task(self._title, total=progress.n_iter, figures="")
+        return bar
 
     def close(self) -> None:
         if self._bar is not None:

@@ -311,7 +311,7 @@ class Job:
             self.store = type(self.store)((estep_rows, own))
 
     def _failure(self, trace: dict[str, np.ndarray]) -> RESULTS | None:
-        if not np.all(np.isfinite(trace.get("params", trace.get("norm")))):
+        if not np.all(np.isfinite(trace["params"] if "params" in trace else trace["norm"])):
             return RESULTS.diverged
         recent = {name: np.asarray(value[-200:]).mean(axis=0) for name, value in trace.items()}
         if self.k >= 200 and np.any(recent.get("acceptance", 1.0) < 1e-3):
@@ -366,7 +366,7 @@ class Job:
             self.carry = Carry(*to_device((params, state, average, rows)))
         else:
             self.store = type(self.store)(rows if self.on_host else to_device(rows))
-            self.carry = Carry(*to_device((params, state, average)), self.carry.rows)
+            self.carry = Carry(*to_device((params, state, average)), rows=self.carry.rows)
         self.k, self.timings = header["k"], header["timings"]
         self.traces = [{name[6:]: value for name, value in arrays.items() if name.startswith("trace/")}]
 

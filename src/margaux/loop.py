@@ -190,7 +190,7 @@ def batch_chunk(inputs: tuple, carry: Carry, *, total: int, runs: int | None) ->
 
 
 @eqx.filter_jit
-def init_rows(settings: Settings, key: Array, params: PyTree, data: PyTree, ids: Array) -> PyTree:
+def init_rows(settings: Settings, key: Array, params: PyTree, data: PyTree, ids: Any) -> PyTree:
     """E-step rows of some units."""
     make = lambda i, y: settings.estep.init(jax.random.fold_in(key, i), settings.problem.model, params, y)  # noqa: E731
     return jax.vmap(make)(ids, data)
@@ -198,7 +198,7 @@ def init_rows(settings: Settings, key: Array, params: PyTree, data: PyTree, ids:
 
 @eqx.filter_jit
 def visit_all(
-    settings: Settings, key: Array, params: PyTree, rows: PyTree, data: PyTree, ids: Array, k: Array
+    settings: Settings, key: Array, params: PyTree, rows: PyTree, data: PyTree, ids: Any, k: Any
 ) -> tuple[PyTree, PyTree, dict[str, Array]]:
     """One E-step of some units at fixed parameters: per-unit statistics, E-step rows, traced sums."""
     struct = latent_struct(settings.problem, params, data)

@@ -133,7 +133,7 @@ class Fit:
 
     def conf_int(self, level: float = 0.95, method: str = "louis") -> pd.DataFrame:
         """Wald confidence intervals."""
-        return self.summary(level, method)[["ci_low", "ci_high"]]
+        return self.summary(level, method).filter(["ci_low", "ci_high"])
 
     def wald_test(self, contrast: Any, value: Any = 0.0, method: str = "louis") -> Any:
         """Test R theta = r: `contrast` is a parameter's name, a list of names, or a matrix with a column a parameter."""

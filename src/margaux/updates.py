@@ -86,7 +86,8 @@ class MStep(AbstractUpdate):
         return ()
 
     def __call__(self, problem, params, s, state, k):
-        new = problem.model.m_step(s)
+        model: Any = problem.model
+        new = model.m_step(s)
         return problem.space.project(jax.tree.map(lambda p, q: jnp.asarray(q, p.dtype), params, new)), state
 
 

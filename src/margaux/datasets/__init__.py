@@ -9,7 +9,7 @@ import pandas as pd
 
 
 def _read(name: str) -> pd.DataFrame:
-    with resources.as_file(resources.files(__package__) / f"{name}.csv") as path:
+    with resources.as_file(resources.files("margaux.datasets") / f"{name}.csv") as path:
         return pd.read_csv(path)
 
 
@@ -45,8 +45,8 @@ def load_theophylline(drop_time0: bool = True) -> pd.DataFrame:
     frame = _read("theophylline")
     frame["Dose"] = frame["DosePerKg"] * frame["Weight"]
     if drop_time0:
-        frame = frame[frame["Time"] > 0]
-    return frame[["Id", "Dose", "Time", "Concentration", "Weight"]].reset_index(drop=True)
+        frame = frame.query("Time > 0")
+    return frame.filter(["Id", "Dose", "Time", "Concentration", "Weight"]).reset_index(drop=True)
 
 
 def list_datasets() -> pd.DataFrame:

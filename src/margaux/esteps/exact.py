@@ -39,12 +39,12 @@ class Exact(AbstractEStep):
         return jax.random.split(key, self.n_draws)
 
     def expect(self, f, noise, model, params, rows, batch, k):
-        b = leading(batch)
+        b, joint = leading(batch), model.log_joint
         if isinstance(model, AbstractDiscrete):
 
             def enumerate_unit(y):
                 z = model.support(y)
-                return z, jax.vmap(lambda z_j: model.log_joint(params, z_j, y))(z)
+                return z, jax.vmap(lambda z_j: joint(params, z_j, y))(z)
 
             z, log_p = mapped(enumerate_unit, b)(batch)
             z, log_p = jax.tree.map(lambda leaf: jnp.moveaxis(leaf, 0, 1), (z, log_p))

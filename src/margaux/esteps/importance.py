@@ -168,6 +168,7 @@ class ImportanceSampling(AbstractEStep):
     def _growing(self, f, keys, model, params, rows, batch, k):
         """Two passes over rounds of the same draws: first each unit's normaliser, then the average."""
         d, dtype = rows["mean"].shape[1], rows["mean"].dtype
+        assert not isinstance(self.n_draws, int)
         rounds = jnp.maximum(jnp.ceil(self.n_draws(k) / self._round).astype(jnp.int32), 1)
 
         def draw(r):

@@ -151,7 +151,8 @@ class MCMC(AbstractEStep):
 
     def _transition(self, noise, model, params, rows, batch, k):
         """One transition of every chain of every unit; noise leaves (b, c, ...)."""
-        kernel, adaptive = self.kernel, self.kernel.target_acceptance is not None
+        kernel: Any = self.kernel
+        adaptive = kernel.target_acceptance is not None
         base = jnp.asarray(kernel.step_size(k))
 
         def unit(noise, row, y):
