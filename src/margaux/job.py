@@ -21,11 +21,11 @@ from .loop import Carry, Settings, Visits, batch_chunk, full_chunk, init_rows, v
 from .naming import scalar_names, settle
 from .penalty import AbstractPenalty, NoPenalty
 from .result import RESULTS, Fit
-from .sharding import units_mesh
+from .sharding import placed, units_mesh
 from .space import as_space
 from .space import validate as validate_space
 from .updates import Problem
-from .validate import check_data, check_model, check_params, check_types, whole
+from .validate import check_data, check_distinct, check_key, check_model, check_params, check_same, check_types, whole
 
 #: iterations a compiled chunk holds at most, and bytes it streams
 CHUNK, CHUNK_BYTES = 1024, 1 << 26
@@ -60,7 +60,7 @@ class Job:
             raise ValueError(f"spread must not be negative, got {spread}")
         self.reshuffled = sampling == "reshuffled"
         self.dtype = dtype
-        self.key, self.seed = _key(key)
+        self.key, self.seed = check_key(key)
         self.devices = whole("devices", devices, 1)
         if self.devices > 1 and self.batch_size is not None:
             raise ValueError("devices > 1 works on full batches; drop batch_size")
@@ -78,9 +78,9 @@ class Job:
         if runs is not None and not isinstance(runs, int):
             runs = list(runs)
             for r, other in enumerate(runs):
-                _same_structure(as_floats, other, r)
+                check_same(as_floats, other, r)
                 validate_space(self.problem.space, jax.tree.map(lambda leaf: np.asarray(leaf, dtype), other))
-            _distinct(runs)
+            check_distinct(runs)
         self.starts = runs if isinstance(runs, list) else None
         self.runs = None if runs is None else whole("runs", len(runs) if isinstance(runs, list) else runs, 1)
         self.spread = spread
@@ -97,7 +97,7 @@ class Job:
         self.params0 = jax.tree.map(lambda leaf: jnp.asarray(leaf, self.dtype), self.params0)
         self.problem = settle(self.problem, self.dtype)
         self.algorithm, self.estep, self.average = settle((self.algorithm, self.estep, self.average), self.dtype)
-        self.data = self.raw_data if self.on_host else _placed(self.raw_data, self.dtype, self.mesh)
+        self.data = self.raw_data if self.on_host else placed(self.raw_data, self.dtype, self.mesh)
         check_model(self.problem, self.estep, self.algorithm, self.params0, self._units(np.array([0]), first=True))
         burn_in = jnp.asarray(self.average.burn_in)
         burn_in = jnp.where(burn_in < 1, jnp.floor(burn_in * self.n_iter), burn_in)
@@ -398,39 +398,3 @@ class Job:
 def _fill(old: Any, new: Any, runs: bool) -> Any:
     """A buffer with its slots written, the spare one kept."""
     return old.at[:, :-1].set(new) if runs else old.at[:-1].set(new)
-
-
-def _placed(data: PyTree, dtype: np.dtype, mesh: Any) -> PyTree:
-    data = jax.tree.map(lambda leaf: np.asarray(leaf) if isinstance(leaf, np.memmap) else leaf, data)
-    data = settle(data, dtype)
-    if mesh is None:
-        return data
-    sharding = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec("units"))
-    return jax.device_put(data, sharding)
-
-
-def _key(key: Any) -> tuple[Any, int]:
-    if isinstance(key, bool) or not isinstance(key, int | np.integer | jax.Array):
-        raise TypeError(f"key must be an int or a PRNG key, got {key!r}")
-    if isinstance(key, jax.Array):
-        if not jnp.issubdtype(key.dtype, jax.dtypes.prng_key):
-            key = jax.random.wrap_key_data(key)
-        return key, -1
-    if key < 0:
-        raise ValueError(f"key must be a non-negative int, got {key}")
-    return jax.random.key(int(key)), int(key)
-
-
-def _same_structure(params: PyTree, other: PyTree, r: int) -> None:
-    check_params(other)
-    same = jax.tree.structure(params) == jax.tree.structure(other)
-    if not same or [np.shape(a) for a in jax.tree.leaves(params)] != [np.shape(a) for a in jax.tree.leaves(other)]:
-        raise ValueError(
-            f"starting values {r} of runs differ from params in structure or shape; give each the same names and shapes"
-        )
-
-
-def _distinct(starts: list[PyTree]) -> None:
-    flat = [tuple(np.concatenate([np.ravel(leaf) for leaf in jax.tree.leaves(p)])) for p in starts]
-    if len(set(flat)) < len(flat):
-        raise ValueError("two of the runs start from the same values: their agreement would prove nothing; give distinct starts")

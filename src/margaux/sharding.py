@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import jax
-from jax.sharding import AxisType, Mesh
+import numpy as np
+from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
+from jaxtyping import PyTree
+
+from .naming import settle
 
 
 def units_mesh(devices: int) -> Mesh:
@@ -19,3 +23,13 @@ def units_mesh(devices: int) -> Mesh:
             f"XLA_FLAGS=--xla_force_host_platform_device_count={devices} before importing jax"
         )
     return jax.make_mesh((devices,), ("units",), axis_types=(AxisType.Auto,), devices=available[:devices])
+
+
+def placed(data: PyTree, dtype: np.dtype, mesh: Mesh | None) -> PyTree:
+    """Data as device arrays of the given precision, spread over the mesh's devices if there is one."""
+    data = jax.tree.map(lambda leaf: np.asarray(leaf) if isinstance(leaf, np.memmap) else leaf, data)
+    data = settle(data, dtype)
+    if mesh is None:
+        return data
+    sharding = NamedSharding(mesh, PartitionSpec("units"))
+    return jax.device_put(data, sharding)

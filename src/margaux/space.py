@@ -58,7 +58,7 @@ class Box(AbstractSpace):
 
     def __init__(self, low: Any = -np.inf, high: Any = np.inf) -> None:
         self.low, self.high = np.asarray(low, float), np.asarray(high, float)
-        if np.any(self.low >= self.high) or np.any(np.isnan(self.low + 0 * self.high)):
+        if np.any(self.low >= self.high) or np.any(np.isnan(self.low) | np.isnan(self.high)):
             raise ValueError(f"low must be below high everywhere, got low = {low}, high = {high}")
 
     def _ends(self, x):

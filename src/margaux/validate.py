@@ -165,6 +165,36 @@ def _check_start(problem: Problem, params: PyTree, unit: PyTree, latents: PyTree
             )
 
 
+def check_key(key: Any) -> tuple[Any, int]:
+    """A typed PRNG key, and the int it was made from (-1 for a key)."""
+    if isinstance(key, bool) or not isinstance(key, int | np.integer | jax.Array):
+        raise TypeError(f"key must be an int or a PRNG key, got {key!r}")
+    if isinstance(key, jax.Array):
+        if not jnp.issubdtype(key.dtype, jax.dtypes.prng_key):
+            key = jax.random.wrap_key_data(key)
+        return key, -1
+    if key < 0:
+        raise ValueError(f"key must be a non-negative int, got {key}")
+    return jax.random.key(int(key)), int(key)
+
+
+def check_same(params: PyTree, other: PyTree, r: int) -> None:
+    """Starting values of one run like those of the fit."""
+    check_params(other)
+    same = jax.tree.structure(params) == jax.tree.structure(other)
+    if not same or [np.shape(a) for a in jax.tree.leaves(params)] != [np.shape(a) for a in jax.tree.leaves(other)]:
+        raise ValueError(
+            f"starting values {r} of runs differ from params in structure or shape; give each the same names and shapes"
+        )
+
+
+def check_distinct(starts: list[PyTree]) -> None:
+    """No two runs from the same start."""
+    flat = [tuple(np.concatenate([np.ravel(leaf) for leaf in jax.tree.leaves(p)])) for p in starts]
+    if len(set(flat)) < len(flat):
+        raise ValueError("two of the runs start from the same values: their agreement would prove nothing; give distinct starts")
+
+
 @eqx.filter_jit
 def _value_and_gradient(model: AbstractModel, params: PyTree, z: PyTree, unit: PyTree) -> tuple[Any, PyTree]:
     return jax.value_and_grad(model.log_joint)(params, z, unit)

@@ -183,13 +183,13 @@ class ImportanceSampling(AbstractEStep):
         start = jnp.full((2, leading(batch)), -jnp.inf, dtype)
         log_sum, log_square = jax.lax.fori_loop(0, rounds, add, start)
 
-        def average(r, value):
+        def average(r):
             z, log_w, u = draw(r)
             z, w = self._with_control_variate(z, jnp.exp(log_w - log_sum) * rounds, u, model, params, rows, batch)
-            return jax.tree.map(lambda v, new: v + new, value, f(z, w / rounds))
+            return f(z, w / rounds)
 
-        zero = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), jax.eval_shape(lambda: average(0, 0.0)))
-        value = jax.lax.fori_loop(0, rounds, average, zero)
+        zero = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), jax.eval_shape(average, 0))
+        value = jax.lax.fori_loop(0, rounds, lambda r, value: jax.tree.map(jnp.add, value, average(r)), zero)
         return value, log_sum - jnp.log(rounds * self._round), jnp.exp(2 * log_sum - log_square)
 
 

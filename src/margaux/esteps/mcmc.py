@@ -28,7 +28,7 @@ class MCMC(AbstractEStep):
         warm_start: chains go on from where they stopped; otherwise they restart each iteration.
 
     Step sizes of adjusted kernels are adapted by Robbins-Monro, unit by unit, towards the kernel's
-    target acceptance, with gain (number of visits)^-0.6.
+    target acceptance, with gain (number of transitions)^-0.6.
 
     >>> import margaux as mx
     >>> estep = mx.MCMC(mx.ULA(step_size=0.02), n_steps=3)
@@ -81,7 +81,7 @@ class MCMC(AbstractEStep):
         row = {"z": z, "kernel": mapped(self.kernel.init, self.n_chains)(z)}
         if self.kernel.target_acceptance is not None:
             dtype = jnp.result_type(*jax.tree.leaves(z))
-            row |= {"log_scale": jnp.zeros((), dtype), "visits": jnp.ones((), dtype)}
+            row |= {"log_scale": jnp.zeros((), dtype), "n_transitions": jnp.ones((), dtype)}
         return self._warmed(jax.random.fold_in(key, self.n_chains), model, params, row, y) if self.warm_up else row
 
     def _warmed(self, key, model, params, row, y):
@@ -115,8 +115,6 @@ class MCMC(AbstractEStep):
         if not self.warm_start:
             rows = self._restarted(noise, model, params, rows, batch)
         rows = rows | {"kernel": self._refreshed(model, params, rows, batch)}
-        if self.kernel.target_acceptance is not None:
-            rows = rows | {"visits": rows["visits"] + 1}
         at = _reader(self, noise, rows)
 
         if isinstance(self.n_steps, int):
@@ -162,8 +160,9 @@ class MCMC(AbstractEStep):
             z, kstate, acceptance = chain(noise, row["z"], row["kernel"])
             row = row | {"z": z, "kernel": kstate}
             if adaptive:
-                gain = row["visits"] ** -0.6
+                gain = row["n_transitions"] ** -0.6
                 row["log_scale"] = row["log_scale"] + gain * (jnp.mean(acceptance) - kernel.target_acceptance)
+                row["n_transitions"] = row["n_transitions"] + 1
             return row, jnp.mean(acceptance)
 
         rows, acceptance = mapped(unit, leading(batch))(noise, rows, batch)
@@ -179,7 +178,7 @@ class MCMC(AbstractEStep):
 
     def _restarted(self, noise, model, params, rows, batch) -> PyTree:
         def unit(key, y):
-            starts = [model.init_latents(jax.random.fold_in(key, -1 - c), params, y) for c in range(self.n_chains)]
+            starts = [model.init_latents(jax.random.fold_in(key, 2**31 - 1 - c), params, y) for c in range(self.n_chains)]
             return jax.tree.map(lambda *z: jnp.stack(z), *starts)
 
         return rows | {"z": mapped(unit, leading(batch))(noise["key"], batch)}
