@@ -57,7 +57,7 @@ def test_a_small_buffer_changes_nothing(monkeypatch):
     """Uniform draws repeat units within a chunk: cutting chunks short must give the same numbers."""
     estep = mx.MCMC(mx.RandomWalk(1.0), n_steps=2)
     ample = run(mx.incremental_em(), estep, batch_size=5, sampling="uniform")
-    monkeypatch.setattr("margaux.job.BUFFER_BYTES", 1)
+    monkeypatch.setattr("margaux.data.BUFFER_BYTES", 1)
     scarce = run(mx.incremental_em(), estep, batch_size=5, sampling="uniform")
     np.testing.assert_array_equal(ample.trace["params"], scarce.trace["params"])
 

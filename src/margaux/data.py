@@ -11,6 +11,11 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, PRNGKeyArray, PyTree
 
+#: iterations a compiled chunk holds at most, and bytes a mini-batch one streams
+CHUNK, CHUNK_BYTES = 1024, 1 << 26
+#: bytes of rows a chunk of single-unit batches keeps for units that repeat in it
+BUFFER_BYTES = 1 << 16
+
 
 class DeviceRows(eqx.Module):
     """Rows in device memory; `put` writes in place (its buffer is donated)."""
@@ -99,6 +104,24 @@ def _uniform(key: PRNGKeyArray, n: int, b: int, ks: Array) -> Array:
     if b * b <= 64 * n:
         return jax.vmap(floyd)(ks)
     return jax.vmap(lambda k: jax.random.permutation(jax.random.fold_in(key, k), jnp.arange(n, dtype=jnp.int32))[:b])(ks)
+
+
+def buffer_capacity(rows: PyTree, n: int, b: int) -> int:
+    """Rows the buffer of repeated units holds: the compiled loop copies it each iteration, so it grows with the batch."""
+    return max(min(n, int(BUFFER_BYTES * b**0.5) // max(_row_bytes(rows), 1)), b)
+
+
+def chunk_size(data: PyTree, rows: PyTree, n: int, b: int, runs: int, capacity: int, reshuffled: bool) -> int:
+    """Iterations a compiled mini-batch chunk may hold: bounded in bytes, and by the repeats its buffer has room for."""
+    size = CHUNK_BYTES / ((_row_bytes(data) + 2 * _row_bytes(rows) + 8) * b * runs)
+    if capacity < n:
+        fresh = n if reshuffled else (2 * n * capacity) ** 0.5
+        size = min(size, (fresh + capacity) / b)
+    return int(2 ** np.floor(np.log2(np.clip(size, 1, CHUNK))))
+
+
+def _row_bytes(rows: PyTree) -> int:
+    return sum(leaf.nbytes // leaf.shape[0] for leaf in jax.tree.leaves(rows))
 
 
 def plan_chunk(ids: np.ndarray, capacity: int) -> tuple[int, np.ndarray, np.ndarray]:

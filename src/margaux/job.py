@@ -16,7 +16,7 @@ from . import average as averaging
 from . import storage
 from .algorithms import describe
 from .callbacks import AbstractCallback, Progress
-from .data import DeviceRows, HostRows, plan_chunk, visits
+from .data import CHUNK, DeviceRows, HostRows, buffer_capacity, chunk_size, plan_chunk, visits
 from .loop import Carry, Settings, Visits, batch_chunk, full_chunk, init_rows, visit_all
 from .naming import scalar_names, settle
 from .penalty import AbstractPenalty, NoPenalty
@@ -27,10 +27,6 @@ from .space import validate as validate_space
 from .updates import Problem
 from .validate import check_data, check_distinct, check_key, check_model, check_params, check_same, check_types, whole
 
-#: iterations a compiled chunk holds at most, and bytes it streams
-CHUNK, CHUNK_BYTES = 1024, 1 << 26
-#: bytes of rows a chunk keeps for units that repeat in it
-BUFFER_BYTES = 1 << 16
 _INIT, _PASS, _IDS, _STARTS = (2**31 - 1 - i for i in range(4))
 
 
@@ -115,12 +111,13 @@ class Job:
         if self.batch_size is None:
             shape = (self.runs, self.n) if self.runs else (self.n,)
             rows = jax.tree.map(lambda leaf: leaf.reshape(shape + leaf.shape[1:]), all_rows)
+            self.total = CHUNK
         else:
             self.store = HostRows(jax.tree.map(np.array, all_rows)) if self.on_host else DeviceRows(all_rows)
-            self.capacity = self._capacity(all_rows)
+            self.capacity = buffer_capacity(all_rows, self.n, self.batch_size)
             rows = jax.tree.map(self._empty_buffer, all_rows)
+            self.total = chunk_size(self.data, all_rows, self.n, self.batch_size, self.runs or 1, self.capacity, self.reshuffled)
         self.carry = Carry(params, stack(states), average, rows)
-        self.total = self._chunk_size(all_rows)
         self.length = 32
 
     def _units(self, ids: np.ndarray, first: bool = False) -> PyTree:
@@ -184,22 +181,9 @@ class Job:
             totals.append(jax.tree.map(lambda leaf, span=span: jnp.sum(jnp.asarray(leaf[span]), axis=0), store.tree))
         return store.tree, totals
 
-    def _row_bytes(self, rows: PyTree) -> int:
-        return sum(leaf.nbytes // leaf.shape[0] for leaf in jax.tree.leaves(rows))
-
-    def _capacity(self, rows: PyTree) -> int:
-        return max(min(self.n, BUFFER_BYTES // max(self._row_bytes(rows), 1)), self.batch_size or 1)
-
     def _empty_buffer(self, leaf: Any) -> Any:
         shape = (self.capacity + 1,) + leaf.shape[1:]
         return jnp.zeros(((self.runs,) + shape) if self.runs else shape, leaf.dtype)
-
-    def _chunk_size(self, rows: PyTree) -> int:
-        if self.batch_size is None:
-            return CHUNK
-        unit = self._row_bytes(self.data) + 2 * self._row_bytes(rows) + 8
-        size = CHUNK_BYTES // max(unit * self.batch_size * (self.runs or 1), 1)
-        return int(2 ** np.floor(np.log2(np.clip(size, 1, CHUNK))))
 
     # -- the loop -------------------------------------------------------------------------------
 

@@ -83,8 +83,8 @@ def _iteration(settings, key, carry, k, batch, rows, noise, axis, devices):
 
 def _loop(carry, first, length, total, block, noise_of, iteration):
     """Run `length` (traced) of at most `total` iterations, noise drawn `block` at a time, outputs stacked."""
-    at = lambda tree, t: jax.tree.map(lambda leaf: leaf[t], tree)  # noqa: E731
-    _, y_struct = jax.eval_shape(lambda c: iteration(c, first, 0, at(noise_of(jnp.zeros((), jnp.int32)), 0)), carry)
+    zero = jnp.zeros((), jnp.int32)
+    _, y_struct = jax.eval_shape(lambda c: iteration(c, first, zero, _at(noise_of(zero), zero)), carry)
     ys = jax.tree.map(lambda s: jnp.zeros((total,) + s.shape, s.dtype), y_struct)
 
     def outer(j, state):
@@ -93,8 +93,8 @@ def _loop(carry, first, length, total, block, noise_of, iteration):
         def inner(i, state):
             carry, ys = state
             t = j * block + i
-            carry, y = iteration(carry, first + t, t, at(noise, i))
-            return carry, jax.tree.map(lambda out, new: out.at[t].set(new), ys, y)
+            carry, y = iteration(carry, first + t, t, _at(noise, i))
+            return carry, jax.tree.map(lambda out, new: jax.lax.dynamic_update_index_in_dim(out, new, t, 0), ys, y)
 
         return jax.lax.fori_loop(0, jnp.minimum(block, length - j * block), inner, state)
 
@@ -184,7 +184,7 @@ def batch_chunk(inputs: tuple, carry: Carry, *, total: int, runs: int | None) ->
     run = jax.vmap(single, in_axes=(0, 0, None, 0, 0)) if runs else single
 
     def iteration(carry, k, t, noise):
-        return run(keys, carry, k, jax.tree.map(lambda leaf: leaf[t], visits), noise)
+        return run(keys, carry, k, _at(visits, t), noise)
 
     return _loop(carry, first, length, total, block, noise_of, iteration)
 
@@ -208,6 +208,10 @@ def visit_all(
         return settings.algorithm.statistics(settings.problem, params, z, w, data)
 
     return settings.estep.expect(f, noise, settings.problem.model, params, rows, data, jnp.maximum(k, 1))
+
+
+def _at(tree: PyTree, t: Array) -> PyTree:
+    return jax.tree.map(lambda leaf: jax.lax.dynamic_index_in_dim(leaf, t, keepdims=False), tree)
 
 
 def _one(tree: PyTree, runs: int | None) -> PyTree:
