@@ -45,9 +45,8 @@ def hand_written(X, y, n_iter: int):
     X, y = jnp.asarray(X, jnp.float32), jnp.asarray(y, jnp.float32)
 
     def log_joint(theta, beta):
-        eta = X @ beta
         prior = -0.5 * jnp.sum((beta - theta) ** 2) / 5 - 5 * jnp.log(2 * jnp.pi * 5)
-        return jnp.sum(y * eta - jax.nn.softplus(eta)) + prior
+        return jnp.sum(mx.bernoulli_logit(y, X @ beta)) + prior
 
     def step(carry, inputs):
         theta, beta, weight, mean = carry

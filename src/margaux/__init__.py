@@ -20,6 +20,7 @@ from .algorithms import (
 from .average import AbstractAverage, LastIterate, PolyakRuppert, StepWeighted
 from .callbacks import AbstractCallback, Checkpoint, EarlyStopping, Progress
 from .data import pad_ragged
+from .density import bernoulli_logit
 from .esteps import MCMC, AbstractEStep, Exact, ImportanceSampling, Noise, Quadrature
 from .fit import fit
 from .kernels import MALA, ULA, AbstractKernel, BlackJAX, IndependenceMH, RandomWalk

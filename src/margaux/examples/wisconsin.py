@@ -24,8 +24,7 @@ class EmpiricalBayesLogistic(mx.AbstractModel):
     variance: float = 5.0
 
     def log_joint(self, params, beta, data):
-        eta = data["X"] @ beta
-        likelihood = jnp.sum(data["y"] * eta - jax.nn.softplus(eta))
+        likelihood = jnp.sum(mx.bernoulli_logit(data["y"], data["X"] @ beta))
         prior = jax.scipy.stats.norm.logpdf(beta, params["theta"], jnp.sqrt(self.variance))
         return likelihood + jnp.sum(prior)
 
