@@ -23,8 +23,28 @@ from .data import pad_ragged
 from .density import bernoulli_logit
 from .esteps import MCMC, AbstractEStep, Exact, ImportanceSampling, Noise, Quadrature
 from .fit import fit
-from .kernels import MALA, ULA, AbstractKernel, BlackJAX, IndependenceMH, RandomWalk
-from .model import AbstractConjugate, AbstractDiscrete, AbstractExponentialFamily, AbstractModel, one_unit
+from .kernels import (
+    MALA,
+    MYULA,
+    SGLD,
+    ULA,
+    AbstractKernel,
+    BlackJAX,
+    IndependenceMH,
+    ProximalULA,
+    RandomWalk,
+    UnadjustedHMC,
+    Underdamped,
+)
+from .model import (
+    AbstractConjugate,
+    AbstractDiscrete,
+    AbstractExponentialFamily,
+    AbstractFactorised,
+    AbstractModel,
+    AbstractNonSmooth,
+    one_unit,
+)
 from .penalty import L1, L2, AbstractPenalty, ElasticNet, Huber, NoPenalty
 from .result import RESULTS, Fit, FitError, load
 from .schedule import AbstractSchedule, Constant, ConstantThenDecay, Growth, Polynomial, check_schedules

@@ -61,6 +61,68 @@ class AbstractDiscrete(eqx.Module):
         """Every value of the latent, stacked on a leading axis."""
 
 
+class AbstractNonSmooth(AbstractModel):
+    r"""$\log p(y, z\mid\theta)$ = a part smooth in z, minus a g(z) that has a proximal map instead of a gradient.
+
+    `log_joint` stays the whole, normalising constants included: it is what the parameters are scored by.
+    """
+
+    @abc.abstractmethod
+    def log_smooth(self, params: Params, z: Latents, y: Unit) -> Scalar:
+        """The part with a gradient in z; constants in z may be left out."""
+
+    @abc.abstractmethod
+    def prox(self, params: Params, z: Latents, step: Scalar, y: Unit) -> Latents:
+        r"""$\arg\min_x\, g(x) + |x - z|^2/(2\,\text{step})$, at the given parameters."""
+
+
+class AbstractFactorised(AbstractModel):
+    r"""$\log p(y, z\mid\theta) = \log p(z\mid\theta) + \sum_j \log p(y_j\mid z,\theta)$ over the rows of one unit's data.
+
+    Every leaf of the unit's data has the rows on its leading axis. `log_joint` is the sum of the two.
+    """
+
+    @abc.abstractmethod
+    def log_prior(self, params: Params, z: Latents) -> Scalar:
+        """log p(z | theta)."""
+
+    @abc.abstractmethod
+    def log_likelihood(self, params: Params, z: Latents, rows: Unit) -> Scalar:
+        """Sum over some rows of log p(y_j | z, theta)."""
+
+    def log_joint(self, params, z, y):
+        return self.log_prior(params, z) + self.log_likelihood(params, z, y)
+
+
+class Target(eqx.Module):
+    """The log density of one unit's latents at given parameters, as kernels see it."""
+
+    model: Any
+    params: Params
+    y: Unit
+
+    def __call__(self, z: Latents) -> Scalar:
+        return self.model.log_joint(self.params, z, self.y)
+
+    def smooth(self, z: Latents) -> Scalar:
+        return self.model.log_smooth(self.params, z, self.y)
+
+    def prox(self, z: Latents, step: Scalar) -> Latents:
+        return self.model.prox(self.params, z, step, self.y)
+
+    def prior(self, z: Latents) -> Scalar:
+        return self.model.log_prior(self.params, z)
+
+    def likelihood(self, z: Latents, ids: Array | None) -> Scalar:
+        """Of the given rows, or of all of them."""
+        rows = self.y if ids is None else jax.tree.map(lambda leaf: leaf[ids], self.y)
+        return self.model.log_likelihood(self.params, z, rows)
+
+    @property
+    def n_rows(self) -> int:
+        return leading(self.y)
+
+
 def one_unit(data: PyTree) -> PyTree:
     """The whole data set as one unit, for a latent that all of it shares (leading axis 1).
 

@@ -9,8 +9,8 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import PyTree
 
-from ..kernels import AbstractKernel
-from ..model import leading, mapped
+from ..kernels import ULA, AbstractKernel, AbstractProximalKernel, AbstractSubsamplingKernel
+from ..model import AbstractFactorised, AbstractNonSmooth, Target, leading, mapped
 from ..schedule import AbstractSchedule, as_schedule
 from .base import AbstractEStep, first_draw
 
@@ -19,7 +19,7 @@ class MCMC(AbstractEStep):
     """Averages over the states of Markov chains, each unit with its own (SOUL / SOUK, MCMC-SAEM).
 
     Args:
-        kernel: any kernel, exact or not.
+        kernel: any kernel, exact or not; by default ULA with a step found from the target's curvature.
         n_steps: transitions an iteration, a number or a growing schedule (`margaux.Growth`).
         n_chains: chains a unit.
         thin: every `thin`-th state is averaged; n_steps for the last one alone (the SAEM habit).
@@ -44,7 +44,7 @@ class MCMC(AbstractEStep):
 
     def __init__(
         self,
-        kernel: AbstractKernel,
+        kernel: AbstractKernel | None = None,
         n_steps: Any = 1,
         n_chains: int = 1,
         thin: int = 1,
@@ -52,6 +52,7 @@ class MCMC(AbstractEStep):
         warm_up: int = 0,
         warm_start: bool = True,
     ) -> None:
+        kernel = ULA() if kernel is None else kernel
         if not isinstance(kernel, AbstractKernel):
             raise TypeError(f"kernel must be a margaux kernel such as mx.ULA(step_size=0.02); got {kernel!r}")
         for name, value, least in [
@@ -74,6 +75,13 @@ class MCMC(AbstractEStep):
         self.warm_up, self.warm_start = warm_up, warm_start
 
     def requires(self, model, latents):
+        for kind, capability in [(AbstractProximalKernel, AbstractNonSmooth), (AbstractSubsamplingKernel, AbstractFactorised)]:
+            if isinstance(self.kernel, kind) and not isinstance(model, capability):
+                kernel, parts = type(self.kernel).__name__, sorted(capability.__abstractmethods__ - {"log_joint", "init_latents"})
+                return (
+                    f"{kernel} needs {' and '.join(parts)}, which {type(model).__name__} lacks; "
+                    f"inherit from margaux.{capability.__name__}, or use margaux.ULA"
+                )
         return None
 
     def init(self, key, model, params, y):
@@ -155,7 +163,7 @@ class MCMC(AbstractEStep):
 
         def unit(noise, row, y):
             scale = base * jnp.exp(row["log_scale"]) if adaptive else base
-            target = lambda z: model.log_joint(params, z, y)  # noqa: E731
+            target = Target(model, params, y)
             chain = mapped(lambda e, z, s: kernel.step(e, z, s, target, scale), self.n_chains)
             z, kstate, acceptance = chain(noise, row["z"], row["kernel"])
             row = row | {"z": z, "kernel": kstate}
@@ -170,7 +178,7 @@ class MCMC(AbstractEStep):
 
     def _refreshed(self, model, params, rows, batch) -> PyTree:
         def unit(row, y):
-            target = lambda z: model.log_joint(params, z, y)  # noqa: E731
+            target = Target(model, params, y)
             chain = mapped(lambda z, s: self.kernel.refresh(z, s, target), self.n_chains)
             return chain(row["z"], row["kernel"])
 

@@ -1,8 +1,15 @@
 """Markov kernels for one unit's latents. One file each; the target is an argument, never captured."""
 
 from .base import AbstractKernel as AbstractKernel
+from .base import AbstractProximalKernel as AbstractProximalKernel
+from .base import AbstractSubsamplingKernel as AbstractSubsamplingKernel
 from .blackjax import BlackJAX as BlackJAX
 from .imh import IndependenceMH as IndependenceMH
 from .mala import MALA as MALA
+from .myula import MYULA as MYULA
+from .myula import ProximalULA as ProximalULA
 from .rwm import RandomWalk as RandomWalk
+from .sgld import SGLD as SGLD
+from .uhmc import UnadjustedHMC as UnadjustedHMC
 from .ula import ULA as ULA
+from .underdamped import Underdamped as Underdamped

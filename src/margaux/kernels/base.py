@@ -9,14 +9,14 @@ from typing import Any
 import equinox as eqx
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax.flatten_util import ravel_pytree
 from jaxtyping import Array, Float, PRNGKeyArray, PyTree, Scalar
 
 from ..model import Latents
 from ..schedule import AbstractSchedule
 
-LogDensity = Callable[[Latents], Scalar]
+#: z -> log p(y, z | theta); a `margaux.model.Target` where the model has more to give
+LogDensity = Callable[[Latents], Scalar] | Any
 
 
 class AbstractKernel(eqx.Module):
@@ -49,6 +49,14 @@ class AbstractKernel(eqx.Module):
         """Next latents, state and acceptance probability (one for an unadjusted kernel)."""
 
 
+class AbstractProximalKernel(AbstractKernel):
+    """A kernel whose target must also have `smooth` and `prox`: models of `margaux.AbstractNonSmooth`."""
+
+
+class AbstractSubsamplingKernel(AbstractKernel):
+    """A kernel whose target must also have `prior`, `likelihood` and `n_rows`: models of `margaux.AbstractFactorised`."""
+
+
 def normal_like(key: PRNGKeyArray, z: Latents) -> Float[Array, " d"]:
     """A standard normal vector of the latent's flat size."""
     size, dtype = flat_size(z)
@@ -73,39 +81,3 @@ def accept(z: Latents, proposal: Latents, log_ratio: Scalar, uniform: Scalar) ->
     probability = jnp.exp(jnp.minimum(log_ratio, 0.0))
     taken = uniform < probability
     return jax.tree.map(lambda new, old: jnp.where(taken, new, old), proposal, z), probability
-
-
-class Preconditioner(eqx.Module):
-    """A constant positive-definite scaling of a flat latent: identity, diagonal (d,) or dense (d, d)."""
-
-    cholesky: Array | np.ndarray | None
-
-    def __init__(self, matrix: Any = None) -> None:
-        if matrix is None:
-            self.cholesky = None
-            return
-        matrix = np.asarray(matrix, float)
-        if matrix.ndim == 1 and bool(np.all(matrix > 0)):
-            self.cholesky = np.sqrt(matrix)
-        elif matrix.ndim == 2 and matrix.shape[0] == matrix.shape[1]:
-            try:
-                self.cholesky = np.linalg.cholesky(matrix)
-            except np.linalg.LinAlgError as error:
-                message = "preconditioner is not positive definite; pass a covariance estimate of the latent"
-                raise ValueError(message) from error
-        else:
-            raise ValueError(f"preconditioner must be d positive numbers or a (d, d) covariance; got shape {matrix.shape}")
-
-    def root(self, x: Array) -> Array:
-        """C x, with P = C C^T."""
-        if self.cholesky is None:
-            return x
-        c = jnp.asarray(self.cholesky, x.dtype)
-        return c * x if c.ndim == 1 else c @ x
-
-    def root_transposed(self, x: Array) -> Array:
-        """C^T x."""
-        if self.cholesky is None:
-            return x
-        c = jnp.asarray(self.cholesky, x.dtype)
-        return c * x if c.ndim == 1 else c.T @ x

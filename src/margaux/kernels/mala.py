@@ -9,7 +9,8 @@ import jax.numpy as jnp
 from jax.flatten_util import ravel_pytree
 
 from ..schedule import AbstractSchedule, as_schedule
-from .base import AbstractKernel, Preconditioner, accept, normal_like
+from .base import AbstractKernel, accept, normal_like
+from .scaling import Scaling
 
 
 class MALA(AbstractKernel):
@@ -22,16 +23,16 @@ class MALA(AbstractKernel):
     """
 
     step_size: AbstractSchedule
-    preconditioner: Preconditioner
+    scaling: Scaling
     target_acceptance: float | None
 
     def __init__(self, step_size: Any = 0.1, preconditioner: Any = None, target_acceptance: float | None = 0.574) -> None:
         self.step_size = as_schedule(step_size, name="step_size")
-        self.preconditioner = Preconditioner(preconditioner)
+        self.scaling = Scaling(preconditioner, relative=False)
         self.target_acceptance = target_acceptance
 
     def init(self, z):
-        return ()
+        return self.scaling.init(z)
 
     def noise(self, key, z):
         move_key, accept_key = jax.random.split(key)
@@ -44,16 +45,16 @@ class MALA(AbstractKernel):
     def step(self, noise, z, kstate, logdensity, scale):
         normal, uniform = noise
         flat, unravel = ravel_pytree(z)
-        pre = self.preconditioner
+        scaling = self.scaling
         scale = scale.astype(flat.dtype)
         target = jax.value_and_grad(lambda x: logdensity(unravel(x)))
         value, gradient = target(flat)
-        drift = pre.root_transposed(gradient)
+        drift = scaling.root_transposed(kstate, gradient)
         # In whitened coordinates the move is gamma C^T grad + sqrt(2 gamma) xi, and so is its reverse.
         whitened = scale * drift + jnp.sqrt(2 * scale) * normal
-        proposal = flat + pre.root(whitened)
+        proposal = flat + scaling.root(kstate, whitened)
         new_value, new_gradient = target(proposal)
-        back = -whitened - scale * pre.root_transposed(new_gradient)
+        back = -whitened - scale * scaling.root_transposed(kstate, new_gradient)
         log_ratio = new_value - value - jnp.sum(back**2) / (4 * scale) + jnp.sum(normal**2) / 2
         z, probability = accept(z, unravel(proposal), log_ratio, uniform)
-        return z, kstate, probability
+        return z, scaling.learn(kstate, z), probability

@@ -8,7 +8,8 @@ import jax
 from jax.flatten_util import ravel_pytree
 
 from ..schedule import AbstractSchedule, as_schedule
-from .base import AbstractKernel, Preconditioner, accept, normal_like
+from .base import AbstractKernel, accept, normal_like
+from .scaling import Scaling
 
 
 class RandomWalk(AbstractKernel):
@@ -21,16 +22,16 @@ class RandomWalk(AbstractKernel):
     """
 
     step_size: AbstractSchedule
-    preconditioner: Preconditioner
+    scaling: Scaling
     target_acceptance: float | None
 
     def __init__(self, step_size: Any = 0.5, preconditioner: Any = None, target_acceptance: float | None = 0.35) -> None:
         self.step_size = as_schedule(step_size, name="step_size")
-        self.preconditioner = Preconditioner(preconditioner)
+        self.scaling = Scaling(preconditioner, relative=False)
         self.target_acceptance = target_acceptance
 
     def init(self, z):
-        return ()
+        return self.scaling.init(z)
 
     def noise(self, key, z):
         move_key, accept_key = jax.random.split(key)
@@ -43,6 +44,6 @@ class RandomWalk(AbstractKernel):
     def step(self, noise, z, kstate, logdensity, scale):
         normal, uniform = noise
         flat, unravel = ravel_pytree(z)
-        proposal = unravel(flat + self.preconditioner.root(scale.astype(flat.dtype) * normal))
+        proposal = unravel(flat + self.scaling.root(kstate, scale.astype(flat.dtype) * normal))
         z, probability = accept(z, proposal, logdensity(proposal) - logdensity(z), uniform)
-        return z, kstate, probability
+        return z, self.scaling.learn(kstate, z), probability

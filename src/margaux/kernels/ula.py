@@ -8,18 +8,21 @@ import jax
 import jax.numpy as jnp
 from jax.flatten_util import ravel_pytree
 
-from ..schedule import AbstractSchedule, as_schedule
-from .base import AbstractKernel, Preconditioner, move, normal_like
+from ..schedule import AbstractSchedule
+from .base import AbstractKernel, move, normal_like
+from .scaling import Scaling, step_schedule
 
 
 class ULA(AbstractKernel):
     r"""$z' = z + \gamma P \nabla \log p(z, y\mid\theta) + \sqrt{2\gamma}\, P^{1/2}\xi$ (SOUL, eq. 6, sign of the errata).
 
-    Biased by $O(\gamma)$ in the mean and never rejecting.
+    Biased by $O(\gamma)$ and never rejecting.
 
     Args:
-        step_size: $\gamma$, a positive number or a schedule of the iteration.
-        preconditioner: P as d positive numbers or a (d, d) matrix, over the flattened latent.
+        step_size: $\gamma$, a positive number or a schedule of the iteration; by default $0.2/\Lambda$, with
+            $\Lambda$ the largest curvature of the target, found by power iteration as the parameters move.
+        preconditioner: P over the flattened latent: d positive numbers, a (d, d) matrix, or "diagonal" or
+            "dense" for the chain's own running variances or covariance.
 
     >>> import margaux as mx
     >>> mx.ULA(step_size=0.02).target_acceptance is None
@@ -27,26 +30,27 @@ class ULA(AbstractKernel):
     """
 
     step_size: AbstractSchedule
-    preconditioner: Preconditioner
+    scaling: Scaling
     target_acceptance: None
 
-    def __init__(self, step_size: Any, preconditioner: Any = None) -> None:
-        self.step_size = as_schedule(step_size, name="step_size")
-        self.preconditioner = Preconditioner(preconditioner)
+    def __init__(self, step_size: Any = None, preconditioner: Any = None) -> None:
+        self.step_size, relative = step_schedule(step_size, 0.2)
+        self.scaling = Scaling(preconditioner, relative)
         self.target_acceptance = None
 
     def init(self, z):
-        return ()
+        return self.scaling.init(z)
 
     def noise(self, key, z):
         return normal_like(key, z)
 
     def refresh(self, z, kstate, logdensity):
-        return kstate
+        return self.scaling.refresh(z, kstate, logdensity)
 
     def step(self, noise, z, kstate, logdensity, scale):
         gradient, _ = ravel_pytree(jax.grad(logdensity)(z))
-        scale = scale.astype(gradient.dtype)
-        pre = self.preconditioner
-        increment = pre.root(scale * pre.root_transposed(gradient) + jnp.sqrt(2 * scale) * noise)
-        return move(z, increment), kstate, jnp.ones((), gradient.dtype)
+        scaling = self.scaling
+        gamma = scaling.scale(kstate, scale.astype(gradient.dtype))
+        increment = scaling.root(kstate, gamma * scaling.root_transposed(kstate, gradient) + jnp.sqrt(2 * gamma) * noise)
+        z = move(z, increment)
+        return z, scaling.learn(kstate, z), jnp.ones((), gradient.dtype)

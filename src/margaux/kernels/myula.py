@@ -1,0 +1,97 @@
+"""Langevin kernels for densities with a non-smooth part given by its proximal map."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.flatten_util import ravel_pytree
+
+from ..schedule import AbstractSchedule
+from .base import AbstractProximalKernel, normal_like
+from .scaling import Scaling, step_schedule
+
+
+class MYULA(AbstractProximalKernel):
+    r"""ULA on the Moreau-Yosida envelope of the non-smooth part (Durmus, Moulines and Pereyra 2018).
+
+    $z' = z + \gamma\nabla\log p_{smooth}(z) - \frac{\gamma}{\lambda}(z - \mathrm{prox}_{\lambda g}(z))
+    + \sqrt{2\gamma}\,\xi$, for $\log p = \log p_{smooth} - g$ of a `margaux.AbstractNonSmooth` model. SOUL, section 4.2.
+
+    Args:
+        step_size: $\gamma$; by default $0.5 / (\Lambda + 1/\lambda)$, with $\Lambda$ the curvature of the smooth part.
+        smoothing: $\lambda$, the envelope's; by default $1/\Lambda$, as that paper advises.
+    """
+
+    step_size: AbstractSchedule
+    smoothing: Any
+    automatic: bool = eqx.field(static=True)
+    scaling: Scaling
+    target_acceptance: None
+
+    def __init__(self, step_size: Any = None, smoothing: float | None = None) -> None:
+        self.step_size, self.automatic = step_schedule(step_size, 0.5)
+        if smoothing is not None and not smoothing > 0:
+            raise ValueError(f"smoothing must be positive, got {smoothing}")
+        self.smoothing = None if smoothing is None else np.asarray(float(smoothing))
+        self.scaling = Scaling(None, self.automatic or smoothing is None)
+        self.target_acceptance = None
+
+    def init(self, z):
+        return self.scaling.init(z)
+
+    def noise(self, key, z):
+        return normal_like(key, z)
+
+    def refresh(self, z, kstate, logdensity):
+        return self.scaling.refresh(z, kstate, logdensity.smooth)
+
+    def step(self, noise, z, kstate, logdensity, scale):
+        flat, unravel = ravel_pytree(z)
+        gamma = scale.astype(flat.dtype)
+        smoothing = 1 / kstate["curvature"] if self.smoothing is None else jnp.asarray(self.smoothing, flat.dtype)
+        if self.automatic:
+            gamma = gamma / (kstate["curvature"] + 1 / smoothing)
+        gradient = jax.grad(lambda x: logdensity.smooth(unravel(x)))(flat)
+        near, _ = ravel_pytree(logdensity.prox(z, smoothing))
+        moved = flat + gamma * gradient - gamma / smoothing * (flat - near) + jnp.sqrt(2 * gamma) * noise
+        return unravel(moved), kstate, jnp.ones((), flat.dtype)
+
+
+class ProximalULA(AbstractProximalKernel):
+    r"""Forward-backward Langevin: $z' = \mathrm{prox}_{\gamma g}(z + \gamma\nabla\log p_{smooth}(z) + \sqrt{2\gamma}\,\xi)$.
+
+    (Salim and Richtarik 2020, "PSGLA".) Its states share the structure the prox imposes, such as exact
+    zeros, and it needs no envelope.
+
+    Args:
+        step_size: $\gamma$; by default $0.5/\Lambda$.
+    """
+
+    step_size: AbstractSchedule
+    scaling: Scaling
+    target_acceptance: None
+
+    def __init__(self, step_size: Any = None) -> None:
+        self.step_size, relative = step_schedule(step_size, 0.5)
+        self.scaling = Scaling(None, relative)
+        self.target_acceptance = None
+
+    def init(self, z):
+        return self.scaling.init(z)
+
+    def noise(self, key, z):
+        return normal_like(key, z)
+
+    def refresh(self, z, kstate, logdensity):
+        return self.scaling.refresh(z, kstate, logdensity.smooth)
+
+    def step(self, noise, z, kstate, logdensity, scale):
+        flat, unravel = ravel_pytree(z)
+        gamma = self.scaling.scale(kstate, scale.astype(flat.dtype))
+        gradient = jax.grad(lambda x: logdensity.smooth(unravel(x)))(flat)
+        moved = flat + gamma * gradient + jnp.sqrt(2 * gamma) * noise
+        return logdensity.prox(unravel(moved), gamma), kstate, jnp.ones((), flat.dtype)

@@ -1,0 +1,155 @@
+"""The scale of a gradient kernel: preconditioner and step, given or found along the way."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.flatten_util import ravel_pytree
+from jaxtyping import Array, PyTree, Scalar
+
+from ..model import Latents
+from ..schedule import AbstractSchedule, Constant, as_schedule
+from .base import LogDensity, flat_size
+
+#: power iterations at the first visit, visits between two later ones, and how fast an old bound is forgotten
+FIRST, EVERY, FORGET = 30, 10, 0.9
+#: transitions before an adapted preconditioner is used, and between two of its factorisations
+PATIENCE, REFACTOR = 50, 50
+
+
+class Scaling(eqx.Module):
+    r"""Preconditioner P = C C^T of a flat latent, and a step relative to the curvature $\Lambda$ of the whitened target.
+
+    Where no step size is given it is $c/\Lambda$, with $\Lambda$ the largest eigenvalue of
+    $-C^\top \nabla^2\log p\, C$ at the current latents and parameters, by power iteration with
+    Hessian-vector products, repeated as both move.
+
+    Args:
+        preconditioner: None; d positive numbers; a (d, d) covariance; or "diagonal" or "dense", the
+            running posterior variances or covariance of the chain itself (gain 1 / t).
+        relative: whether steps are in units of $1/\Lambda$ (of $\Lambda^{-1/2}$ with `root_of_step`).
+    """
+
+    cholesky: Array | np.ndarray | None
+    adapted: str | None = eqx.field(static=True)
+    relative: bool = eqx.field(static=True)
+    power: float = eqx.field(static=True)
+
+    def __init__(self, preconditioner: Any, relative: bool, power: float = 1.0) -> None:
+        self.relative, self.power = relative, power
+        self.adapted, self.cholesky = None, None
+        if isinstance(preconditioner, str):
+            if preconditioner not in ("diagonal", "dense"):
+                raise ValueError(
+                    f'preconditioner must be "diagonal", "dense", d positive numbers or a (d, d) matrix; got {preconditioner!r}'
+                )
+            self.adapted = preconditioner
+        elif preconditioner is not None:
+            self.cholesky = _factor(np.asarray(preconditioner, float))
+
+    def init(self, z: Latents) -> PyTree:
+        size, dtype = flat_size(z)
+        state = {}
+        if self.relative:
+            # An arbitrary start that is orthogonal to no eigenvector in practice.
+            start = jnp.cos(jnp.arange(1, size + 1, dtype=dtype) ** 2)
+            state["direction"] = start / jnp.linalg.norm(start)
+            state["curvature"] = jnp.zeros((), dtype)
+            state["visits"] = jnp.zeros((), jnp.int32)
+        if self.adapted:
+            square = (size,) if self.adapted == "diagonal" else (size, size)
+            state["mean"] = jnp.zeros(size, dtype)
+            state["moment"] = jnp.zeros(square, dtype)
+            state["root"] = jnp.ones(size, dtype) if self.adapted == "diagonal" else jnp.eye(size, dtype=dtype)
+            state["count"] = jnp.zeros((), dtype)
+        return state
+
+    def refresh(self, z: Latents, state: PyTree, logdensity: LogDensity) -> PyTree:
+        """Re-estimate the curvature at the current target."""
+        if not self.relative:
+            return state
+        flat, unravel = ravel_pytree(z)
+        gradient = jax.grad(lambda x: logdensity(unravel(x)))
+
+        def turn(_, pair):
+            v, _ = pair
+            hessian_v = jax.jvp(gradient, (flat,), (self.root(state, v),))[1]
+            moved = -self.root_transposed(state, hessian_v)
+            size = jnp.linalg.norm(moved)
+            return jnp.where(size > 0, moved / jnp.where(size > 0, size, 1.0), v), size
+
+        def estimate(state):
+            turns = jnp.where(state["visits"] == 0, FIRST, 2)
+            v, found = jax.lax.fori_loop(0, turns, turn, (state["direction"], jnp.zeros_like(state["curvature"])))
+            return state | {"direction": v, "curvature": jnp.maximum(found, FORGET * state["curvature"])}
+
+        state = jax.lax.cond(state["visits"] % EVERY == 0, estimate, lambda s: s, state)
+        return state | {"visits": state["visits"] + 1}
+
+    def scale(self, state: PyTree, scale: Scalar) -> Scalar:
+        """The step itself."""
+        if not self.relative:
+            return scale
+        curvature = jnp.maximum(state["curvature"], jnp.finfo(scale.dtype).tiny ** 0.5)
+        return scale * curvature**-self.power
+
+    def root(self, state: PyTree, x: Array) -> Array:
+        """C x."""
+        c = self._root(state, x)
+        return x if c is None else c * x if c.ndim == 1 else c @ x
+
+    def root_transposed(self, state: PyTree, x: Array) -> Array:
+        """C^T x."""
+        c = self._root(state, x)
+        return x if c is None else c * x if c.ndim == 1 else c.T @ x
+
+    def _root(self, state: PyTree, x: Array) -> Array | None:
+        if self.adapted:
+            return state["root"]
+        return None if self.cholesky is None else jnp.asarray(self.cholesky, x.dtype)
+
+    def learn(self, state: PyTree, z: Latents) -> PyTree:
+        """Let an adapted preconditioner see a state of the chain."""
+        if not self.adapted:
+            return state
+        flat, _ = ravel_pytree(z)
+        count = state["count"] + 1
+        gap = flat - state["mean"]
+        mean = state["mean"] + gap / count
+        product = gap * (flat - mean) if self.adapted == "diagonal" else jnp.outer(gap, flat - mean)
+        state = state | {"count": count, "mean": mean, "moment": state["moment"] + (product - state["moment"]) / count}
+
+        def factor(state):
+            # Shrunk towards the average variance, as a sample covariance of few draws must be.
+            weight, variance = count / (count + 10.0), state["moment"]
+            if self.adapted == "diagonal":
+                return state | {"root": jnp.sqrt(weight * variance + (1 - weight) * jnp.mean(variance))}
+            average = jnp.mean(jnp.diagonal(variance))
+            shrunk = weight * variance + (1 - weight) * average * jnp.eye(flat.size, dtype=flat.dtype)
+            root = jnp.linalg.cholesky(shrunk)
+            return state | {"root": jnp.where(jnp.all(jnp.isfinite(root)), root, state["root"])}
+
+        due = (count >= PATIENCE) & (count % REFACTOR == 0)
+        return jax.lax.cond(due, factor, lambda s: s, state)
+
+
+def step_schedule(step_size: Any, relative_default: float) -> tuple[AbstractSchedule, bool]:
+    """The schedule of a step size, and whether it is relative to the curvature (nothing was given)."""
+    if step_size is None:
+        return Constant(relative_default), True
+    return as_schedule(step_size, name="step_size"), False
+
+
+def _factor(matrix: np.ndarray) -> np.ndarray:
+    if matrix.ndim == 1 and bool(np.all(matrix > 0)):
+        return np.sqrt(matrix)
+    if matrix.ndim == 2 and matrix.shape[0] == matrix.shape[1]:
+        try:
+            return np.linalg.cholesky(matrix)
+        except np.linalg.LinAlgError as error:
+            raise ValueError("preconditioner is not positive definite; pass a covariance estimate of the latent") from error
+    raise ValueError(f"preconditioner must be d positive numbers or a (d, d) covariance; got shape {matrix.shape}")
