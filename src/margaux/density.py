@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float
+from jaxtyping import Array
 
 
 @jax.custom_jvp
@@ -16,7 +16,7 @@ def _softplus(x: Array) -> Array:
 _softplus.defjvps(lambda tangent, _, x: tangent * jax.nn.sigmoid(x))
 
 
-def bernoulli_logit(y: Float[Array, "..."], eta: Float[Array, "..."]) -> Float[Array, "..."]:
+def bernoulli_logit(y: Array, eta: Array) -> Array:
     r"""$\log p(y\mid\eta) = y\eta - \log(1+e^\eta)$, entry by entry, for y in {0, 1} and a logit $\eta$.
 
     Its gradient costs about half of what differentiating `jax.nn.softplus` does.
