@@ -1,8 +1,7 @@
 """margaux: maximum marginal likelihood for latent-variable models, on JAX."""
 
+from .algorithm import AbstractAlgorithm, Algorithm
 from .algorithms import (
-    AbstractAlgorithm,
-    Algorithm,
     aisgd,
     incremental_em,
     isgd,
@@ -47,6 +46,7 @@ from .model import (
 )
 from .penalty import L1, L2, AbstractPenalty, ElasticNet, Huber, NoPenalty
 from .result import RESULTS, Fit, FitError, load
+from .scaled import ScaledAscent
 from .schedule import AbstractSchedule, Constant, ConstantThenDecay, Growth, Polynomial, check_schedules
 from .space import AbstractSpace, Ball, Box, Positive, PositiveDefinite, Product, Real, Simplex
 

@@ -1,125 +1,21 @@
-"""Algorithms: statistic x memory x update. A recipe is a few lines that cite their source."""
+"""Recipes: each algorithm is a few lines that cite their source."""
 
 from __future__ import annotations
 
-import abc
-
-import equinox as eqx
-import jax
 import numpy as np
 import optax
-from jax.flatten_util import ravel_pytree
-from jaxtyping import Array, PyTree
 
+from .algorithm import AbstractAlgorithm, Algorithm
 from .average import AbstractAverage, LastIterate, PolyakRuppert, StepWeighted
 from .esteps import AbstractEStep
 from .memory import AbstractMemory, Anchor, NoMemory, RobbinsMonro, Saga, Table
-from .model import AbstractModel, Latents, Params, leading
+from .model import AbstractModel
+from .scaled import ScaledAscent
 from .schedule import AbstractSchedule, Polynomial, as_schedule
 from .statistics import AbstractStatistic, Score, SufficientStatistics, SurrogateMinimiser
-from .updates import AbstractUpdate, Ascent, Mean, MStep, Optax, Problem
+from .updates import AbstractUpdate, Ascent, Mean, MStep, Optax
 
 Step = float | AbstractSchedule | optax.GradientTransformation
-
-
-class AbstractAlgorithm(eqx.Module):
-    """One iteration of a fit. `Algorithm` composes one; others implement `init` and `step` directly.
-
-    `rows` is what the algorithm keeps for each unit of the batch besides the E-step's own rows.
-    """
-
-    #: how the iterates are averaged unless `fit` is told otherwise
-    average: eqx.AbstractVar[AbstractAverage]
-    #: units whose rows are filled by a full pass before the first iteration, and every so many epochs
-    refresh_epochs: eqx.AbstractVar[int | None]
-
-    @abc.abstractmethod
-    def requires(self, problem: Problem) -> str | None:
-        """Why this algorithm cannot work on the problem, or None."""
-
-    @abc.abstractmethod
-    def init(self, params: Params, per_unit: PyTree) -> PyTree:
-        """State before the first iteration, given the shape of one unit's statistic."""
-
-    @abc.abstractmethod
-    def statistics(self, problem: Problem, params: Params, z: Latents, w: Array, batch: PyTree) -> PyTree:
-        """Per-unit statistics, which a full pass stores as rows."""
-
-    @property
-    @abc.abstractmethod
-    def has_rows(self) -> bool:
-        """Whether a row a unit is kept."""
-
-    @abc.abstractmethod
-    def refreshed(self, state: PyTree, total: PyTree) -> PyTree:
-        """State after a full pass whose rows sum to `total`."""
-
-    @abc.abstractmethod
-    def step(
-        self,
-        problem: Problem,
-        estep: AbstractEStep,
-        params: Params,
-        state: PyTree,
-        rows: tuple[PyTree, PyTree],
-        batch: PyTree,
-        noise: PyTree,
-        k: Array,
-        axis: str | None,
-        devices: int,
-    ) -> tuple[Params, PyTree, tuple[PyTree, PyTree], dict[str, Array]]:
-        """Next parameters, state, rows (E-step's, own) and traced figures (means over units)."""
-
-
-class Algorithm(AbstractAlgorithm):
-    """The composed algorithm: a statistic is averaged, remembered, and moves the parameters."""
-
-    statistic: AbstractStatistic
-    memory: AbstractMemory
-    update: AbstractUpdate
-    average: AbstractAverage
-    refresh_epochs: int | None = eqx.field(static=True)
-
-    @property
-    def has_rows(self) -> bool:
-        return self.memory.has_rows
-
-    def requires(self, problem):
-        return self.statistic.requires(problem.model)
-
-    def init(self, params, per_unit):
-        return {"memory": self.memory.init(per_unit), "update": self.update.init(params)}
-
-    def statistics(self, problem, params, z, w, batch):
-        return self.statistic.per_unit(problem.model, params, z, w, batch)
-
-    def refreshed(self, state, total):
-        zero = jax.tree.map(lambda t: t * 0, total)
-        return state | {"memory": state["memory"] | {"total": total, "lost": zero}}
-
-    def step(self, problem, estep, params, state, rows, batch, noise, k, axis, devices):
-        estep_rows, own_rows = rows
-        read = self.statistic.per_unit if self.has_rows else self.statistic.total
-        b = leading(batch) * devices
-
-        def f(z, w):
-            return read(problem.model, params, z, w, batch)
-
-        value, estep_rows, info = estep.expect(f, noise, problem.model, params, estep_rows, batch, k)
-        local, own_rows = self.memory.contribution(own_rows, value)
-        total, info = sum_over_devices((local, info), axis)
-        mean, memory = self.memory.combine(state["memory"], total, problem.n, b, k)
-        params, update = self.update(problem, params, mean, state["update"], k)
-        info = {name: figure / b for name, figure in info.items()}
-        return params, {"memory": memory, "update": update}, (estep_rows, own_rows), info
-
-
-def sum_over_devices(tree: PyTree, axis: str | None) -> PyTree:
-    """One all-reduce for the whole tree; the identity on one device."""
-    if axis is None:
-        return tree
-    flat, unravel = ravel_pytree(tree)
-    return unravel(jax.lax.psum(flat, axis))
 
 
 def _ascent(step: Step) -> AbstractUpdate:
@@ -152,19 +48,23 @@ def _composed(
     return Algorithm(statistic=statistic, memory=memory, update=update, average=average, refresh_epochs=refresh_epochs)
 
 
-def soul(step: Step = Polynomial(1.0, 0.8), average: AbstractAverage | None = None) -> Algorithm:
+def soul(step: Step | None = None, average: AbstractAverage | None = None) -> AbstractAlgorithm:
     r"""SOUL: $\theta_{n+1} = \Pi_\Theta[\theta_n + \delta_{n+1} \bar\nabla_\theta\log p(x, y\mid\theta_n)]$ along a Markov chain.
 
     De Bortoli, Durmus, Pereyra and Vidal (2021), algorithm 1 and eqs. 4 to 6, with the signs of the
     errata; with a kernel other than ULA it is their SOUK (eq. 10). The score is a mean over units.
 
     Args:
-        step: $\delta_n$, a number, a schedule, or an optax optimiser.
+        step: $\delta_n$, a number, a schedule, or an optax optimiser. By default nothing need be chosen:
+            the step is $n^{-0.6}$ over the complete-data information, see `margaux.ScaledAscent`.
         average: by default step-weighted (eq. 4) over the second half of the run.
 
     >>> import margaux as mx
     >>> algorithm = mx.soul(step=mx.Polynomial(1.0, power=0.8))
     """
+    if step is None:
+        gain = Polynomial(1.0, 0.6)
+        return ScaledAscent(gain=gain, average=average or StepWeighted(gain), refresh_epochs=None)
     if average is None:
         optimiser = isinstance(step, optax.GradientTransformation)
         average = PolyakRuppert() if optimiser else StepWeighted(step)

@@ -8,7 +8,8 @@ from typing import Any
 
 from jaxtyping import PyTree
 
-from .algorithms import AbstractAlgorithm, describe
+from .algorithm import AbstractAlgorithm
+from .algorithms import describe
 from .average import AbstractAverage
 from .callbacks import AbstractCallback, Checkpoint, ProgressBar
 from .esteps import AbstractEStep

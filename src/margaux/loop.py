@@ -12,7 +12,7 @@ from jax.sharding import PartitionSpec
 from jaxtyping import Array, PyTree
 
 from . import average as averaging
-from .algorithms import AbstractAlgorithm
+from .algorithm import AbstractAlgorithm
 from .average import AbstractAverage
 from .esteps import AbstractEStep
 from .updates import Problem

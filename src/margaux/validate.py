@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import PyTree
 
-from .algorithms import AbstractAlgorithm
+from .algorithm import AbstractAlgorithm
 from .average import AbstractAverage
 from .esteps import AbstractEStep
 from .model import AbstractModel

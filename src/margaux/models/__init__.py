@@ -1,0 +1,1 @@
+"""Models of one unit, one family a file."""
