@@ -375,7 +375,7 @@ class Job:
         return Fit(
             params, mean(last), run_params, trace, result, self.k, self.timings,
             describe(self.algorithm, self.estep, self.problem.model), self.dtype, self.seed, self.problem, self.estep,
-            self.data, estep_rows, self.burn_in,
+            self.data, estep_rows, self.burn_in, self.algorithm,
         )  # fmt: skip
 
 

@@ -83,6 +83,7 @@ class Fit:
     data: PyTree = None
     rows: PyTree = None
     averaged_from: int = 0
+    algorithm: Any = None
     _cache: dict[str, Any] = dataclasses.field(default_factory=dict, repr=False)
 
     @property
@@ -174,6 +175,18 @@ class Fit:
         from .inference import latents
 
         return latents(self, n_draws, estep)
+
+    def draws(self, n_draws: int = 1000, thin: int = 1, key: int = 0) -> PyTree:
+        """Posterior draws of the latents at the estimate, from the fit's chains: leaves (n_draws, chains, n, ...)."""
+        from .inference import draws
+
+        return draws(self, n_draws, thin, key)
+
+    def bias_probe(self, n_iter: int | None = None, key: int = 0) -> pd.DataFrame:
+        """How far the kernel's discretisation moves the estimate, in standard errors: see `margaux.inference.bias_probe`."""
+        from .inference import bias_probe
+
+        return bias_probe(self, n_iter, key)
 
     def diagnostics(self) -> pd.DataFrame:
         """One row a check, each with a figure and a sentence of verdict."""

@@ -1,7 +1,9 @@
 """What follows from an estimate: information, tests, marginal likelihood, latents, diagnostics."""
 
+from .bias import bias_probe as bias_probe
 from .diagnostics import diagnostics as diagnostics
 from .diagnostics import rhat as rhat
+from .draws import draws as draws
 from .fisher import Information as Information
 from .fisher import information as information
 from .fisher import wald_table as wald_table

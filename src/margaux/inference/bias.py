@@ -1,0 +1,95 @@
+"""What the discretisation of an unadjusted kernel does to the estimate."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import equinox as eqx
+import jax
+import numpy as np
+import pandas as pd
+
+from ..average import PolyakRuppert
+from ..esteps import MCMC
+from ..kernels.coupling import halved
+from ..schedule import AbstractSchedule
+
+#: batches for the Monte Carlo error of the shift
+BATCHES = 20
+
+
+class Shifted(AbstractSchedule):
+    """A schedule read `by` iterations further on."""
+
+    schedule: AbstractSchedule
+    by: int
+
+    def __call__(self, k):
+        return self.schedule(k + self.by)
+
+
+def bias_probe(fit: Any, n_iter: int | None = None, key: int = 0) -> pd.DataFrame:
+    r"""The last stretch of a fit run again with its step $\gamma$ and with $\gamma/2$, on the same Brownian path.
+
+    With a bias of order $\gamma^p$ the estimate is off by
+    $(\hat\theta_\gamma-\hat\theta_{\gamma/2})/(1-2^{-p})$ (Richardson): p = 1 for overdamped kernels, 2 for
+    `Underdamped` and `UnadjustedHMC`. SOUL bounds it by $O(\gamma^{1/2})$ (theorem 2); it is measured here.
+
+    Args:
+        n_iter: iterations of the stretch, by default a fifth of the fit's, at least 2,000; the second half counts.
+
+    Returns:
+        A frame with a row a scalar parameter: `shift` ($\hat\theta_\gamma-\theta^\star$, estimated), its Monte
+        Carlo error `mc_error`, both in standard errors (`shift_in_se`, `mc_error_in_se`), and the `corrected`
+        estimate. `attrs["message"]` says whether the bias matters (more than a tenth of a standard error).
+
+    Raises:
+        ValueError, TypeError: not a chain, an exact kernel, or a loaded fit.
+    """
+    from ..fit import fit as run
+
+    if fit.algorithm is None:
+        raise ValueError("a loaded fit has no algorithm to run again; probe the fit before saving it")
+    if not isinstance(fit.estep, MCMC):
+        raise TypeError(f"only Markov chains have a step to halve; this fit used {type(fit.estep).__name__}")
+    coarse, fine, order = halved(fit.estep.kernel)
+    if "params" not in fit.trace:
+        raise ValueError(f"the probe follows traces, kept for at most 256 scalar parameters; this fit has {len(fit.names)}")
+    n_iter = max(fit.n_iter // 5, 2000) if n_iter is None else n_iter
+    is_schedule = lambda x: isinstance(x, AbstractSchedule)  # noqa: E731
+    start = max(fit.n_iter - n_iter, 0)
+    shifted = jax.tree.map(lambda s: Shifted(s, start) if is_schedule(s) else s, fit.algorithm, is_leaf=is_schedule)
+    traces = []
+    for kernel in (coarse, fine):
+        estep = eqx.tree_at(lambda e: (e.kernel, e.warm_up), fit.estep, (kernel, max(fit.estep.warm_up, 500)))
+        problem = fit._model()
+        out = run(problem.model, fit.data, shifted, estep, key=key, params=fit.last_params, n_iter=n_iter,
+                  space=problem.space, penalty=problem.penalty, average=PolyakRuppert(), dtype=fit.dtype, progress=False,
+                  throw=False)  # fmt: skip
+        traces.append(out.trace["params"][n_iter // 2 :, 0].astype(float))
+    gap = (traces[0] - traces[1]) / (1 - 2.0**-order)
+    shift = gap.mean(axis=0)
+    length = len(gap) // BATCHES
+    batches = gap[: length * BATCHES].reshape(BATCHES, length, -1).mean(axis=1)
+    error = batches.std(axis=0, ddof=1) / np.sqrt(BATCHES)
+    summary = fit.summary()
+    estimate, se = summary["estimate"].to_numpy(float), summary["se"].to_numpy(float)
+    frame = pd.DataFrame(
+        {"estimate": estimate, "shift": shift, "mc_error": error, "shift_in_se": shift / se, "mc_error_in_se": error / se,
+         "corrected": estimate - shift}, index=fit.names,
+    )  # fmt: skip
+    frame.attrs["message"] = _verdict(frame)
+    return frame
+
+
+def _verdict(frame: pd.DataFrame) -> str:
+    size = frame["shift_in_se"].abs()
+    if not np.all(np.isfinite(size)):
+        return "Standard errors are missing, so the shift is judged by eye: compare it with the estimate."
+    worst, name = size.max(), size.idxmax()
+    noise = frame["mc_error_in_se"][name]
+    if worst - 2 * noise > 0.1:
+        return f"The kernel's bias matters: {name} is off by about {worst:.2f} standard errors; lower the step size."
+    if worst + 2 * noise <= 0.1:
+        return f"The kernel's bias is small: at most {worst:.3f} standard errors ({name})."
+    return f"The probe is too noisy to tell ({worst:.2f} +- {noise:.2f} standard errors for {name}); run it longer."
