@@ -4,14 +4,17 @@ from .algorithm import AbstractAlgorithm, Algorithm
 from .algorithms import (
     aisgd,
     incremental_em,
+    ipla,
     isgd,
     mcem,
     miso,
     misso,
     online_em,
+    pgd,
     saem,
     sag,
     saga,
+    slow_fast,
     souk,
     soul,
     svrg,
@@ -44,6 +47,7 @@ from .model import (
     AbstractNonSmooth,
     one_unit,
 )
+from .particles import ParticleLangevin
 from .penalty import L1, L2, AbstractPenalty, ElasticNet, Huber, NoPenalty
 from .result import RESULTS, Fit, FitError, load
 from .scaled import ScaledAscent

@@ -59,11 +59,15 @@ class AbstractAlgorithm(eqx.Module):
         rows: tuple[PyTree, PyTree],
         batch: PyTree,
         noise: PyTree,
+        key: Array,
         k: Array,
         axis: str | None,
         devices: int,
     ) -> tuple[Params, PyTree, tuple[PyTree, PyTree], dict[str, Array]]:
-        """Next parameters, state, rows (E-step's, own) and traced figures (means over units)."""
+        """Next parameters, state, rows (E-step's, own) and traced figures (means over units).
+
+        `key` is the run's own, the same at every iteration: an algorithm that draws folds k into it.
+        """
 
 
 class Algorithm(AbstractAlgorithm):
@@ -92,7 +96,7 @@ class Algorithm(AbstractAlgorithm):
         zero = jax.tree.map(lambda t: t * 0, total)
         return state | {"memory": state["memory"] | {"total": total, "lost": zero}}
 
-    def step(self, problem, estep, params, state, rows, batch, noise, k, axis, devices):
+    def step(self, problem, estep, params, state, rows, batch, noise, key, k, axis, devices):
         estep_rows, own_rows = rows
         read = self.statistic.per_unit if self.has_rows else self.statistic.total
         b = leading(batch) * devices

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import optax
 
@@ -10,6 +12,7 @@ from .average import AbstractAverage, LastIterate, PolyakRuppert, StepWeighted
 from .esteps import AbstractEStep
 from .memory import AbstractMemory, Anchor, NoMemory, RobbinsMonro, Saga, Table
 from .model import AbstractModel
+from .particles import ParticleLangevin
 from .scaled import ScaledAscent
 from .schedule import AbstractSchedule, Polynomial, as_schedule
 from .statistics import AbstractStatistic, Score, SufficientStatistics, SurrogateMinimiser
@@ -157,6 +160,32 @@ def svrg(
     statistic, update, default = _score_or_statistics(of, step)
     memory = Anchor(as_schedule(weight, name="weight"))
     return _composed(statistic, memory, update, average or default, refresh_epochs)
+
+
+def pgd(step: float | AbstractSchedule, average: AbstractAverage | None = None) -> ParticleLangevin:
+    """Particle gradient descent (Kuntz, Lim and Johansen 2023, algorithm 1): `ParticleLangevin` without noise on theta."""
+    return _particles(step, "none", average)
+
+
+def ipla(step: float | AbstractSchedule, average: AbstractAverage | None = None) -> ParticleLangevin:
+    """The interacting particle Langevin algorithm (Akyildiz, Crucinio, Girolami, Johnston and Sabanis 2025):
+    `ParticleLangevin` at temperature one over the number of particles."""
+    return _particles(step, "per particle", average)
+
+
+def slow_fast(
+    step: float | AbstractSchedule, inverse_temperature: float = 1e3, average: AbstractAverage | None = None
+) -> ParticleLangevin:
+    r"""Slow-fast Langevin (Akyildiz, Ottobre and Souttar 2024): theta at a fixed inverse temperature $\beta$, the latents
+    sped up by $1/\epsilon$, that is with a kernel step of `step` / $\epsilon$."""
+    return _particles(step, "fixed", average, 1 / float(_positive("inverse_temperature", inverse_temperature)))
+
+
+def _particles(step: Any, noise: str, average: AbstractAverage | None, temperature: float = 1.0) -> ParticleLangevin:
+    schedule = as_schedule(step, name="step")
+    return ParticleLangevin(
+        step=schedule, noise=noise, temperature=np.asarray(temperature), average=average or PolyakRuppert(), refresh_epochs=None
+    )
 
 
 def describe(algorithm: AbstractAlgorithm, estep: AbstractEStep, model: AbstractModel) -> str:

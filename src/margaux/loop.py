@@ -73,7 +73,7 @@ def _block_size(settings: Settings, struct: PyTree, b: int, total: int, runs: in
 def _iteration(settings, key, carry, k, batch, rows, noise, axis, devices):
     """One iteration of one run on a batch: carry without rows -> (params, state, average), rows, trace."""
     params, state, rows, info = settings.algorithm.step(
-        settings.problem, settings.estep, carry.params, carry.state, rows, batch, noise, k, axis, devices
+        settings.problem, settings.estep, carry.params, carry.state, rows, batch, noise, key, k, axis, devices
     )
     average = averaging.include(settings.average, carry.average, params, k, settings.burn_in)
     flat, _ = ravel_pytree(params)

@@ -153,6 +153,12 @@ class Fit:
             self._cache[cache_key] = loglik(self, method=method, n_draws=n_draws)
         return self._cache[cache_key]
 
+    def profile(self, name: str, grid: Any, method: str = "importance", n_draws: int | None = None) -> pd.DataFrame:
+        """log p(y | theta) along one scalar parameter, the others held at the estimate: see `margaux.inference.profile`."""
+        from .inference import profile
+
+        return profile(self, name, grid, method, n_draws)
+
     @property
     def n_params(self) -> int:
         """Number of free scalar parameters."""

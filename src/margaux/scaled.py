@@ -56,7 +56,7 @@ class ScaledAscent(AbstractAlgorithm):
     def refreshed(self, state, total):
         return state
 
-    def step(self, problem, estep, params, state, rows, batch, noise, k, axis, devices):
+    def step(self, problem, estep, params, state, rows, batch, noise, key, k, axis, devices):
         estep_rows, own_rows = rows
         b = leading(batch) * devices
         flat, unravel = ravel_pytree(params)

@@ -139,7 +139,7 @@ class MCMC(AbstractEStep):
 
         if isinstance(last, int) and last == 1:
             rows, accepted = self._transition(at(0), model, params, rows, batch, k)
-            return evaluate(rows), rows, {"acceptance": accepted}
+            return evaluate(rows), rows, {"acceptance": accepted} if self.kernel.adjusted else {}
 
         def body(t, state):
             rows, value, accepted = state
@@ -153,7 +153,7 @@ class MCMC(AbstractEStep):
 
         zero = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), jax.eval_shape(evaluate, rows))
         rows, value, accepted = jax.lax.fori_loop(0, last, body, (rows, zero, jnp.zeros((), dtype)))
-        return value, rows, {"acceptance": accepted / last}
+        return value, rows, {"acceptance": accepted / last} if self.kernel.adjusted else {}
 
     def _transition(self, noise, model, params, rows, batch, k):
         """One transition of every chain of every unit; noise leaves (b, c, ...)."""

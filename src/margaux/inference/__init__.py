@@ -11,3 +11,4 @@ from .fisher import wald_test as wald_test
 from .marginal import LogLikelihood as LogLikelihood
 from .marginal import loglik as loglik
 from .posterior import latents as latents
+from .profile import profile as profile

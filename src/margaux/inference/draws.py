@@ -11,13 +11,17 @@ import numpy as np
 from jaxtyping import PyTree
 
 from ..esteps import MCMC
+from ..kernels import AbstractKernel
 from ..naming import default_dtype, precision, settle
 
 
-def draws(fit: Any, n_draws: int = 1000, thin: int = 1, key: int = 0, params: PyTree = None) -> PyTree:
+def draws(
+    fit: Any, n_draws: int = 1000, thin: int = 1, key: int = 0, params: PyTree = None, kernel: AbstractKernel | None = None
+) -> PyTree:
     """States of the fit's chains continued at the estimate (or at `params`), every `thin`-th kept.
 
-    They carry the kernel's own bias: take an adjusted kernel, or look at `Fit.bias_probe`.
+    They carry the kernel's own bias: look at `Fit.bias_probe`, or pass an adjusted `kernel`, which then
+    starts from where the fit's chains stand.
 
     Returns:
         Latents with leaves (n_draws, chains, n, ...).
@@ -32,10 +36,13 @@ def draws(fit: Any, n_draws: int = 1000, thin: int = 1, key: int = 0, params: Py
     dtype = default_dtype(None)
     with precision(dtype):
         at = jax.tree.map(lambda leaf: jnp.asarray(leaf, dtype), fit.params if params is None else params)
-        estep = MCMC(fit.estep.kernel, n_steps=1, burn_in=thin - 1, n_chains=fit.estep.n_chains)
+        estep = MCMC(kernel or fit.estep.kernel, n_steps=1, burn_in=thin - 1, n_chains=fit.estep.n_chains)
         model, estep = settle((fit._model().model, estep), dtype)
         data = settle(jax.tree.map(np.asarray, fit.data), dtype)
         rows = jax.tree.map(lambda leaf: _cast(leaf[0], dtype), fit.rows)
+        if kernel is not None:
+            z = rows["z"]
+            rows = jax.vmap(lambda y: estep.init(jax.random.key(key), model, at, y))(data) | {"z": z}
         z = _continued(model, estep, at, rows, data, jax.random.key(key), n_draws)
         return jax.tree.map(np.asarray, z)
 

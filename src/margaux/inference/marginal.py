@@ -8,7 +8,11 @@ import numpy as np
 from jaxtyping import PyTree
 
 from ..esteps import Exact, ImportanceSampling, Quadrature
+from .evidence import annealed, harmonic_mean, student
 from .posterior import each_unit, latent_size, nothing
+
+#: method of `loglik`: function and its usual number of draws
+EVIDENCE = {"harmonic": (harmonic_mean, 100_000), "student": (student, 20_000), "annealed": (annealed, 500)}
 
 
 class LogLikelihood(float):
@@ -40,7 +44,8 @@ def loglik(
     randomisations of a quasi-Monte-Carlo rule with n_draws / replicates points each (n_draws: 2 million
     in all, 2,000 to 32,000 a unit); the error is the delta method's over them. "quadrature": adaptive
     Gauss-Hermite; the error is the change from n_nodes - 4. "laplace": the same with one node, of
-    unknown error (NaN). "exact": enumeration of a discrete latent.
+    unknown error (NaN). "exact": enumeration of a discrete latent. "harmonic", "student" and "annealed": see
+    `margaux.inference.evidence`, for posteriors that one Gaussian does not cover.
 
     Raises:
         ValueError: unknown method. TypeError: the model does not allow it.
@@ -59,8 +64,12 @@ def loglik(
         if method == "laplace":
             return LogLikelihood(value, np.nan)
         return LogLikelihood(value, abs(value.sum() - _quadrature(fit, params, max(nodes - 4, 1)).sum()))
+    if method in EVIDENCE:
+        function, default = EVIDENCE[method]
+        values, errors = function(fit, params, n_draws or default)
+        return LogLikelihood(values, float(np.sqrt(np.sum(errors**2))))
     if method != "importance":
-        raise ValueError(f'method must be "importance", "quadrature", "laplace" or "exact", got {method!r}')
+        raise ValueError(f"method must be one of {['importance', 'quadrature', 'laplace', 'exact', *EVIDENCE]}, got {method!r}")
     if n_draws is None:
         n_draws = int(np.clip(2_000_000 // fit._model().n, 2_000, 32_000))
     m = max(n_draws // replicates, 2)

@@ -29,6 +29,8 @@ class AbstractKernel(eqx.Module):
     step_size: eqx.AbstractVar[AbstractSchedule]
     #: acceptance rate that step-size adaptation aims at; None: never adapted
     target_acceptance: eqx.AbstractVar[float | None]
+    #: whether it accepts or rejects, and so keeps its target exactly
+    adjusted: eqx.AbstractClassVar[bool]
 
     @abc.abstractmethod
     def init(self, z: Latents) -> PyTree:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib
-from typing import Any
+from typing import Any, ClassVar
 
 import equinox as eqx
 import jax.numpy as jnp
@@ -30,6 +30,7 @@ class BlackJAX(AbstractKernel):
 
     step_size: AbstractSchedule
     target_acceptance: float | None
+    adjusted: ClassVar[bool] = True
     sampler: str = eqx.field(static=True)
     settings: dict[str, Any]
 

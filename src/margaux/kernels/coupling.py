@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
 import equinox as eqx
 import jax
@@ -24,6 +24,7 @@ class Halves(AbstractKernel):
     fine: bool = eqx.field(static=True)
     step_size: AbstractSchedule
     target_acceptance: None
+    adjusted: ClassVar[bool] = False
 
     def __init__(self, inner: AbstractKernel, fine: bool) -> None:
         self.inner, self.fine = inner, fine
@@ -60,7 +61,7 @@ def halved(kernel: AbstractKernel) -> tuple[AbstractKernel, AbstractKernel, int]
     Raises:
         ValueError: an adjusted kernel, which has no such bias.
     """
-    if kernel.target_acceptance is not None or not hasattr(kernel, "scaling"):
+    if kernel.adjusted:
         raise ValueError(f"{type(kernel).__name__} is exact: its step size biases nothing, there is nothing to probe")
     if isinstance(kernel, UnadjustedHMC):
         half = eqx.tree_at(lambda k: k.step_size, kernel, _Half(kernel.step_size))

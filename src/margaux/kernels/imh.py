@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -27,6 +27,7 @@ class IndependenceMH(AbstractKernel):
 
     step_size: AbstractSchedule
     target_acceptance: None
+    adjusted: ClassVar[bool] = True
     inflation: Any
     n_newton: int
 

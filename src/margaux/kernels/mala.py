@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -25,6 +25,7 @@ class MALA(AbstractKernel):
     step_size: AbstractSchedule
     scaling: Scaling
     target_acceptance: float | None
+    adjusted: ClassVar[bool] = True
 
     def __init__(self, step_size: Any = 0.1, preconditioner: Any = None, target_acceptance: float | None = 0.574) -> None:
         self.step_size = as_schedule(step_size, name="step_size")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
 import equinox as eqx
 import jax
@@ -31,6 +31,7 @@ class MYULA(AbstractProximalKernel):
     automatic: bool = eqx.field(static=True)
     scaling: Scaling
     target_acceptance: None
+    adjusted: ClassVar[bool] = False
 
     def __init__(self, step_size: Any = None, smoothing: float | None = None) -> None:
         self.step_size, self.automatic = step_schedule(step_size, 0.5)
@@ -74,6 +75,7 @@ class ProximalULA(AbstractProximalKernel):
     step_size: AbstractSchedule
     scaling: Scaling
     target_acceptance: None
+    adjusted: ClassVar[bool] = False
 
     def __init__(self, step_size: Any = None) -> None:
         self.step_size, relative = step_schedule(step_size, 0.5)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
 import jax
 from jax.flatten_util import ravel_pytree
@@ -24,6 +24,7 @@ class RandomWalk(AbstractKernel):
     step_size: AbstractSchedule
     scaling: Scaling
     target_acceptance: float | None
+    adjusted: ClassVar[bool] = True
 
     def __init__(self, step_size: Any = 0.5, preconditioner: Any = None, target_acceptance: float | None = 0.35) -> None:
         self.step_size = as_schedule(step_size, name="step_size")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
 import equinox as eqx
 import jax
@@ -35,6 +35,7 @@ class SGLD(AbstractSubsamplingKernel):
     refresh_every: int
     scaling: Scaling
     target_acceptance: None
+    adjusted: ClassVar[bool] = False
 
     def __init__(self, batch_size: int, step_size: Any = None, control_variate: bool = True, refresh_every: int = 1) -> None:
         if batch_size < 1 or refresh_every < 1:

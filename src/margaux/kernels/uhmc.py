@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
 import equinox as eqx
 import jax
@@ -32,6 +32,7 @@ class UnadjustedHMC(AbstractKernel):
     n_leapfrog: int = eqx.field(static=True)
     scaling: Scaling
     target_acceptance: None
+    adjusted: ClassVar[bool] = False
 
     def __init__(self, step_size: Any = None, n_leapfrog: int = 5, preconditioner: Any = None) -> None:
         self.step_size, relative = step_schedule(step_size, 0.5)

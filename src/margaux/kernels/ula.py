@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -32,6 +32,7 @@ class ULA(AbstractKernel):
     step_size: AbstractSchedule
     scaling: Scaling
     target_acceptance: None
+    adjusted: ClassVar[bool] = False
 
     def __init__(self, step_size: Any = None, preconditioner: Any = None) -> None:
         self.step_size, relative = step_schedule(step_size, 0.2)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -34,6 +34,7 @@ class Underdamped(AbstractKernel):
     friction: Any
     scaling: Scaling
     target_acceptance: None
+    adjusted: ClassVar[bool] = False
 
     def __init__(self, step_size: Any = None, friction: float = 0.3, preconditioner: Any = None) -> None:
         self.step_size, relative = step_schedule(step_size, 0.5)

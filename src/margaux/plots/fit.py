@@ -45,6 +45,20 @@ class FitPlots:
         figure.suptitle("Convergence")
         return figure
 
+    def profile(self, frame: Any, truth: float | None = None) -> Figure:
+        """A `Fit.profile`: log-likelihoods with their Monte Carlo error, the quadratic through them and its maximiser."""
+        figure, axes = _grid(1)
+        axis, name, grid = axes[0], frame.index.name, frame.index.to_numpy(float)
+        axis.errorbar(grid, frame["loglik"], 2 * frame["mc_error"], fmt="o", ms=3, capsize=2, label="log-likelihood, 2 MC errors")
+        fine = np.linspace(grid.min(), grid.max(), 200)
+        axis.plot(fine, np.polyval(frame.attrs["quadratic"], fine), lw=1, label="quadratic fit")
+        axis.axvline(frame.attrs["maximiser"], color="black", lw=1, label=f"maximiser {frame.attrs['maximiser']:.3g}")
+        if truth is not None:
+            axis.axvline(truth, color="tab:red", ls="--", lw=1, label="reference")
+        axis.set(xlabel=name, ylabel="log p(y | theta)")
+        axis.legend(frameon=False, fontsize=8)
+        return figure
+
     def estimates(self, level: float = 0.95, truth: dict[str, float] | None = None) -> Figure:
         """Estimates with Wald intervals, one panel a parameter, since their units differ."""
         fit = self._fit
