@@ -55,4 +55,19 @@ from .schedule import AbstractSchedule, Constant, ConstantThenDecay, Growth, Pol
 from .space import AbstractSpace, Ball, Box, Positive, PositiveDefinite, Product, Real, Simplex
 
 __version__ = "0.1.0"
-__all__ = [name for name in dir() if not name.startswith("_")]
+
+#: estimators, imported when first asked for
+_ESTIMATORS = {
+    "EmpiricalBayesLogistic": "empirical_bayes",
+    "SparseInverse": "sparse_inverse",
+    "SparseMixedLogistic": "sparse_mixed",
+}
+__all__ = [*(name for name in dir() if not name.startswith("_")), *_ESTIMATORS]
+
+
+def __getattr__(name: str) -> object:
+    if name in _ESTIMATORS:
+        from importlib import import_module
+
+        return getattr(import_module(f".estimators.{_ESTIMATORS[name]}", __name__), name)
+    raise AttributeError(f"margaux has no {name!r}")

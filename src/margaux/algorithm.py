@@ -33,7 +33,7 @@ class AbstractAlgorithm(eqx.Module):
         """Why this algorithm cannot work on the problem, or None."""
 
     @abc.abstractmethod
-    def init(self, params: Params, per_unit: PyTree) -> PyTree:
+    def init(self, problem: Problem, params: Params, per_unit: PyTree) -> PyTree:
         """State before the first iteration, given the shape of one unit's statistic."""
 
     @abc.abstractmethod
@@ -86,7 +86,7 @@ class Algorithm(AbstractAlgorithm):
     def requires(self, problem):
         return self.statistic.requires(problem.model)
 
-    def init(self, params, per_unit):
+    def init(self, problem, params, per_unit):
         return {"memory": self.memory.init(per_unit), "update": self.update.init(params)}
 
     def statistics(self, problem, params, z, w, batch):

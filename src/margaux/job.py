@@ -159,7 +159,7 @@ class Job:
             lambda: visit_all.__wrapped__(self.settings, self.keys[0], params[0], rows, self._units(ids), ids, 1)[0]
         )
         unit = jax.tree.map(lambda s: jax.ShapeDtypeStruct(s.shape[1:], s.dtype), struct)
-        states = [self.algorithm.init(p, unit) for p in params]
+        states = [self.algorithm.init(self.problem, p, unit) for p in params]
         if not self.algorithm.has_rows:
             return states, ()
         own = jax.tree.map(lambda s: jnp.zeros((len(self.keys) * self.n,) + s.shape, s.dtype), unit)

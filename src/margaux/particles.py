@@ -48,7 +48,7 @@ class ParticleLangevin(AbstractAlgorithm):
     def requires(self, problem):
         return None
 
-    def init(self, params, per_unit):
+    def init(self, problem, params, per_unit):
         return ()
 
     def statistics(self, problem, params, z, w, batch):

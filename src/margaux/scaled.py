@@ -13,10 +13,14 @@ from .average import AbstractAverage
 from .model import leading, log_joints
 from .penalty import NoPenalty
 from .schedule import AbstractSchedule
+from .space import AbstractSpace, Real
 from .statistics import Score
+from .updates import Problem
 
 #: parameters up to which the information is a matrix; beyond, only its largest eigenvalue is followed
 DENSE = 32
+#: the coordinate that stands for infinity, where a start lies on the edge of its space
+EDGE = 30.0
 
 
 class ScaledAscent(AbstractAlgorithm):
@@ -24,9 +28,10 @@ class ScaledAscent(AbstractAlgorithm):
     $E[-\nabla^2_\theta\log p(y_i, z_i\mid\theta)]$, the complete-data information a unit.
 
     It is at least the observed information, so gains of up to one are stable: with exact expectations and
-    $\delta = 1$ this is the EM gradient algorithm (Lange 1995). Eigenvalues enter by their modulus,
-    parameters at the edge of $\Theta$ are moved on their own, and no step exceeds $1 + |\theta_j|$. With a
-    penalty, or more than 32 parameters, J is replaced by its largest eigenvalue (by power iteration).
+    $\delta = 1$ this is the EM gradient algorithm (Lange 1995). The steps are taken in the unconstrained
+    coordinates of $\Theta$, eigenvalues enter by their modulus, and no step exceeds $1 + |u_j|$. With more than
+    32 parameters J is replaced by its largest eigenvalue (by power iteration); with a penalty too, and then
+    the coordinates are the parameters themselves.
 
     Args:
         gain: $\delta_k$, without units.
@@ -43,8 +48,8 @@ class ScaledAscent(AbstractAlgorithm):
     def requires(self, problem):
         return None
 
-    def init(self, params, per_unit):
-        flat, _ = ravel_pytree(params)
+    def init(self, problem, params, per_unit):
+        flat, _ = ravel_pytree(_space(problem).to_unconstrained(params))
         if flat.size <= DENSE:
             return {"information": jnp.zeros((flat.size, flat.size), flat.dtype)}
         start = jnp.cos(jnp.arange(1, flat.size + 1, dtype=flat.dtype) ** 2)
@@ -59,11 +64,14 @@ class ScaledAscent(AbstractAlgorithm):
     def step(self, problem, estep, params, state, rows, batch, noise, key, k, axis, devices):
         estep_rows, own_rows = rows
         b = leading(batch) * devices
-        flat, unravel = ravel_pytree(params)
+        space, free = _space(problem), isinstance(problem.penalty, NoPenalty)
+        flat, unravel = ravel_pytree(space.to_unconstrained(params))
+        flat = jnp.where(jnp.isfinite(flat), flat, jnp.sign(flat) * EDGE)
+        back = lambda u: space.from_unconstrained(unravel(u))  # noqa: E731
         dense = flat.size <= DENSE
 
         def f(z, w):
-            total = lambda u: jnp.sum(w * log_joints(problem.model, unravel(u), z, batch))  # noqa: E731
+            total = lambda u: jnp.sum(w * log_joints(problem.model, back(u), z, batch))  # noqa: E731
             if dense:
                 return jax.grad(total)(flat), -jax.hessian(total)(flat)
             score, product = jax.jvp(jax.grad(total), (flat,), (state["direction"],))
@@ -76,29 +84,28 @@ class ScaledAscent(AbstractAlgorithm):
         if dense:
             information = state["information"] + share * (curvature - state["information"])
             state = {"information": information}
+            largest = jnp.linalg.norm(information, 2)
         else:
             size = jnp.linalg.norm(curvature)
             largest = state["largest"] + share * (size - state["largest"])
-            state = {"direction": jnp.where(size > 0, curvature / jnp.where(size > 0, size, 1.0), state["direction"]),
-                     "largest": largest}  # fmt: skip
-        delta = self.gain(k).astype(flat.dtype)
-        if dense and isinstance(problem.penalty, NoPenalty):
-            held = ravel_pytree(problem.space.at_boundary(params))[0].astype(bool)
-            move, length = _newton(information, score, held), delta
-        else:
-            bound = jnp.linalg.norm(information, 2) if dense else largest
-            length = delta / jnp.maximum(bound, jnp.finfo(flat.dtype).eps)
-            move = score / jnp.maximum(bound, jnp.finfo(flat.dtype).eps)
-        limit = 1 + jnp.abs(flat)
-        params = problem.land(unravel(flat + delta * jnp.clip(move, -limit, limit)), length)
-        return params, state, (estep_rows, own_rows), {name: figure / b for name, figure in info.items()}
+            direction = jnp.where(size > 0, curvature / jnp.where(size > 0, size, 1.0), state["direction"])
+            state = {"direction": direction, "largest": largest}
+        largest = jnp.maximum(largest, jnp.finfo(flat.dtype).eps)
+        delta, limit = self.gain(k).astype(flat.dtype), 1 + jnp.abs(flat)
+        move = _newton(information, score) if dense and free else score / largest
+        moved = back(flat + delta * jnp.clip(move, -limit, limit))
+        moved = jax.tree.map(lambda new, old: new.astype(old.dtype), moved, params)
+        return problem.land(moved, delta / largest), state, (estep_rows, own_rows), {n: figure / b for n, figure in info.items()}
 
 
-def _newton(information: Array, score: Array, held: Array) -> Array:
-    """|J|^-1 s, with the parameters that are `held` at the edge of their space uncoupled from the others."""
-    coupled = ~(held[:, None] | held[None, :]) | jnp.eye(score.size, dtype=bool)
-    symmetric = jnp.where(coupled, (information + information.T) / 2, 0.0)
-    values, vectors = jnp.linalg.eigh(symmetric)
+def _space(problem: Problem) -> AbstractSpace:
+    """Whose coordinates the steps are taken in: a proximal map needs the parameters' own."""
+    return problem.space if isinstance(problem.penalty, NoPenalty) else Real()
+
+
+def _newton(information: Array, score: Array) -> Array:
+    """|J|^-1 s, eigenvalues by their modulus and no smaller than a millionth of the largest."""
+    values, vectors = jnp.linalg.eigh((information + information.T) / 2)
     size = jnp.abs(values)
     size = jnp.maximum(size, jnp.maximum(1e-6 * jnp.max(size), jnp.finfo(score.dtype).tiny ** 0.5))
     return vectors @ ((vectors.T @ score) / size)
