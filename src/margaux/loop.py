@@ -15,6 +15,7 @@ from . import average as averaging
 from .algorithm import AbstractAlgorithm
 from .average import AbstractAverage
 from .esteps import AbstractEStep
+from .model import leading, mapped
 from .updates import Problem
 
 #: iterations whose noise is drawn at a time, at most, and its bytes
@@ -193,7 +194,7 @@ def batch_chunk(inputs: tuple, carry: Carry, *, total: int, runs: int | None) ->
 def init_rows(settings: Settings, key: Array, params: PyTree, data: PyTree, ids: Any) -> PyTree:
     """E-step rows of some units."""
     make = lambda i, y: settings.estep.init(jax.random.fold_in(key, i), settings.problem.model, params, y)  # noqa: E731
-    return jax.vmap(make)(ids, data)
+    return mapped(make, leading(data))(jnp.asarray(ids), data)
 
 
 @eqx.filter_jit

@@ -94,10 +94,10 @@ class MCMC(AbstractEStep):
 
     def _warmed(self, key, model, params, row, y):
         rows, batch = first_draw(row), first_draw(y)
-        rows = rows | {"kernel": self._refreshed(model, params, rows, batch)}
         latents = jax.tree.map(lambda z: z[0], row["z"])
 
         def body(t, rows):
+            rows = rows | {"kernel": self._refreshed(model, params, rows, batch)}
             noise = self._steps(key, latents, t[None])
             return self._transition(noise, model, params, rows, batch, 1)[0]
 

@@ -40,7 +40,7 @@ class RandomWalk(AbstractKernel):
         return normal, jax.random.uniform(accept_key, (), normal.dtype)
 
     def refresh(self, z, kstate, logdensity):
-        return kstate
+        return self.scaling.refresh(z, kstate, logdensity)
 
     def step(self, noise, z, kstate, logdensity, scale):
         normal, uniform = noise

@@ -17,8 +17,8 @@ from .base import LogDensity, flat_size
 
 #: power iterations at the first visit, visits between two later ones, and how fast an old bound is forgotten
 FIRST, EVERY, FORGET = 30, 10, 0.9
-#: transitions before an adapted preconditioner is used, and between two of its factorisations
-PATIENCE, REFACTOR = 50, 50
+#: transitions of the first window an adapted preconditioner is learnt from; each later one is twice as long
+FIRST_WINDOW = 50
 
 
 class Scaling(eqx.Module):
@@ -30,7 +30,7 @@ class Scaling(eqx.Module):
 
     Args:
         preconditioner: None; d positive numbers; a (d, d) covariance; or "diagonal" or "dense", the
-            running posterior variances or covariance of the chain itself (gain 1 / t).
+            posterior variances or covariance of the chain itself, over windows that double in length.
         relative: whether steps are in units of $1/\Lambda$ (of $\Lambda^{-1/2}$ with `root_of_step`).
     """
 
@@ -66,10 +66,12 @@ class Scaling(eqx.Module):
             state["moment"] = jnp.zeros(square, dtype)
             state["root"] = jnp.ones(size, dtype) if self.adapted == "diagonal" else jnp.eye(size, dtype=dtype)
             state["count"] = jnp.zeros((), dtype)
+            state["window"] = jnp.asarray(FIRST_WINDOW, dtype)
         return state
 
     def refresh(self, z: Latents, state: PyTree, logdensity: LogDensity) -> PyTree:
-        """Re-estimate the curvature at the current target."""
+        """Renew the preconditioner where its window is full, and re-estimate the curvature at the current target."""
+        state = self._renewed(state)
         if not self.relative:
             return state
         flat, unravel = ravel_pytree(z)
@@ -82,13 +84,13 @@ class Scaling(eqx.Module):
             size = jnp.linalg.norm(moved)
             return jnp.where(size > 0, moved / jnp.where(size > 0, size, 1.0), v), size
 
-        def estimate(state):
-            turns = jnp.where(state["visits"] == 0, FIRST, 2)
-            v, found = jax.lax.fori_loop(0, turns, turn, (state["direction"], jnp.zeros_like(state["curvature"])))
-            return state | {"direction": v, "curvature": jnp.maximum(found, FORGET * state["curvature"])}
-
-        state = jax.lax.cond(state["visits"] % EVERY == 0, estimate, lambda s: s, state)
-        return state | {"visits": state["visits"] + 1}
+        # A loop of no turns costs nothing, under vmap too, where a conditional would evaluate both branches.
+        visits, old = state["visits"], state["curvature"]
+        due = visits % EVERY == 0
+        turns = jnp.where(due, jnp.where(visits == 0, FIRST, 2), 0)
+        v, found = jax.lax.fori_loop(0, turns, turn, (state["direction"], old))
+        curvature = jnp.where(due, jnp.maximum(found, FORGET * old), old)
+        return state | {"direction": v, "curvature": curvature, "visits": visits + 1}
 
     def scale(self, state: PyTree, scale: Scalar) -> Scalar:
         """The step itself."""
@@ -121,20 +123,38 @@ class Scaling(eqx.Module):
         gap = flat - state["mean"]
         mean = state["mean"] + gap / count
         product = gap * (flat - mean) if self.adapted == "diagonal" else jnp.outer(gap, flat - mean)
-        state = state | {"count": count, "mean": mean, "moment": state["moment"] + (product - state["moment"]) / count}
+        moment = state["moment"] + (product - state["moment"]) / count
+        return state | {"count": count, "mean": mean, "moment": moment}
 
-        def factor(state):
+    def _renewed(self, state: PyTree) -> PyTree:
+        """The window's covariance as preconditioner at its end; the curvature, now of another target, starts anew."""
+        if not self.adapted:
+            return state
+        count, moment = state["count"], state["moment"]
+
+        def renew(state):
             # Shrunk towards the average variance, as a sample covariance of few draws must be.
-            weight, variance = count / (count + 10.0), state["moment"]
+            weight = count / (count + 10.0)
             if self.adapted == "diagonal":
-                return state | {"root": jnp.sqrt(weight * variance + (1 - weight) * jnp.mean(variance))}
-            average = jnp.mean(jnp.diagonal(variance))
-            shrunk = weight * variance + (1 - weight) * average * jnp.eye(flat.size, dtype=flat.dtype)
-            root = jnp.linalg.cholesky(shrunk)
-            return state | {"root": jnp.where(jnp.all(jnp.isfinite(root)), root, state["root"])}
+                root = jnp.sqrt(weight * moment + (1 - weight) * jnp.mean(moment))
+            else:
+                average = jnp.mean(jnp.diagonal(moment))
+                root = jnp.linalg.cholesky(weight * moment + (1 - weight) * average * jnp.eye(len(moment), dtype=moment.dtype))
+            # A window in which the chain stood still teaches nothing.
+            good = jnp.all(jnp.isfinite(root)) & (jnp.max(root) > 0)
+            return (
+                state
+                | {
+                    "root": jnp.where(good, root, state["root"]),
+                    "count": jnp.zeros_like(count),
+                    "mean": jnp.zeros_like(state["mean"]),
+                    "moment": jnp.zeros_like(moment),
+                    "window": 2 * state["window"],
+                }
+                | ({"curvature": jnp.zeros_like(count), "visits": jnp.zeros_like(state["visits"])} if self.relative else {})
+            )
 
-        due = (count >= PATIENCE) & (count % REFACTOR == 0)
-        return jax.lax.cond(due, factor, lambda s: s, state)
+        return jax.lax.cond(count >= state["window"], renew, lambda s: s, state)
 
 
 def step_schedule(step_size: Any, relative_default: float) -> tuple[AbstractSchedule, bool]:
