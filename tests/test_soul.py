@@ -1,0 +1,191 @@
+"""SOUL without a step to choose, its bias probe, evidence, particles, and the empirical-Bayes estimator."""
+
+import jax
+import numpy as np
+import pandas as pd
+import pytest
+from sklearn.base import clone
+from sklearn.model_selection import cross_val_score
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import StandardScaler
+from sklearn.utils.estimator_checks import parametrize_with_checks
+
+import margaux as mx
+from helpers import gamma_poisson, logistic_normal, random_intercept
+from margaux.datasets import load_wisconsin
+from margaux.examples import wisconsin
+
+
+@pytest.fixture(scope="module")
+def chain_fit():
+    return mx.fit(wisconsin.EmpiricalBayesLogistic(), wisconsin.data(), mx.soul(), mx.MCMC(n_steps=2), params={"theta": 0.0},
+                  n_iter=20_000, progress=False)  # fmt: skip
+
+
+SCALINGS = {
+    # of the nine columns, and the exact estimate (quadrature-grade importance sampling)
+    "standardised": (lambda X: (X - X.mean(axis=0)) / X.std(axis=0, ddof=1), 0.729),
+    "over ten": (lambda X: X / 10, 1.424),
+    "largest absolute value": (lambda X: (X - X.mean(axis=0)) / np.abs(X - X.mean(axis=0)).max(axis=0), 1.787),
+}
+
+
+@pytest.mark.parametrize(
+    ("kernel", "n_iter"),
+    [(mx.ULA(preconditioner="dense"), 100_000), pytest.param(mx.ULA(), 400_000, marks=pytest.mark.slow)],
+    ids=["dense", "plain"],
+)
+@pytest.mark.parametrize("name", SCALINGS)
+def test_nothing_need_be_chosen_whatever_the_scaling(name, kernel, n_iter):
+    scale, exact = SCALINGS[name]
+    X, y = load_wisconsin(return_X_y=True)
+    X = scale(np.asarray(X, float))
+    data = mx.one_unit({"X": np.column_stack([np.ones(len(X)), X]), "y": np.asarray(y, float)})
+    fit = mx.fit(wisconsin.EmpiricalBayesLogistic(), data, mx.soul(), mx.MCMC(kernel), params={"theta": 0.0}, n_iter=n_iter, runs=5,
+                 spread=0.0, progress=False)  # fmt: skip
+    assert np.abs(fit.run_params["theta"] - exact).max() < 0.05
+
+
+@pytest.mark.parametrize("problem", [random_intercept, gamma_poisson, logistic_normal])
+def test_scaled_ascent_reaches_the_exact_maximum(problem):
+    problem = problem()
+    fit = mx.fit(problem.model, problem.data, mx.soul(), mx.Quadrature(15), params=problem.start, space=problem.space, n_iter=500,
+                 progress=False)  # fmt: skip
+    for name, truth in problem.mle.items():
+        assert abs(fit.params[name] - truth) < 0.02 * problem.se[name]
+
+
+def test_scaled_ascent_follows_the_largest_eigenvalue_beyond_a_matrix():
+    """Forty means, of which an L1 penalty keeps the large ones: the exact answer is soft thresholding."""
+    rng = np.random.default_rng(0)
+    means = np.r_[np.full(5, 2.0), np.zeros(35)]
+    y = rng.normal(means, 1.0, (50, 40))
+
+    class Means(mx.AbstractModel, mx.AbstractConjugate):
+        def log_joint(self, params, z, row):
+            return -0.5 * ((row - z - params["mu"]) ** 2).sum() - 0.5 * (z**2).sum()
+
+        def init_latents(self, key, params, row):
+            return 0.0 * row
+
+        def sample_posterior(self, key, params, row):
+            return (row - params["mu"]) / 2 + jax.random.normal(key, row.shape, row.dtype) * 0.5**0.5
+
+    run = lambda penalty: mx.fit(  # noqa: E731
+        Means(), y, mx.soul(), mx.Exact(4), params={"mu": np.zeros(40)}, n_iter=300, penalty=penalty, progress=False
+    ).params["mu"]
+    assert np.abs(run(None) - y.mean(axis=0)).max() < 0.03
+    # The marginal variance is two: the penalised objective is n |mu - mean|^2 / 4 + weight |mu|.
+    soft = np.sign(y.mean(axis=0)) * np.maximum(np.abs(y.mean(axis=0)) - 2 * 10.0 / 50, 0)
+    kept = run(mx.L1(10.0))
+    assert np.abs(kept - soft).max() < 0.03
+    assert np.sum(np.abs(kept) > 1e-3) <= 10
+
+
+def test_bias_probe_sees_a_large_step_and_no_small_one(chain_fit):
+    small = chain_fit.bias_probe()
+    assert abs(small["shift_in_se"]["theta"]) < 0.01 and "small" in small.attrs["message"]
+    coarse = mx.fit(wisconsin.EmpiricalBayesLogistic(), wisconsin.data(), mx.soul(), mx.MCMC(mx.ULA(0.04)), params={"theta": 0.0},
+                    n_iter=20_000, progress=False).bias_probe()  # fmt: skip
+    assert coarse["shift"]["theta"] > 5 * coarse["mc_error"]["theta"]
+    assert coarse["shift"]["theta"] > 5 * abs(small["shift"]["theta"])
+    exact = mx.fit(wisconsin.EmpiricalBayesLogistic(), wisconsin.data(), mx.soul(), mx.MCMC(mx.MALA(0.01)), params={"theta": 0.0},
+                   n_iter=10, progress=False)  # fmt: skip
+    with pytest.raises(ValueError, match="exact"):
+        exact.bias_probe()
+
+
+@pytest.mark.parametrize("method", ["harmonic", "student", "annealed"])
+def test_evidence_agrees_with_quadrature(method):
+    problem = gamma_poisson()
+    fit = mx.fit(problem.model, problem.data, mx.soul(), mx.MCMC(mx.MALA(0.5)), params=problem.start, space=problem.space,
+                 n_iter=200, progress=False)  # fmt: skip
+    exact = fit.loglik("quadrature")
+    found = fit.loglik(method, n_draws=20_000 if method == "harmonic" else None)
+    assert found.se < 0.2
+    assert abs(found - exact) < 4 * found.se
+
+
+def test_evidence_of_ten_shared_latents_and_its_profile(chain_fit):
+    at = {"theta": np.asarray(0.729)}
+    for method in ("harmonic", "student", "annealed"):
+        found = chain_fit.loglik(method, n_draws=30_000 if method == "harmonic" else None, params=at)
+        assert found.se < 0.05 and abs(found + 69.515) < 0.05 + 4 * found.se
+    frame = chain_fit.profile("theta", np.linspace(-0.25, 1.75, 3), method="harmonic", n_draws=30_000)
+    assert frame.attrs["maximiser"] == pytest.approx(0.729, abs=0.05)
+    assert chain_fit.plot.profile(frame, truth=0.729).axes
+    with pytest.raises(ValueError, match="no parameter"):
+        chain_fit.profile("sigma", [0, 1, 2])
+    with pytest.raises(ValueError, match="three"):
+        chain_fit.profile("theta", [0, 0, 1])
+
+
+PARTICLES = {"pgd": lambda: mx.pgd(0.005), "ipla": lambda: mx.ipla(0.005), "slow_fast": lambda: mx.slow_fast(0.002, 1e4)}
+
+
+@pytest.mark.parametrize("name", PARTICLES)
+def test_particles_reach_the_maximum(name):
+    estep = mx.MCMC(mx.ULA(0.005), n_chains=50)
+    fit = mx.fit(wisconsin.EmpiricalBayesLogistic(), wisconsin.data(), PARTICLES[name](), estep, params={"theta": 0.0}, runs=8,
+                 spread=0.0, n_iter=8000, progress=False)  # fmt: skip
+    values = fit.run_params["theta"]
+    assert len(set(values)) == 8
+    assert abs(values.mean() - 0.729) < 3 * values.std(ddof=1) / np.sqrt(8) + 0.01
+    assert values.std(ddof=1) < 0.1
+
+
+@pytest.fixture(scope="module")
+def wisconsin_arrays():
+    X, y = load_wisconsin(return_X_y=True)
+    X = pd.DataFrame(np.asarray(X, float)).add_prefix("c")
+    return (X - X.mean()) / X.std(ddof=1), np.where(np.asarray(y) == 1, "malignant", "benign")
+
+
+def test_empirical_bayes_logistic(wisconsin_arrays, tmp_path):
+    X, y = wisconsin_arrays
+    model = mx.EmpiricalBayesLogistic(n_iter=10_000, verbose=False).fit(X, y)
+    assert model.params_["theta"] == pytest.approx(0.729, abs=0.05)
+    assert model.stderr_["theta"] == pytest.approx(0.714, rel=0.02)
+    assert model.loglik_ == pytest.approx(-69.515, abs=0.05) and model.loglik_se_ < 0.05
+    assert model.coef_.shape == (1, 9) and model.classes_.tolist() == ["benign", "malignant"]
+    assert model.score(X, y) > 0.96
+    p = model.predict_proba(X)
+    # Averaged over the posterior, probabilities are less extreme than at its mean.
+    plug_in = 1 / (1 + np.exp(-(X.to_numpy() @ model.coef_[0] + model.intercept_[0])))
+    assert np.abs(p[:, 1] - 0.5).mean() < np.abs(plug_in - 0.5).mean()
+    assert list(model.summary().index) == ["theta"] and model.converged_
+    model.plot_coefficients().savefig(tmp_path / "coefficients.png")
+
+
+def test_formulas_pipelines_and_clones(wisconsin_arrays):
+    X, y = wisconsin_arrays
+    frame = X.assign(malignant=(y == "malignant").astype(int))
+    quick = mx.EmpiricalBayesLogistic(n_iter=1000, n_draws=200, verbose=False)
+    by_formula = clone(quick).fit("malignant ~ c0 + c1", frame)
+    by_arrays = clone(quick).fit(X[["c0", "c1"]], frame["malignant"])
+    np.testing.assert_allclose(by_formula.coef_, by_arrays.coef_)
+    np.testing.assert_allclose(by_formula.predict_proba(frame), by_arrays.predict_proba(X[["c0", "c1"]]))
+    assert cross_val_score(make_pipeline(StandardScaler(), quick), X, y, cv=3).mean() > 0.9
+    with pytest.raises(ValueError, match="nothing"):
+        clone(quick).fit("malignant ~ nothing", frame)
+    with pytest.raises(TypeError, match="frame"):
+        clone(quick).fit("malignant ~ c0", frame.to_numpy())
+
+
+@pytest.mark.parametrize(
+    ("settings", "word"),
+    [
+        ({"prior": "spike"}, "prior must be"),
+        ({"sigma": -1.0}, "sigma must be"),
+        ({"prior": "ard", "fit_intercept": False}, "intercept"),
+    ],
+)
+def test_bad_settings(wisconsin_arrays, settings, word):
+    with pytest.raises(ValueError, match=word):
+        mx.EmpiricalBayesLogistic(verbose=False, **settings).fit(*wisconsin_arrays)
+
+
+@pytest.mark.slow
+@parametrize_with_checks([mx.EmpiricalBayesLogistic(n_iter=300, n_draws=50, n_steps=2, verbose=False)])
+def test_scikit_learn_conventions(estimator, check):
+    check(estimator)
