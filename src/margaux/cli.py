@@ -1,4 +1,4 @@
-"""The command line: `margaux demo`, `margaux datasets`."""
+"""The command line: `margaux demo`, `margaux datasets`, `margaux reproduce`."""
 
 from __future__ import annotations
 
@@ -38,6 +38,25 @@ def demo(out: Annotated[Path, typer.Option(help="Folder for the figures.")] = Pa
             path = out / f"{name}_{kind}.png"
             getattr(fit.plot, kind)(truth=example.EXACT).savefig(path, dpi=120)
             typer.echo(f"saved {path}")
+
+
+@app.command()
+def reproduce(
+    name: Annotated[str, typer.Argument(help="soul_wisconsin, soul_audio, soul_sparse or soul_tv.")],
+    full: Annotated[bool, typer.Option("--full", help="The paper's own sizes, instead of a few minutes.")] = False,
+    out: Annotated[Path, typer.Option(help="Folder for the figures.")] = Path("reproduce-output"),
+) -> None:
+    """Repeat a published experiment: its figures as PNG, and a table paper / ours / why they differ."""
+    from importlib import import_module
+    from pkgutil import iter_modules
+
+    from . import reproduce as scripts
+
+    known = sorted(module.name for module in iter_modules(scripts.__path__))
+    if name not in known:
+        raise typer.BadParameter(f"there is no experiment {name!r}; choose from {', '.join(known)}")
+    import_module(f"margaux.reproduce.{name}").main(out, full)
+    typer.echo(f"figures are in {out}")
 
 
 def _report(title: str, fit: Any, example: Any, seconds: float) -> None:
