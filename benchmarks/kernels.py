@@ -15,6 +15,7 @@ import numpy as np
 
 import margaux as mx
 from margaux.examples import wisconsin
+from margaux.gaussian import laplace
 
 #: name: kernel at a step, gradients a transition, steps relative to the stable one
 KERNELS = {
@@ -41,10 +42,10 @@ def logistic():
     unit = jax.tree.map(lambda leaf: jnp.asarray(leaf[0]), wisconsin.data())
     model = wisconsin.EmpiricalBayesLogistic()
     target = lambda z: model.log_joint({"theta": 0.729}, z, unit)  # noqa: E731
-    kernel = mx.BlackJAX("nuts", 0.15, target_acceptance=None)
-    z = run(kernel, target, np.zeros(10), 20_000, 0)[:, 2000:].reshape(-1, 10)
-    curvature = np.linalg.eigvalsh(np.linalg.inv(np.cov(z.T)))[-1]
-    return target, z.mean(axis=0), z.std(axis=0), curvature**-0.5
+    mode, _ = laplace(target, jnp.zeros(10), 50)
+    unit_length = float(np.linalg.eigvalsh(-np.asarray(jax.hessian(target)(mode)))[-1] ** -0.5)
+    z = run(mx.BlackJAX("nuts", unit_length, target_acceptance=None), target, mode, 20_000, 0)[:, 1000:].reshape(-1, 10)
+    return target, z.mean(axis=0), z.std(axis=0), unit_length
 
 
 def run(kernel, target, start, n: int, seed: int) -> np.ndarray:
@@ -78,7 +79,9 @@ def ess(x: np.ndarray) -> float:
 
 def main() -> None:
     for title, (target, mean, sd, unit) in {"Gaussian, d = 100": gaussian(), "logistic, d = 10": logistic()}.items():
-        print(f"{title}\n{'kernel':14s} {'step':>6s} {'mean bias':>10s} {'SD bias':>9s} {'MC error':>9s} {'ESS / 1000 gradients':>21s}")
+        print(
+            f"{title}\n{'kernel':14s} {'step':>6s} {'mean bias':>10s} {'SD bias':>9s} {'MC error':>9s} {'ESS / 1000 gradients':>21s}"
+        )
         for name, (make, gradients) in KERNELS.items():
             for step in STEPS:
                 z = run(make(step * unit), target, mean, N, 1)[:, N // 10 :]
