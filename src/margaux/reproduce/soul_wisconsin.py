@@ -46,6 +46,7 @@ def trajectories(fit: mx.Fit) -> plt.Figure:
     stride = max(len(values) // 4000, 1)
     right.plot(k[late][::stride], values[late][::stride], lw=0.4, alpha=0.6, label="iterate")
     right.plot(k[late][::stride], average[late][::stride], lw=1.5, label="weighted average")
+    right.xaxis.set_major_locator(plt.MaxNLocator(5))
     for axis, title in [(left, "first 100 iterations"), (right, "after the burn-in")]:
         axis.axhline(EXACT, color="tab:red", ls="--", lw=1, label="exact")
         axis.set(title=title, xlabel="n", ylabel="theta")
@@ -136,14 +137,14 @@ def main(out: Path, full: bool = False) -> None:
     probe = fit.bias_probe().loc["theta"]
 
     rows = [
-        ("estimate of theta", "figure only", f"{float(fit.params['theta']):.3f}", f"exact {EXACT}; the paper's data had an id column"),
+        ("estimate of theta", "figure only", f"{float(fit.params['theta']):.3f}", f"exact {EXACT}; the paper kept an id column"),
         (f"{len(many)} replicates, mean and SD", "3% bias", f"{many.mean():.3f}, {many.std(ddof=1):.4f}",
          "averaged from n = 20,000, past the transient of 10,000 steps"),
         ("Gaussian, KS p value", "by eye", f"{p:.2f}", ""),
         ("harmonic-mean maximiser", "figure only", f"{profile.attrs['maximiser']:.3f}", "ellipsoid instead of a ball"),
         ("test error, 20 splits", "2.2% (one split)", f"{100 * predicted.mean():.1f}% (SD {100 * predicted.std(ddof=1):.1f}%)",
          "one split of 137 rows has a standard error of 1.3%"),
-        ("bias probe, shift in SE", "none", f"{probe['shift_in_se']:.5f} (MC {probe['mc_error_in_se']:.5f})", "gamma against gamma / 2"),
+        ("bias probe, shift in SE", "none", f"{probe['shift_in_se']:.5f} (MC {probe['mc_error_in_se']:.5f})", "gamma / 2"),
         ("CPU seconds", "not given", f"{spent:.1f} for {n_iter:,} iterations", "cold, compilation included"),
     ]  # fmt: skip
     from rich.console import Console
