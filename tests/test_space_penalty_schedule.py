@@ -1,5 +1,7 @@
 """Spaces, penalties and schedules: the properties that define them."""
 
+from typing import Any
+
 import equinox as eqx
 import jax
 import jax.numpy as jnp
@@ -66,7 +68,7 @@ def test_prox_is_the_minimiser(penalty, x, step):
     with jax.enable_x64(True):
         found = float(penalty.prox({"a": jnp.asarray(x)}, jnp.asarray(step))["a"])
         objective = lambda v: float(penalty.value({"a": jnp.asarray(v)})) + (v - x) ** 2 / (2 * step)  # noqa: E731
-        best = optimize.minimize_scalar(objective, bounds=(-4, 4), method="bounded", options={"xatol": 1e-10})
+        best: Any = optimize.minimize_scalar(objective, bounds=(-4, 4), method="bounded", options={"xatol": 1e-10})
         assert objective(found) <= best.fun + 1e-8
 
 

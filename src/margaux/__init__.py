@@ -1,5 +1,7 @@
 """margaux: maximum marginal likelihood for latent-variable models, on JAX."""
 
+from typing import Any
+
 from .algorithm import AbstractAlgorithm, Algorithm
 from .algorithms import (
     aisgd,
@@ -62,10 +64,10 @@ _ESTIMATORS = {
     "SparseInverse": "sparse_inverse",
     "SparseMixedLogistic": "sparse_mixed",
 }
-__all__ = [*(name for name in dir() if not name.startswith("_")), *_ESTIMATORS]
+__all__ = [*(name for name in dir() if not name.startswith("_") and name != "Any"), *_ESTIMATORS]
 
 
-def __getattr__(name: str) -> object:
+def __getattr__(name: str) -> Any:
     if name in _ESTIMATORS:
         from importlib import import_module
 

@@ -22,6 +22,8 @@ class AbstractEstimator(BaseEstimator):
     """
 
     result_: Fit
+    n_observations_: int
+    n_features_in_: int
 
     def _keep(self, fit: Fit) -> None:
         """Take a finished fit as this estimator's."""

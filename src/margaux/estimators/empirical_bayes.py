@@ -148,7 +148,7 @@ class EmpiricalBayesLogistic(ClassifierMixin, AbstractEstimator):
     def predict_proba(self, X: Any) -> np.ndarray:
         """Posterior predictive probabilities (rows, 2): averaged over the draws, not read at their mean."""
         check_is_fitted(self, "result_")
-        x = self._with_intercept(validate_data(self, new_design(self._spec, X), dtype=np.float64, reset=False))
+        x = self._with_intercept(np.asarray(validate_data(self, new_design(self._spec, X), dtype=np.float64, reset=False)))
         total = np.zeros(len(x))
         for part in np.array_split(self.draws_, max(len(x) * len(self.draws_) // 10_000_000, 1)):
             total += np.sum(1 / (1 + np.exp(-np.clip(x @ part.T, -700, 700))), axis=1)

@@ -55,22 +55,22 @@ def bias_probe(fit: Any, n_iter: int | None = None, key: int = 0) -> pd.DataFram
     coarse, fine, order = halved(fit.estep.kernel)
     if "params" not in fit.trace:
         raise ValueError(f"the probe follows traces, kept for at most 256 scalar parameters; this fit has {len(fit.names)}")
-    n_iter = max(fit.n_iter // 5, 2000) if n_iter is None else n_iter
+    length = max(fit.n_iter // 5, 2000) if n_iter is None else n_iter
     is_schedule = lambda x: isinstance(x, AbstractSchedule)  # noqa: E731
-    start = max(fit.n_iter - n_iter, 0)
+    start = max(fit.n_iter - length, 0)
     shifted = jax.tree.map(lambda s: Shifted(s, start) if is_schedule(s) else s, fit.algorithm, is_leaf=is_schedule)
     traces = []
     for kernel in (coarse, fine):
         estep = eqx.tree_at(lambda e: (e.kernel, e.warm_up), fit.estep, (kernel, max(fit.estep.warm_up, 500)))
         problem = fit._model()
-        out = run(problem.model, fit.data, shifted, estep, key=key, params=fit.last_params, n_iter=n_iter,
+        out = run(problem.model, fit.data, shifted, estep, key=key, params=fit.last_params, n_iter=length,
                   space=problem.space, penalty=problem.penalty, average=PolyakRuppert(), dtype=fit.dtype, progress=False,
                   throw=False)  # fmt: skip
-        traces.append(out.trace["params"][n_iter // 2 :, 0].astype(float))
+        traces.append(out.trace["params"][length // 2 :, 0].astype(float))
     gap = (traces[0] - traces[1]) / (1 - 2.0**-order)
     shift = gap.mean(axis=0)
-    length = len(gap) // BATCHES
-    batches = gap[: length * BATCHES].reshape(BATCHES, length, -1).mean(axis=1)
+    each = len(gap) // BATCHES
+    batches = gap[: each * BATCHES].reshape(BATCHES, each, -1).mean(axis=1)
     error = batches.std(axis=0, ddof=1) / np.sqrt(BATCHES)
     summary = fit.summary()
     estimate, se = summary["estimate"].to_numpy(float), summary["se"].to_numpy(float)
@@ -83,11 +83,11 @@ def bias_probe(fit: Any, n_iter: int | None = None, key: int = 0) -> pd.DataFram
 
 
 def _verdict(frame: pd.DataFrame) -> str:
-    size = frame["shift_in_se"].abs()
+    size = frame["shift_in_se"].abs().to_numpy(float)
     if not np.all(np.isfinite(size)):
         return "Standard errors are missing, so the shift is judged by eye: compare it with the estimate."
-    worst, name = size.max(), size.idxmax()
-    noise = frame["mc_error_in_se"][name]
+    j = int(np.argmax(size))
+    worst, name, noise = size[j], frame.index[j], frame["mc_error_in_se"].to_numpy(float)[j]
     if worst - 2 * noise > 0.1:
         return f"The kernel's bias matters: {name} is off by about {worst:.2f} standard errors; lower the step size."
     if worst + 2 * noise <= 0.1:

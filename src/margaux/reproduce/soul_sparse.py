@@ -4,7 +4,7 @@ De Bortoli, Durmus, Pereyra and Vidal (2021), after Atchadé, Fort and Moulines 
 covariates of which 20 matter, 5 random effects. Data are simulated as in the papers: covariates AR(1) along the columns
 (correlation 0.8), coefficients uniform on [1, 5] where not zero, sigma = 0.1 (a standard deviation).
 
-    python reproduce/soul_sparse.py [OUT] [--full]
+    margaux reproduce soul_sparse [--full]
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 De Bortoli, Durmus, Pereyra and Vidal (2021). Set-up: intercept and nine standardised columns, prior N(theta 1, 5 I).
 
-    python reproduce/soul_wisconsin.py [OUT] [--full]
+    margaux reproduce soul_wisconsin [--full]
 """
 
 from __future__ import annotations
