@@ -191,8 +191,8 @@ def logistic_normal(n: int = 80, seed: int = 11) -> Problem:
         if p["tau2"] <= 0:
             return np.inf
         z = p["mu"] + np.sqrt(2 * p["tau2"]) * x
-        logs = stats.binom.logpmf(y[:, None], 8, special.expit(z)) + np.log(w / np.sqrt(np.pi))
-        return -np.sum(special.logsumexp(logs, axis=1))
+        logs: Any = stats.binom.logpmf(y[:, None], 8, special.expit(z)) + np.log(w / np.sqrt(np.pi))
+        return -float(np.sum(np.asarray(special.logsumexp(logs, axis=1))))
 
     start = {"mu": 0.2, "tau2": 0.6}
     mle, se, loglik = exact(negative_loglik, start, ("tau2",))

@@ -7,7 +7,10 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from ..esteps import ImportanceSampling
+from ..esteps import MCMC, ImportanceSampling
+from ..scaled import ScaledAscent
+from ..schedule import check_schedules
+from ..updates import Ascent
 
 
 def rhat(chains: np.ndarray) -> np.ndarray:
@@ -37,6 +40,18 @@ def stationarity(trace: np.ndarray) -> np.ndarray:
     return np.abs(a - b) / np.maximum(se, floor)
 
 
+def schedules(fit: Any) -> str:
+    """What theory says of the step sizes of a gradient algorithm along chains; "" where it says nothing."""
+    if not isinstance(fit.estep, MCMC):
+        return ""
+    update = getattr(fit.algorithm, "update", None)
+    step = fit.algorithm.gain if isinstance(fit.algorithm, ScaledAscent) else update.step if isinstance(update, Ascent) else None
+    if step is None:
+        return ""
+    kernel = fit.estep.kernel
+    return check_schedules(step, None if kernel.adjusted else kernel.step_size, fit.estep.n_steps)
+
+
 def diagnostics(fit: Any) -> pd.DataFrame:
     """Rows: check, figure, ok, verdict. See `Fit.diagnostics`."""
     rows: list[tuple[str, float, bool, str]] = []
@@ -54,6 +69,9 @@ def diagnostics(fit: Any) -> pd.DataFrame:
             r = rhat(tail)
             name = fit.names[int(np.argmax(r))]
             add("rhat", r.max(), r.max() < 1.1, "The runs agree.", f"The runs disagree on {name}: several optima, or too short.")
+    said = schedules(fit)
+    if said:
+        rows.append(("schedules", float("nan"), "finite:" not in said and "no theorem" not in said, said))
     if "acceptance" in fit.trace:
         rate = fit.trace["acceptance"][-max(fit.n_iter // 2, 1) :].mean()
         add("acceptance", rate, rate > 0.05, "The chains move.", "Few proposals are accepted: lower the kernel's step size.")

@@ -44,5 +44,7 @@ def profile(fit: Any, name: str, grid: Any, method: str = "importance", n_draws:
     quadratic = np.polyfit(grid, frame["loglik"], 2, w=weights)
     inside = quadratic[0] < 0
     frame.attrs["quadratic"] = quadratic
-    frame.attrs["maximiser"] = float(-quadratic[1] / (2 * quadratic[0])) if inside else float(grid[int(np.argmax(frame["loglik"]))])
+    frame.attrs["maximiser"] = (
+        float(-quadratic[1] / (2 * quadratic[0])) if inside else float(grid[int(np.argmax(frame["loglik"]))])
+    )
     return frame
