@@ -17,7 +17,6 @@ import margaux as mx
 from helpers import gamma_poisson, logistic_normal, random_intercept
 from margaux.datasets import load_wisconsin
 from margaux.examples import wisconsin
-from margaux.models.bayesian_logistic import ARDPrior, MeanScalePrior
 
 
 @pytest.fixture(scope="module")
@@ -195,30 +194,3 @@ def test_bad_settings(wisconsin_arrays, settings, word):
 @parametrize_with_checks([mx.EmpiricalBayesLogistic(n_iter=300, n_draws=50, n_steps=2, verbose=False)])
 def test_scikit_learn_conventions(estimator, check):
     check(estimator)
-
-
-@pytest.mark.slow
-def test_soul_and_saem_agree_on_an_ill_conditioned_regression(data_folder):
-    """Prior mean and scale, and one scale a coefficient, at condition number 1000: two algorithms, one maximum."""
-    stored = np.load(data_folder / "logistic_kappa1000.npz")
-    X, y = stored["X"], stored["y"].astype(float)
-    gain = mx.ConstantThenDecay(1.0, 500, 0.7)
-    models = {
-        "mean and scale": (MeanScalePrior(), X, {"theta": 0.5, "sigma": 0.5}),
-        "ard": (ARDPrior(2.0), np.column_stack([np.ones(len(X)), X]), {"sigma": np.ones(100)}),
-    }
-    estep = mx.MCMC(mx.ULA(preconditioner="dense"), n_steps=20, warm_up=2000)
-    for model, x, start in models.values():
-        found = [
-            mx.fit(model, mx.one_unit({"x": x, "y": y}), algorithm, estep, params=start,
-                   space={"sigma": mx.Positive(1e-6)}, n_iter=10_000, runs=8, spread=0.0, key=key, progress=False)
-            for key, algorithm in enumerate([mx.soul(), mx.saem(gain, average=mx.PolyakRuppert())])
-        ]  # fmt: skip
-        z = []
-        for name in start:
-            a, b = (f.run_params[name].reshape(8, -1) for f in found)
-            z.append((a.mean(axis=0) - b.mean(axis=0)) / np.sqrt((a.var(axis=0, ddof=1) + b.var(axis=0, ddof=1)) / 8))
-        z = np.abs(np.concatenate(z))
-        # Welch's t on about 14 degrees of freedom: one in two hundred passes 3.3.
-        assert np.mean(z > 3.3) <= 0.03
-        assert np.median(z) < 1.2

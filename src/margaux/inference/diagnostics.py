@@ -8,6 +8,7 @@ import numpy as np
 import pandas as pd
 
 from ..esteps import MCMC, ImportanceSampling
+from ..naming import precision
 from ..scaled import ScaledAscent
 from ..schedule import check_schedules
 from ..updates import Ascent
@@ -49,7 +50,8 @@ def schedules(fit: Any) -> str:
     if step is None:
         return ""
     kernel = fit.estep.kernel
-    return check_schedules(step, None if kernel.adjusted else kernel.step_size, fit.estep.n_steps)
+    with precision(fit.dtype):
+        return check_schedules(step, None if kernel.adjusted else kernel.step_size, fit.estep.n_steps)
 
 
 def diagnostics(fit: Any) -> pd.DataFrame:
