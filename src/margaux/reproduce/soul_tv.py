@@ -6,6 +6,7 @@ signal-to-noise ratio of 30 dB. The images are those that ship with scikit-image
 
 from __future__ import annotations
 
+import importlib
 import os
 from pathlib import Path
 from typing import Any
@@ -22,7 +23,7 @@ IMAGES, SIDE, WIDTH, BSNR = ("camera", "coins", "astronaut"), 128, 5, 30.0
 def image(name: str) -> np.ndarray:
     """A grey image of scikit-image in [0, 1], its central square averaged to 128 x 128."""
     try:
-        from skimage import data
+        data = importlib.import_module("skimage.data")
     except ImportError as error:
         raise ImportError("the test images need scikit-image; install it via: pip install 'margaux[images]'") from error
 
