@@ -31,7 +31,7 @@ class Scaling(eqx.Module):
     Args:
         preconditioner: None; d positive numbers; a (d, d) covariance; or "diagonal" or "dense", the
             posterior variances or covariance of the chain itself, over windows that double in length.
-        relative: whether steps are in units of $1/\Lambda$ (of $\Lambda^{-1/2}$ with `root_of_step`).
+        relative: whether steps are in units of $\Lambda^{-\text{power}}$.
     """
 
     cholesky: Array | np.ndarray | None

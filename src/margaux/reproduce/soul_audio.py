@@ -6,7 +6,6 @@ A note is a sine under the envelope (1 + e^-3.75) e^-15t - e^-30t. Nothing is re
 
 from __future__ import annotations
 
-import os
 import time
 from pathlib import Path
 
@@ -174,14 +173,3 @@ def main(out: Path, full: bool = False) -> None:
     print(f"{'':32}{'paper':>15}{'ours':>14}  why they differ")
     for row in rows:
         print(f"{row[0]:32}{row[1]:>15}{row[2]:>14}  {row[3]}")
-
-
-if __name__ == "__main__":
-    import argparse
-
-    os.environ.setdefault("JAX_PLATFORMS", "cpu")
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("out", type=Path, nargs="?", default=Path("reproduced"))
-    parser.add_argument("--full", action="store_true")
-    arguments = parser.parse_args()
-    main(arguments.out, arguments.full)

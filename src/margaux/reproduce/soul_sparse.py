@@ -9,7 +9,6 @@ covariates of which 20 matter, 5 random effects. Data are simulated as in the pa
 
 from __future__ import annotations
 
-import argparse
 import os
 import time
 from pathlib import Path
@@ -55,9 +54,8 @@ def simulate(seed: int, rows: int = ROWS, columns: int = COLUMNS, groups: int = 
 
 
 def published() -> tuple[dict[str, np.ndarray], str]:
-    """The reference data set where there is one (a folder named by MARGAUX_DATA, or beside the repository), else our own."""
-    folder = Path(os.environ.get("MARGAUX_DATA", Path(__file__).resolve().parents[2] / "shared" / "data"))
-    path = folder / "sparse_random_effects.npz"
+    """The reference data set where the folder MARGAUX_DATA holds it, else our own."""
+    path = Path(os.environ.get("MARGAUX_DATA", "")) / "sparse_random_effects.npz"
     if not path.exists():
         return simulate(0), "simulated here, seed 0"
     data = np.load(path)
@@ -224,11 +222,3 @@ def main(out: Path, full: bool = False) -> None:
     model.plot_path(truth=data["beta"]).savefig(out / "soul_path.png", dpi=150)
     print(f"figures: {out / 'soul_figure_6.png'}, {out / 'soul_figure_7.png'}, {out / 'soul_path.png'}")
     fresh(20 if full else 5, 20_000 if full else 6000)
-
-
-if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("out", nargs="?", type=Path, default=Path("figures"))
-    parser.add_argument("--full", action="store_true")
-    arguments = parser.parse_args()
-    main(arguments.out, arguments.full)

@@ -7,7 +7,6 @@ signal-to-noise ratio of 30 dB. The images are those that ship with scikit-image
 from __future__ import annotations
 
 import importlib
-import os
 from pathlib import Path
 from typing import Any
 
@@ -96,14 +95,3 @@ def main(out: Path, full: bool = False) -> None:
         worse = error_db(y, truth)
         print(f"{name:12}{model.theta_:9.2f}{best_theta:12.2f}{found:9.2f}{best:9.2f}{found - best:7.2f}{worse:9.2f}")
     figure.savefig(out / "soul_tv_mse.png", dpi=150)
-
-
-if __name__ == "__main__":
-    import argparse
-
-    os.environ.setdefault("JAX_PLATFORMS", "cpu")
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("out", type=Path, nargs="?", default=Path("reproduced"))
-    parser.add_argument("--full", action="store_true")
-    arguments = parser.parse_args()
-    main(arguments.out, arguments.full)

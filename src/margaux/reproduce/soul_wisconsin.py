@@ -7,7 +7,6 @@ De Bortoli, Durmus, Pereyra and Vidal (2021). Set-up: intercept and nine standar
 
 from __future__ import annotations
 
-import argparse
 import time
 from pathlib import Path
 from typing import Any
@@ -19,6 +18,8 @@ from scipy import stats
 import margaux as mx
 from margaux.datasets import load_wisconsin
 from margaux.examples import wisconsin
+from margaux.inference import draws
+from margaux.plots.posterior import histograms
 
 STEP = mx.Polynomial(60.0, power=0.8)
 GAMMA, EXACT = 8.34e-5, 0.729
@@ -94,8 +95,6 @@ def errors_by_theta(count: int) -> tuple[np.ndarray, np.ndarray]:
     grid = np.linspace(-10, 10, count)
     found = []
     for theta in grid:
-        from margaux.inference import draws
-
         beta = draws(fit, 2000, thin=5, params={"theta": np.asarray(theta)})[500:, 0, 0]
         p = (1 / (1 + np.exp(-(X[test] @ beta.T)))).mean(axis=1)
         found.append(np.mean((p > 0.5) != y[test]))
@@ -112,10 +111,8 @@ def main(out: Path, full: bool = False) -> None:
     spent = time.process_time() - began
     trajectories(fit).savefig(out / "soul_wisconsin_1.png", dpi=120)
 
-    draws = fit.draws(4000 if not full else 20_000, thin=100)[:, 0, 0]
-    from margaux.plots.posterior import histograms
-
-    histograms(draws, [f"beta{j}" for j in range(10)]).savefig(out / "soul_wisconsin_2.png", dpi=120)
+    coefficients = fit.draws(4000 if not full else 20_000, thin=100)[:, 0, 0]
+    histograms(coefficients, [f"beta{j}" for j in range(10)]).savefig(out / "soul_wisconsin_2.png", dpi=120)
 
     grid = np.linspace(-0.75, 2.25, 13)
     profile = fit.profile("theta", grid, method="harmonic", n_draws=600_000 if full else 60_000)
@@ -156,11 +153,3 @@ def main(out: Path, full: bool = False) -> None:
     for row in rows:
         table.add_row(*row)
     Console(width=130).print(table)
-
-
-if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("out", nargs="?", type=Path, default=Path("reproduce-output"))
-    parser.add_argument("--full", action="store_true")
-    arguments = parser.parse_args()
-    main(arguments.out, arguments.full)
