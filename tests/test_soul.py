@@ -17,6 +17,8 @@ import margaux as mx
 from helpers import gamma_poisson, logistic_normal, random_intercept
 from margaux.datasets import load_wisconsin
 from margaux.examples import wisconsin
+from margaux.models.bayesian_logistic import ARDPrior, MeanScalePrior
+from margaux.scaled import ScaledAscent
 
 
 @pytest.fixture(scope="module")
@@ -194,3 +196,44 @@ def test_bad_settings(wisconsin_arrays, settings, word):
 @parametrize_with_checks([mx.EmpiricalBayesLogistic(n_iter=300, n_draws=50, n_steps=2, verbose=False)])
 def test_scikit_learn_conventions(estimator, check):
     check(estimator)
+
+
+def _gaps(model, data, params, gain, kernel, n_iter):
+    """Gap between SOUL and SAEM, and its Monte Carlo error, from four runs of each with seeds of their own."""
+    means, errors = [], []
+    scaled = ScaledAscent(gain=gain, average=mx.PolyakRuppert(), refresh_epochs=None)
+    for key, algorithm in enumerate([mx.saem(gain, average=mx.PolyakRuppert()), scaled]):
+        fit = mx.fit(model, data, algorithm, mx.MCMC(kernel, n_steps=5, warm_up=3000), params=params, n_iter=n_iter, runs=4,
+                     space={"sigma": mx.Positive(1e-6)}, spread=0.0, key=100 * key, progress=False)  # fmt: skip
+        runs = np.concatenate([np.reshape(fit.run_params[name], (4, -1)) for name in sorted(params)], axis=1)
+        means.append(runs.mean(axis=0))
+        errors.append(runs.std(axis=0, ddof=1) / 2)
+    return np.abs(means[0] - means[1]), np.hypot(*errors)
+
+
+@pytest.mark.slow
+def test_soul_and_saem_agree_on_an_ill_conditioned_regression(data_folder):
+    """beta ~ N(theta 1, sigma^2 I), exact standard error of theta about 0.1; EM needs hundreds of steps at gain one."""
+    file = np.load(data_folder / "logistic_kappa1000.npz")
+    data = mx.one_unit({"x": file["X"], "y": file["y"].astype(float)})
+    gap, error = _gaps(MeanScalePrior(), data, {"sigma": 0.1, "theta": 1.0}, mx.Polynomial(1.0, 0.4),
+                       mx.MALA(0.05, preconditioner="dense"), 20_000)  # fmt: skip
+    assert error[0] < 0.005 and error[1] < 0.03
+    assert np.all(gap < 4 * error)  # Student's t with six degrees of freedom: 1 in 140
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "n_iter", "precision"), [("wisconsin", 40_000, 0.02), ("kappa", 12_000, 0.1)])
+def test_soul_and_saem_agree_on_automatic_relevance(name, n_iter, precision, data_folder):
+    """One scale a coefficient. The scales near zero move by a factor an iteration, so their runs differ most."""
+    if name == "wisconsin":
+        X, y = load_wisconsin(return_X_y=True)
+        X = (X - X.mean(axis=0)) / X.std(axis=0, ddof=1)
+    else:
+        file = np.load(data_folder / "logistic_kappa1000.npz")
+        X, y = file["X"], file["y"]
+    data = mx.one_unit({"x": np.column_stack([np.ones(len(X)), X]), "y": np.asarray(y, float)})
+    gap, error = _gaps(ARDPrior(5.0), data, {"sigma": np.ones(X.shape[1])}, mx.Polynomial(1.0, 0.6),
+                       mx.ULA(preconditioner="dense"), n_iter)  # fmt: skip
+    assert np.median(error) < precision
+    assert np.all(gap < 5 * error + 0.01)  # each algorithm has a bias of the order of its last gains, 0.002
