@@ -33,6 +33,7 @@ from .kernels import (
     SGLD,
     ULA,
     AbstractKernel,
+    Alternating,
     BlackJAX,
     IndependenceMH,
     ProximalULA,
@@ -61,6 +62,7 @@ __version__ = "0.1.0"
 #: estimators, imported when first asked for
 _ESTIMATORS = {
     "EmpiricalBayesLogistic": "empirical_bayes",
+    "NLME": "nlme",
     "SparseInverse": "sparse_inverse",
     "SparseMixedLogistic": "sparse_mixed",
 }

@@ -42,7 +42,7 @@ def demo(out: Annotated[Path, typer.Option(help="Folder for the figures.")] = Pa
 
 @app.command()
 def reproduce(
-    name: Annotated[str, typer.Argument(help="soul_wisconsin, soul_audio, soul_sparse or soul_tv.")],
+    name: Annotated[str, typer.Argument(help="soul_wisconsin, soul_audio, soul_sparse, soul_tv or saem_biased.")],
     full: Annotated[bool, typer.Option("--full", help="The paper's own sizes, instead of a few minutes.")] = False,
     out: Annotated[Path, typer.Option(help="Folder for the figures.")] = Path("reproduce-output"),
 ) -> None:
@@ -52,7 +52,7 @@ def reproduce(
 
     from . import reproduce as scripts
 
-    known = sorted(module.name for module in iter_modules(scripts.__path__))
+    known = sorted(module.name for module in iter_modules(scripts.__path__) if not module.name.startswith("_"))
     if name not in known:
         raise typer.BadParameter(f"there is no experiment {name!r}; choose from {', '.join(known)}")
     import_module(f"margaux.reproduce.{name}").main(out, full)

@@ -17,25 +17,29 @@ def laplace(
     A step is kept only where it raises the density; otherwise the damping grows tenfold
     (Levenberg and Marquardt), so that a start in a region without curvature is safe.
     """
-    value_and_gradient = jax.value_and_grad(logdensity)
-    hessian = jax.hessian(logdensity)
     eye = jnp.eye(start.size, dtype=start.dtype)
 
-    def newton(_, state):
-        z, damping, (value, gradient), negative_hessian = state
-        proposal = z + _solve(negative_hessian, damping, gradient, eye)
-        new = value_and_gradient(proposal)
-        better = (new[0] >= value) & jnp.all(jnp.isfinite(proposal)) & jnp.all(jnp.isfinite(new[1]))
-        new_hessian = -hessian(proposal)
+    def local(z):
+        def gradient(x):
+            value, slope = jax.value_and_grad(logdensity)(x)
+            return slope, (value, slope)
 
-        def keep(a, b):
-            return jnp.where(better, a, b)
+        hessian, (value, slope) = jax.jacfwd(gradient, has_aux=True)(z)
+        return value, slope, -hessian
 
+    # One evaluation a turn, at the point proposed by the last: its code is compiled once.
+    def turn(_, state):
+        proposal, mode, damping, here = state
+        there = local(proposal)
+        better = (there[0] >= here[0]) & jnp.all(jnp.isfinite(proposal)) & jnp.all(jnp.isfinite(there[1]))
+        here = jax.tree.map(lambda a, b: jnp.where(better, a, b), there, here)
+        mode = jnp.where(better, proposal, mode)
         damping = jnp.where(better, damping * 0.1, jnp.minimum(damping * 10.0 + 1e-3, 1e8))
-        return keep(proposal, z), damping, jax.tree.map(keep, new, (value, gradient)), keep(new_hessian, negative_hessian)
+        return mode + _solve(here[2], damping, here[1], eye), mode, damping, here
 
-    first = (start, jnp.zeros((), start.dtype), value_and_gradient(start), -hessian(start))
-    mode, _, _, negative_hessian = jax.lax.fori_loop(0, n_newton, newton, first)
+    nowhere = (jnp.full((), -jnp.inf, start.dtype), jnp.zeros_like(start), eye)
+    first = (start, start, jnp.zeros((), start.dtype), nowhere)
+    _, mode, _, (_, _, negative_hessian) = jax.lax.fori_loop(0, n_newton + 1, turn, first)
     return mode, _inverse_root(negative_hessian)
 
 

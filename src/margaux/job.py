@@ -17,7 +17,7 @@ from . import storage
 from .algorithms import describe
 from .callbacks import AbstractCallback, Progress
 from .data import CHUNK, DeviceRows, HostRows, buffer_capacity, chunk_size, plan_chunk, visits
-from .loop import Carry, Settings, Visits, batch_chunk, full_chunk, init_rows, visit_all
+from .loop import Carry, Settings, Visits, batch_chunk, full_chunk, init_rows, statistic_struct, visit_all
 from .naming import scalar_names, settle
 from .penalty import AbstractPenalty, NoPenalty
 from .result import RESULTS, Fit
@@ -90,7 +90,7 @@ class Job:
 
     def prepare(self) -> None:
         """Arrays on the device, the model checked, starting state and rows."""
-        self.params0 = jax.tree.map(lambda leaf: jnp.asarray(leaf, self.dtype), self.params0)
+        self.params0 = jax.tree.map(lambda leaf: jnp.asarray(np.asarray(leaf, self.dtype)), self.params0)
         self.problem = settle(self.problem, self.dtype)
         self.algorithm, self.estep, self.average = settle((self.algorithm, self.estep, self.average), self.dtype)
         self.data = self.raw_data if self.on_host else placed(self.raw_data, self.dtype, self.mesh)
@@ -122,9 +122,10 @@ class Job:
 
     def _units(self, ids: np.ndarray, first: bool = False) -> PyTree:
         """Data of some units as arrays of the fit's precision."""
+        whole_data = not first and len(ids) == self.n and np.array_equal(ids, np.arange(self.n))
 
         def one(leaf: Any) -> Any:
-            part = leaf[0] if first else leaf[ids]
+            part = leaf[0] if first else leaf if whole_data else leaf[ids]
             return jnp.asarray(part, self.dtype if jnp.issubdtype(part.dtype, jnp.floating) else None)
 
         return jax.tree.map(one, self.data)
@@ -149,16 +150,12 @@ class Job:
             for ids in self._blocks():
                 made = init_rows(self.settings, jax.random.fold_in(key, _INIT), p, self._units(ids), ids)
                 keep = len(np.unique(ids))
-                parts.append(jax.tree.map(lambda leaf, keep=keep: leaf[:keep], made))
-        return jax.tree.map(lambda *leaf: jnp.concatenate(leaf), *parts)
+                parts.append(made if keep == len(ids) else jax.tree.map(lambda leaf, keep=keep: leaf[:keep], made))
+        return jax.tree.map(lambda *leaf: jnp.concatenate(leaf), *parts) if len(parts) > 1 else parts[0]
 
     def _initial_states(self, params: list[PyTree], estep_rows: PyTree) -> tuple[list[PyTree], PyTree]:
-        ids = self._blocks()[0]
-        rows = jax.tree.map(lambda leaf: leaf[ids], estep_rows)
-        struct = jax.eval_shape(
-            lambda: visit_all.__wrapped__(self.settings, self.keys[0], params[0], rows, self._units(ids), ids, 1)[0]
-        )
-        unit = jax.tree.map(lambda s: jax.ShapeDtypeStruct(s.shape[1:], s.dtype), struct)
+        data = self._units(np.array([0])) if self.on_host else self.data
+        unit = statistic_struct(self.settings, params[0], data)
         states = [self.algorithm.init(self.problem, p, unit) for p in params]
         if not self.algorithm.has_rows:
             return states, ()

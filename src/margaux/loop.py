@@ -14,6 +14,7 @@ from jaxtyping import Array, PyTree
 from . import average as averaging
 from .algorithm import AbstractAlgorithm
 from .average import AbstractAverage
+from .compiling import compiled
 from .esteps import AbstractEStep
 from .model import leading, mapped
 from .updates import Problem
@@ -56,17 +57,37 @@ def latent_struct(problem: Problem, params: PyTree, data: PyTree) -> PyTree:
     return jax.eval_shape(problem.model.init_latents, jax.random.key(0), params, unit)
 
 
-def draw_noise(settings: Settings, key: Array, struct: PyTree, k: Array, ids: Array) -> PyTree:
-    """Noise of the units `ids` at iteration k; it depends on (key, k, unit) alone."""
-    at = jax.random.fold_in(key, k)
+def statistic_struct(settings: Settings, params: PyTree, data: PyTree) -> PyTree:
+    """Shape of one unit's statistic, from the data of any units."""
+    latents = latent_struct(settings.problem, params, data)
+    z = jax.tree.map(lambda s: jax.ShapeDtypeStruct((1, 1) + s.shape, s.dtype), latents)
+    w = jax.ShapeDtypeStruct((1, 1), jnp.result_type(*jax.tree.leaves(latents)))
+    unit = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct((1,) + leaf.shape[1:], leaf.dtype), data)
+    read = lambda z, w, y: settings.algorithm.statistics(settings.problem, params, z, w, y)  # noqa: E731
+    return jax.tree.map(lambda s: jax.ShapeDtypeStruct(s.shape[1:], s.dtype), jax.eval_shape(read, z, w, unit))
+
+
+def draw_noise(settings: Settings, keys: Array, struct: PyTree, k: Array, ids: Array) -> PyTree:
+    """Noise of units at iterations, which depends on (key, k, unit) alone.
+
+    The three are broadcast to one shape S; the noise has leaves S + (...). It is drawn flat: XLA compiles a loop nest
+    of four axes several times slower than one of two.
+    """
     zeros = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), struct)
-    return jax.vmap(lambda i: settings.estep.noise(jax.random.fold_in(at, i), zeros))(ids)
+    shape = jnp.broadcast_shapes(keys.shape, jnp.shape(k), jnp.shape(ids))
+    flat = lambda x: jnp.ravel(jnp.broadcast_to(x, shape))  # noqa: E731
+
+    def one(key, k, i):
+        return settings.estep.noise(jax.random.fold_in(jax.random.fold_in(key, k), i), zeros)
+
+    drawn = jax.vmap(one)(flat(keys), flat(k), flat(ids))
+    return jax.tree.map(lambda leaf: leaf.reshape(shape + leaf.shape[1:]), drawn)
 
 
 def _block_size(settings: Settings, struct: PyTree, b: int, total: int, runs: int | None) -> int:
     """Iterations whose noise is drawn together."""
-    key, zero = jax.random.key(0), jnp.zeros((), jnp.int32)
-    noise = jax.eval_shape(lambda: draw_noise(settings, key, struct, zero, jnp.zeros(1, jnp.int32)))
+    zero = jnp.zeros((), jnp.int32)
+    noise = jax.eval_shape(lambda: draw_noise(settings, jax.random.key(0), struct, zero, zero))
     size = sum(leaf.size * 8 for leaf in jax.tree.leaves(noise)) * b * (runs or 1)
     return int(min(max(BLOCK_BYTES // max(size, 1), 1), BLOCK, total))
 
@@ -85,7 +106,10 @@ def _iteration(settings, key, carry, k, batch, rows, noise, axis, devices):
 def _loop(carry, first, length, total, block, noise_of, iteration):
     """Run `length` (traced) of at most `total` iterations, noise drawn `block` at a time, outputs stacked."""
     zero = jnp.zeros((), jnp.int32)
-    _, y_struct = jax.eval_shape(lambda c: iteration(c, first, zero, _at(noise_of(zero), zero)), carry)
+    # Traced once, by the name of a program of its own: its second use below finds the first.
+    iteration = jax.jit(iteration, inline=True)
+    noise_struct = jax.eval_shape(lambda: _at(noise_of(zero), zero))
+    _, y_struct = jax.eval_shape(iteration, carry, first, zero, noise_struct)
     ys = jax.tree.map(lambda s: jnp.zeros((total,) + s.shape, s.dtype), y_struct)
 
     def outer(j, state):
@@ -107,11 +131,9 @@ def _full_chunk(settings, keys, carry, data, first, length, total, runs, ids, ax
     block = _block_size(settings, struct, ids.shape[0], total, runs)
 
     def noise_of(offset):
-        def single(key):
-            ks = first + offset + jnp.arange(block)
-            return jax.vmap(lambda k: draw_noise(settings, key, struct, k, ids))(ks)
-
-        return jax.tree.map(lambda e: jnp.moveaxis(e, 0, 1), jax.vmap(single)(keys)) if runs else single(keys)
+        ks = first + offset + jnp.arange(block)
+        own = keys[None, :, None] if runs else keys
+        return draw_noise(settings, own, struct, ks.reshape((-1, 1, 1) if runs else (-1, 1)), ids)
 
     def single(key, carry, k, noise):
         params, state, average, rows, trace = _iteration(settings, key, carry, k, data, carry.rows, noise, axis, devices)
@@ -121,7 +143,7 @@ def _full_chunk(settings, keys, carry, data, first, length, total, runs, ids, ax
     return _loop(carry, first, length, total, block, noise_of, lambda c, k, t, e: run(keys, c, k, e))
 
 
-@eqx.filter_jit(donate="all-except-first")
+@compiled(donate="all-except-first")
 def full_chunk(inputs: tuple, carry: Carry, *, total: int, runs: int | None, mesh: Any) -> tuple[Carry, PyTree]:
     """A full-batch chunk: rows stay in the carry, since every iteration rewrites them all."""
     settings, keys, data, first, length = inputs
@@ -148,7 +170,7 @@ def full_chunk(inputs: tuple, carry: Carry, *, total: int, runs: int | None, mes
     return sharded(dynamic, keys, carry, data, jnp.arange(n), first, length)
 
 
-@eqx.filter_jit(donate="all-except-first")
+@compiled(donate="all-except-first")
 def batch_chunk(inputs: tuple, carry: Carry, *, total: int, runs: int | None) -> tuple[Carry, PyTree]:
     """A mini-batch chunk: rows are streamed; those of repeated units are read from the carry's buffer."""
     settings, keys, visits, first, length = inputs
@@ -160,14 +182,9 @@ def batch_chunk(inputs: tuple, carry: Carry, *, total: int, runs: int | None) ->
 
     def noise_of(offset):
         ids = jax.lax.dynamic_slice_in_dim(all_ids, offset, block)
-
-        def single(key, ids):
-            ks = first + offset + jnp.arange(block)
-            return jax.vmap(lambda k, i: draw_noise(settings, key, struct, k, i))(ks, ids)
-
-        if not runs:
-            return single(keys, ids)
-        return jax.tree.map(lambda e: jnp.moveaxis(e, 0, 1), jax.vmap(single, in_axes=(0, 1))(keys, ids))
+        ks = first + offset + jnp.arange(block)
+        own = keys[None, :, None] if runs else keys
+        return draw_noise(settings, own, struct, ks.reshape((-1, 1, 1) if runs else (-1, 1)), ids)
 
     def single(key, carry, k, visit, noise):
         buffer = carry.rows
@@ -190,14 +207,14 @@ def batch_chunk(inputs: tuple, carry: Carry, *, total: int, runs: int | None) ->
     return _loop(carry, first, length, total, block, noise_of, iteration)
 
 
-@eqx.filter_jit
+@compiled
 def init_rows(settings: Settings, key: Array, params: PyTree, data: PyTree, ids: Any) -> PyTree:
     """E-step rows of some units."""
     make = lambda i, y: settings.estep.init(jax.random.fold_in(key, i), settings.problem.model, params, y)  # noqa: E731
     return mapped(make, leading(data))(jnp.asarray(ids), data)
 
 
-@eqx.filter_jit
+@compiled
 def visit_all(
     settings: Settings, key: Array, params: PyTree, rows: PyTree, data: PyTree, ids: Any, k: Any
 ) -> tuple[PyTree, PyTree, dict[str, Array]]:

@@ -92,7 +92,7 @@ class ScaledAscent(AbstractAlgorithm):
             state = {"direction": direction, "largest": largest}
         largest = jnp.maximum(largest, jnp.finfo(flat.dtype).eps)
         delta, limit = self.gain(k).astype(flat.dtype), 1 + jnp.abs(flat)
-        move = _newton(information, score) if dense and free else score / largest
+        move = newton_step(information, score) if dense and free else score / largest
         moved = back(flat + delta * jnp.clip(move, -limit, limit))
         moved = jax.tree.map(lambda new, old: new.astype(old.dtype), moved, params)
         return problem.land(moved, delta / largest), state, (estep_rows, own_rows), {n: figure / b for n, figure in info.items()}
@@ -103,7 +103,7 @@ def _space(problem: Problem) -> AbstractSpace:
     return problem.space if isinstance(problem.penalty, NoPenalty) else Real()
 
 
-def _newton(information: Array, score: Array) -> Array:
+def newton_step(information: Array, score: Array) -> Array:
     """|J|^-1 s, eigenvalues by their modulus and no smaller than a millionth of the largest."""
     values, vectors = jnp.linalg.eigh((information + information.T) / 2)
     size = jnp.abs(values)

@@ -111,12 +111,10 @@ class MCMC(AbstractEStep):
 
     def _steps(self, key, latents, times):
         """Noise of the given transitions of one unit: leaves (times, chains, ...)."""
-        chains = jnp.arange(self.n_chains)
-
-        def one(t, c):
-            return self.kernel.noise(jax.random.fold_in(key, t * self.n_chains + c), latents)
-
-        return jax.vmap(lambda t: jax.vmap(lambda c: one(t, c))(chains))(times)
+        shape = times.shape + (self.n_chains,)
+        numbers = jnp.ravel(times[:, None] * self.n_chains + jnp.arange(self.n_chains))
+        drawn = jax.vmap(lambda j: self.kernel.noise(jax.random.fold_in(key, j), latents))(numbers)
+        return jax.tree.map(lambda leaf: leaf.reshape(shape + leaf.shape[1:]), drawn)
 
     def expect(self, f, noise, model, params, rows, batch, k):
         b = leading(batch)

@@ -5,10 +5,13 @@ from .diagnostics import diagnostics as diagnostics
 from .diagnostics import rhat as rhat
 from .draws import draws as draws
 from .fisher import Information as Information
+from .fisher import WaldTest as WaldTest
 from .fisher import information as information
 from .fisher import wald_table as wald_table
 from .fisher import wald_test as wald_test
 from .marginal import LogLikelihood as LogLikelihood
 from .marginal import loglik as loglik
+from .posterior import each_unit as each_unit
 from .posterior import latents as latents
+from .posterior import proposals as proposals
 from .profile import profile as profile

@@ -27,6 +27,8 @@ class Information:
     Attributes:
         matrix: of the unconstrained coordinates (k, k). covariance: of the parameters (p, p), by the delta
             method; NaN where it is not to be trusted. scores: per unit (n, k), of the unconstrained coordinates.
+        matrices, replicates: the matrix (R, k, k) and covariance (R, p, p) from independent draws each, for
+            their Monte Carlo error.
         message: "" or what is wrong.
     """
 
@@ -34,6 +36,8 @@ class Information:
     covariance: np.ndarray
     scores: np.ndarray
     message: str
+    matrices: np.ndarray
+    replicates: np.ndarray
 
 
 @functools.lru_cache(maxsize=32)
@@ -63,12 +67,20 @@ def _frozen(space: Any) -> Any:
     return tuple((tuple(np.ravel(np.asarray(leaf)).tolist()), np.shape(leaf)) for leaf in leaves), treedef
 
 
-def information(fit: Any, method: str = "louis", n_draws: int = 2000, estep: AbstractEStep | None = None) -> Information:
+def information(
+    fit: Any,
+    method: str = "louis",
+    n_draws: int = 2000,
+    estep: AbstractEStep | None = None,
+    replicates: int = 1,
+    rows: Any = None,
+) -> Information:
     r"""Observed information at the estimate.
 
     "louis": $I = \sum_i E[-\nabla^2\ell_i] - E[\nabla\ell_i\nabla\ell_i^T] + s_i s_i^T$ with
     $s_i = E[\nabla\ell_i]$ (Louis 1982); "opg": $\sum_i s_is_i^T$ minus its mean; "sandwich":
-    $I_L\,(\sum_i s_is_i^T)^{-1} I_L$. Expectations are taken by `reference_estep` unless `estep` is given.
+    $I_L\,(\sum_i s_is_i^T)^{-1} I_L$. Expectations are taken by `reference_estep` unless `estep` is given, and
+    averaged over `replicates` of independent draws; `rows` are the E-step's, from `proposals`.
 
     Raises:
         ValueError: unknown method, or one that needs several units.
@@ -92,28 +104,32 @@ def information(fit: Any, method: str = "louis", n_draws: int = 2000, estep: Abs
         k = u.size
         message = "the estimate is on the boundary of its space; the information does not exist there"
         nan = np.full((k, k), np.nan)
-        return Information(nan, np.full((flags.size, flags.size), np.nan), np.full((problem.n, k), np.nan), message)
+        covariance = np.full((flags.size, flags.size), np.nan)
+        return Information(nan, covariance, np.full((problem.n, k), np.nan), message, nan[None], covariance[None])
     integrand = _louis(_frozen(problem.space), needs_hessian)
     width = getattr(estep, "n_draws", 1000) * (u.size + 2)
     width = width if isinstance(width, int) else 4_000_000
-    out, info = each_unit(fit, integrand, estep, width=width)
-    scores = np.asarray(out["score"], float)
-    outer = scores.T @ scores
-    matrix = outer - np.outer(scores.mean(0), scores.sum(0)) if method == "opg" else None
-    message = ""
-    if needs_hessian:
-        louis = np.asarray(out["complete"], float).sum(axis=0) + outer
-        matrix = louis
+    parts = [each_unit(fit, integrand, estep, width=width, key=r, rows=rows) for r in range(replicates)]
+    matrices, scores = [], np.mean([np.asarray(out["score"], float) for out, _ in parts], axis=0)
+    for out, _ in parts:
+        own = np.asarray(out["score"], float)
+        outer = own.T @ own
+        if not needs_hessian:
+            matrix = outer - np.outer(own.mean(0), own.sum(0))
+        else:
+            matrix = np.asarray(out["complete"], float).sum(axis=0) + outer
         if method == "sandwich":
-            matrix = louis @ np.linalg.solve(outer, louis)
-    assert matrix is not None
-    matrix = (matrix + matrix.T) / 2
+            matrix = matrix @ np.linalg.solve(outer, matrix)
+        matrices.append((matrix + matrix.T) / 2)
+    message, info = "", parts[0][1]
     if "ess" in info and info["ess"].min() < 20:
         message = (
             f"the importance weights of unit {int(info['ess'].argmin())} have an effective size of {info['ess'].min():.1f}; "
         )
+    matrix = np.mean(matrices, axis=0)
     covariance, trouble = _invert(matrix, jacobian, flags, fit.names)
-    return Information(matrix, covariance, scores, (message + trouble).strip("; "))
+    each = np.stack([_invert(m, jacobian, flags, fit.names)[0] for m in matrices])
+    return Information(matrix, covariance, scores, (message + trouble).strip("; "), np.stack(matrices), each)
 
 
 def _invert(matrix: np.ndarray, jacobian: np.ndarray, flags: np.ndarray, names: list[str]) -> tuple[np.ndarray, str]:

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from jaxtyping import PyTree
 
-from ..esteps import Exact, ImportanceSampling, Quadrature
+from ..esteps import AbstractEStep, Exact, ImportanceSampling, Quadrature
 from .evidence import annealed, harmonic_mean, student
 from .posterior import each_unit, latent_size, nothing
 
@@ -37,12 +37,15 @@ def loglik(
     params: PyTree = None,
     n_nodes: int = 21,
     replicates: int = 16,
+    estep: AbstractEStep | None = None,
+    rows: PyTree = None,
 ) -> LogLikelihood:
     r"""$\log p(y\mid\theta)$, every constant included, at the estimate (or at `params`).
 
     "importance": a Laplace proposal widened by a defensive mixture, `replicates` independent
     randomisations of a quasi-Monte-Carlo rule with n_draws / replicates points each (n_draws: 2 million
-    in all, 2,000 to 32,000 a unit); the error is the delta method's over them. "quadrature": adaptive
+    in all, 2,000 to 32,000 a unit); the error is the delta method's over them; `estep` puts another importance sampler
+    in its place, with draws (and `rows`, see `proposals`) of its own. "quadrature": adaptive
     Gauss-Hermite; the error is the change from n_nodes - 4. "laplace": the same with one node, of
     unknown error (NaN). "exact": enumeration of a discrete latent. "harmonic", "student" and "annealed": see
     `margaux.inference.evidence`, for posteriors that one Gaussian does not cover.
@@ -51,9 +54,9 @@ def loglik(
         ValueError: unknown method. TypeError: the model does not allow it.
     """
     if method == "exact":
-        estep: Any = Exact()
-        trouble = estep.requires(fit._model().model, None)
-        values = None if trouble else each_unit(fit, nothing, estep, params)[1].get("log_marginal")
+        exact = Exact()
+        trouble = exact.requires(fit._model().model, None)
+        values = None if trouble else each_unit(fit, nothing, exact, params)[1].get("log_marginal")
         if values is None:
             raise TypeError(trouble or "exact draws give no likelihood; use method='importance' or 'quadrature'")
         return LogLikelihood(values, 0.0)
@@ -72,10 +75,12 @@ def loglik(
         raise ValueError(f"method must be one of {['importance', 'quadrature', 'laplace', 'exact', *EVIDENCE]}, got {method!r}")
     if n_draws is None:
         n_draws = int(np.clip(2_000_000 // fit._model().n, 2_000, 32_000))
-    m = max(n_draws // replicates, 2)
-    estep = ImportanceSampling(m, quasi=True, control_variate=False)
+    m = max(n_draws // replicates, 2) if estep is None else getattr(estep, "n_draws", 1000)
+    estep = ImportanceSampling(m, quasi=True, control_variate=False) if estep is None else estep
     width = m * (latent_size(fit) + 2)
-    draws = [each_unit(fit, nothing, estep, params, key=1 + r, width=width)[1]["log_marginal"] for r in range(replicates)]
+    draws = [
+        each_unit(fit, nothing, estep, params, key=1 + r, width=width, rows=rows)[1]["log_marginal"] for r in range(replicates)
+    ]
     logs = np.stack(draws).astype(float)
     top = logs.max(axis=0)
     ratios = np.exp(logs - top)

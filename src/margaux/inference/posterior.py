@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, PyTree
 
+from ..compiling import compiled
 from ..esteps import MCMC, AbstractEStep, Exact, ImportanceSampling, Noise, Quadrature
 from ..kernels.base import flat_size
 from ..model import AbstractConjugate, AbstractDiscrete, AbstractModel
@@ -60,12 +60,14 @@ def each_unit(
     key: int = 0,
     width: int = 1,
     keep_chains: bool = True,
+    rows: PyTree = None,
 ) -> tuple[PyTree, dict[str, np.ndarray]]:
     """Values of f and traced figures for every unit, on a leading axis n; units go through in blocks.
 
     Args:
         width: numbers a unit holds at a time, which sets the size of blocks.
         keep_chains: start MCMC from the fit's own chains.
+        rows: the E-step's rows (n, ...), where they are there already (see `proposals`).
     """
     problem, data = fit._model(), fit.data
     # Sums over units and determinants are taken in float64 where the backend has it.
@@ -80,8 +82,10 @@ def each_unit(
             ids = np.minimum(np.arange(first, first + size), problem.n - 1)
             block = jax.tree.map(lambda leaf, ids=ids: leaf[ids], data)
             block = settle(jax.tree.map(np.asarray, block), dtype)
-            rows = jax.tree.map(lambda leaf, ids=ids: _cast(leaf[0][ids], dtype), fit.rows) if chains else None
-            value, info = _block(model, estep, params, rows, block, ids, jax.random.key(key), f)
+            own = jax.tree.map(lambda leaf, ids=ids: _cast(leaf[0][ids], dtype), fit.rows) if chains else None
+            if rows is not None:
+                own = jax.tree.map(lambda leaf, ids=ids: _cast(leaf[ids], dtype), rows)
+            value, info = _block(model, estep, params, own, block, ids, jax.random.key(key), f)
             keep = min(size, problem.n - first)
             values.append(jax.tree.map(lambda leaf, keep=keep: np.asarray(leaf)[:keep], value))
             infos.append({name: np.asarray(figure)[:keep] for name, figure in info.items()})
@@ -89,11 +93,26 @@ def each_unit(
     return joined, {name: np.concatenate([info[name] for info in infos]) for name in infos[0]}
 
 
+def proposals(fit: Any, estep: AbstractEStep) -> PyTree:
+    """The E-step's rows (n, ...) at the estimate: proposals that several calls of `each_unit` can share."""
+    dtype = default_dtype(None)
+    with precision(dtype):
+        params = jax.tree.map(lambda leaf: jnp.asarray(leaf, dtype), fit.params)
+        model, estep = settle((fit._model().model, estep), dtype)
+        data = settle(jax.tree.map(np.asarray, fit.data), dtype)
+        return jax.tree.map(np.asarray, _proposals(model, estep, params, data))
+
+
+@compiled
+def _proposals(model, estep, params, data):
+    return jax.vmap(lambda y: estep.init(jax.random.key(0), model, params, y))(data)
+
+
 def _cast(leaf: np.ndarray, dtype: np.dtype) -> Array:
     return jnp.asarray(leaf, dtype if np.issubdtype(leaf.dtype, np.floating) else None)
 
 
-@eqx.filter_jit
+@compiled
 def _block(model, estep, params, rows, data, ids, key, f):
     def unit(i, row, y):
         at = jax.random.fold_in(key, i)

@@ -1,5 +1,6 @@
 """Markov kernels for one unit's latents. One file each; the target is an argument, never captured."""
 
+from .alternating import Alternating as Alternating
 from .base import AbstractKernel as AbstractKernel
 from .base import AbstractProximalKernel as AbstractProximalKernel
 from .base import AbstractSubsamplingKernel as AbstractSubsamplingKernel

@@ -1,0 +1,143 @@
+"""SAEM for models whose M-step is closed for some parameters and numerical for the others."""
+
+from __future__ import annotations
+
+import abc
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+from jax.flatten_util import ravel_pytree
+from jaxtyping import PyTree
+
+from .algorithm import AbstractAlgorithm, sum_over_devices
+from .average import AbstractAverage
+from .memory import RobbinsMonro
+from .model import AbstractModel, Latents, Params, Unit, leading, log_joints, mapped
+from .scaled import newton_step
+from .schedule import AbstractSchedule
+
+#: least eigenvalue of correlations while variances are annealed
+LOOSE = 0.1
+
+
+class AbstractCurvedFamily(AbstractModel):
+    r"""Parameters in two groups: one maximises a closed M-step, the other has none.
+
+    Parameters are a dict. Statistics may depend on the parameters of the second group.
+    """
+
+    @property
+    @abc.abstractmethod
+    def numerical(self) -> tuple[str, ...]:
+        """Names of the parameters without a closed M-step."""
+
+    @property
+    @abc.abstractmethod
+    def variances(self) -> tuple[str, ...]:
+        """Names of the variances (vectors) and covariance matrices, for simulated annealing."""
+
+    @abc.abstractmethod
+    def suffstats(self, params: Params, z: Latents, y: Unit) -> PyTree:
+        """Sufficient statistics of one unit."""
+
+    @abc.abstractmethod
+    def m_step(self, mean_stats: PyTree, params: Params) -> Params:
+        """The maximiser over the first group, the second as it is."""
+
+
+class SAEM(AbstractAlgorithm):
+    r"""MCMC-SAEM: $S_k = S_{k-1} + \gamma_k(S(z_k) - S_{k-1})$, then an M-step (Kuhn and Lavielle 2005).
+
+    Parameters without a closed M-step take a Newton step on the complete likelihood of the current draws,
+    $u_k = u_{k-1} + \gamma_k J_k^{-1}\nabla_u\log p(y, z_k\mid\theta)$, in unconstrained coordinates, with $J_k$ the
+    Robbins-Monro mean of the complete information. Its rest point is the maximum of the marginal likelihood; the
+    mean of maximisers over draws, which is the usual numerical M-step, has a rest point beside it.
+
+    Simulated annealing: in the first `anneal_until` iterations no variance falls below `anneal` times its last value.
+
+    Args:
+        gain: $\gamma_k$, as `margaux.ConstantThenDecay(1.0, K1, power)`.
+    """
+
+    gain: AbstractSchedule
+    anneal: Any
+    anneal_until: Any
+    average: AbstractAverage
+    refresh_epochs: int | None = eqx.field(static=True)
+
+    @property
+    def has_rows(self) -> bool:
+        return False
+
+    def requires(self, problem):
+        if isinstance(problem.model, AbstractCurvedFamily):
+            return None
+        return f"{type(problem.model).__name__} does not inherit from AbstractCurvedFamily; use margaux.saem"
+
+    def init(self, problem, params, per_unit):
+        flat, _ = ravel_pytree({name: params[name] for name in problem.model.numerical})
+        information = jnp.zeros((flat.size, flat.size), flat.dtype)
+        return {"memory": RobbinsMonro(self.gain).init(per_unit), "information": information}
+
+    def statistics(self, problem, params, z, w, batch):
+        model: Any = problem.model
+        units = mapped(lambda z_i, y_i: model.suffstats(params, z_i, y_i), leading(batch))
+        stats = mapped(lambda z_j: units(z_j, batch), leading(z))(z)
+        return jax.tree.map(lambda s: jnp.einsum("mb,mb...->b...", w, s), stats)
+
+    def refreshed(self, state, total):
+        return state
+
+    def step(self, problem, estep, params, state, rows, batch, noise, key, k, axis, devices):
+        estep_rows, own_rows = rows
+        model: Any = problem.model
+        b = leading(batch) * devices
+        coordinates = problem.space.to_unconstrained(params)
+        open_ = {name: coordinates[name] for name in model.numerical}
+        u, unravel = ravel_pytree(open_)
+
+        def at(u):
+            moved = problem.space.from_unconstrained(coordinates | unravel(u))
+            return params | {name: moved[name] for name in model.numerical}
+
+        def f(z, w):
+            stats = jax.tree.map(lambda s: jnp.sum(s, axis=0), self.statistics(problem, params, z, w, batch))
+            if not u.size:
+                return stats, jnp.zeros_like(u), jnp.zeros((0, 0), u.dtype)
+            complete = lambda u: jnp.sum(w * log_joints(model, at(u), z, batch))  # noqa: E731
+            return stats, jax.grad(complete)(u), -jax.hessian(complete)(u)
+
+        value, estep_rows, info = estep.expect(f, noise, model, params, estep_rows, batch, k)
+        (stats, score, curvature), info = sum_over_devices((value, info), axis)
+        gain = jnp.where(k == 1, 1.0, self.gain(k)).astype(jax.tree.leaves(params)[0].dtype)
+        mean, memory = RobbinsMonro(self.gain).combine(state["memory"], stats, problem.n, b, k)
+        new = model.m_step(mean, params)
+        information = state["information"]
+        if u.size:
+            information = information + gain * (curvature / b - information)
+            limit = 1 + jnp.abs(u)
+            moved = at(u + gain * jnp.clip(newton_step(information, score / b), -limit, limit))
+            new = new | {name: moved[name] for name in model.numerical}
+        slow = jnp.where(k <= self.anneal_until, self.anneal, 0.0)
+        for name in model.variances:
+            new[name] = jax.tree.map(lambda q, p: _no_faster(q, p, slow.astype(q.dtype)), new[name], params[name])
+        new = jax.tree.map(lambda q, p: q.astype(p.dtype), new, params)
+        state = {"memory": memory, "information": information}
+        return problem.space.project(new), state, (estep_rows, own_rows), {n: figure / b for n, figure in info.items()}
+
+
+def _no_faster(new: Any, old: Any, share: Any) -> Any:
+    """Variances no smaller than a share of the old ones.
+
+    A matrix is stretched, and while there is annealing its correlations keep eigenvalues of `LOOSE`: EM cannot turn the
+    axes of a matrix that is nearly singular.
+    """
+    if new.ndim < 2:
+        return jnp.maximum(new, share * old)
+    variances = jnp.diagonal(new)
+    kept = jnp.maximum(variances, share * jnp.diagonal(old))
+    values, vectors = jnp.linalg.eigh(new / jnp.sqrt(jnp.outer(variances, variances)))
+    loose = (vectors * jnp.maximum(values, jnp.where(share > 0, LOOSE, 0.0))) @ vectors.T
+    return loose * jnp.sqrt(jnp.outer(kept, kept))

@@ -1,0 +1,46 @@
+"""Nonlinear mixed-effects models: distributions, errors, outcomes, structural models, comparisons."""
+
+from .answers import compare, lr_test
+from .error import Combined, ConstantError, Exponential, Power, Proportional, ResidualError
+from .individual import Individual, LogitNormal, LogNormal, Normal, ProbitNormal
+from .outcomes import (
+    AbstractOutcome,
+    Bernoulli,
+    Binomial,
+    Custom,
+    ExponentialSurvival,
+    NegativeBinomial,
+    Ordinal,
+    Poisson,
+    WeibullSurvival,
+    ZeroInflatedPoisson,
+)
+from .structural import (
+    CURVES,
+    Curve,
+    asymptotic_growth,
+    bolus1cpt,
+    bolus1cpt_k,
+    bolus1cpt_lag,
+    bolus2cpt,
+    bolus2cpt_lag,
+    curve,
+    emax,
+    emax_baseline,
+    gompertz_growth,
+    infusion1cpt,
+    infusion1cpt_lag,
+    infusion2cpt,
+    infusion2cpt_lag,
+    linear_plateau,
+    logistic_growth,
+    oral1cpt,
+    oral1cpt_k,
+    oral1cpt_lag,
+    oral2cpt,
+    oral2cpt_lag,
+    polynomial,
+    sigmoid_emax,
+    sigmoid_emax_baseline,
+    superposed,
+)

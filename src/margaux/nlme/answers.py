@@ -1,0 +1,339 @@
+"""What a fitted nonlinear mixed-effects model answers: tables, likelihoods, individual parameters, tests."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pandas as pd
+from jax.flatten_util import ravel_pytree
+from scipy import stats
+
+from ..compiling import compiled
+from ..gaussian import laplace
+from ..inference import WaldTest, each_unit, information, proposals
+from ..naming import precision
+from ..result import RESULTS
+from .importance import AdaptedMixture
+from .individual import Individual, LogNormal, Normal
+from .model import MixedEffects
+
+#: draws, over all subjects, that information and likelihoods are taken with, and their replicates
+TOTAL, REPLICATES = 400_000, 4
+#: replicates that a likelihood's error comes from
+LIKELIHOODS = 8
+
+
+def natural_names(model: MixedEffects, labels: list[str], dropped: tuple[str, ...]) -> list[str]:
+    """Names of the natural parameters; `dropped` are parameters whose random effect was estimated as zero."""
+    out = []
+    for j, name in enumerate(model.names):
+        out += [f"beta_{name}[{labels[k]}]" if labels[k] else name for k in model.coefficients(j)]
+    random = [model.names[j] for j in model.random]
+    out += [f"omega2_{name}" for name in model.names if name in random or name in dropped]
+    for block in model.blocks:
+        out += [f"cov_{random[a]}_{random[b]}" for position, a in enumerate(block) for b in block[position + 1 :]]
+    return out + list(model.outcome.error_names)
+
+
+@compiled
+def natural_values(model: MixedEffects, params: dict, dropped: tuple[str, ...]) -> Any:
+    """Values in the order of `natural_names`."""
+    gaussian = jnp.concatenate([jnp.ravel(params[name]) for name in ("beta", "fixed") if name in params])
+    out: list[Any] = []
+    for j, (_, one) in enumerate(model.individual):
+        intercept, *slopes = model.coefficients(j)
+        out += [one.natural(gaussian[intercept]), *(gaussian[k] for k in slopes)]
+    random = [model.names[j] for j in model.random]
+    omega = model.covariance(params)
+    for name in model.names:
+        if name in random:
+            out.append(omega[random.index(name), random.index(name)])
+        elif name in dropped:
+            out.append(jnp.zeros(()))
+    for block in model.blocks:
+        out += [omega[a, b] for position, a in enumerate(block) for b in block[position + 1 :]]
+    return jnp.stack(out + [params["error"][j] for j in range(len(model.outcome.error_names))])
+
+
+def _draws(fitted: Any) -> int:
+    return int(np.clip(TOTAL // fitted.n_subjects_ // REPLICATES, 100, 2000))
+
+
+def _rows(fitted: Any) -> Any:
+    """Proposals of every subject at the estimate."""
+    cache = fitted.result_._cache
+    if "proposals" not in cache:
+        cache["proposals"] = proposals(fitted.result_, AdaptedMixture(1))
+    return cache["proposals"]
+
+
+def _covariances(fitted: Any) -> tuple[np.ndarray, np.ndarray, str]:
+    """Covariance of the natural parameters, its replicates, and what is wrong."""
+    cache = fitted.result_._cache
+    if "nlme" not in cache:
+        cache["nlme"] = _computed_covariances(fitted)
+    return cache["nlme"]
+
+
+def _computed_covariances(fitted: Any) -> tuple[np.ndarray, np.ndarray, str]:
+    model, fit = fitted.model_, fitted.result_
+    singular = fit.result is RESULTS.boundary and bool(model.blocks)
+    if singular:
+        fit = dataclasses.replace(fit, params=lifted(fit.params), _cache={})
+    rows = proposals(fit, AdaptedMixture(1)) if singular else _rows(fitted)
+    info = information(fit, "louis", estep=AdaptedMixture(_draws(fitted)), replicates=REPLICATES, rows=rows)
+    with precision(np.dtype(np.float64)):
+        params = jax.tree.map(jnp.asarray, fit.params)
+        flat, unravel = ravel_pytree(params)
+        jacobian = np.asarray(jax.jacobian(lambda x: natural_values(model, unravel(x), fitted._dropped))(flat), float)
+        space = fit._model().space
+        u, back = ravel_pytree(space.to_unconstrained(params))
+        inward = np.asarray(jax.jacobian(lambda v: ravel_pytree(space.from_unconstrained(back(v)))[0])(u), float)
+    message = info.message
+    unknown = np.asarray([name in {f"omega2_{lost}" for lost in fitted._dropped} for name in fitted.params_])
+    if singular:
+        # On the boundary the last Cholesky entry of a singular block is held: the data say nothing of it.
+        unknown |= np.asarray([name.startswith("cov_") for name in fitted.params_])
+        held = jax.tree.map(np.zeros_like, back(u))
+        held["omega"] = tuple(np.r_[np.zeros(len(vector) - 1), 1.0] for vector in held["omega"])
+        free = ravel_pytree(held)[0] < 0.5
+        covariances = [_inverse(matrix, np.asarray(free)) for matrix in (info.matrix, *info.matrices)]
+        message = "correlations are on the boundary (one or minus one) and have no standard error"
+        moved = [jacobian @ inward @ c @ inward.T @ jacobian.T for c in covariances]
+    else:
+        lost = np.isnan(np.diagonal(info.covariance))
+        # A parameter without standard error takes those that depend on it along; the others keep theirs.
+        unknown |= np.abs(jacobian[:, lost]).sum(axis=1) > 0
+        moved = [jacobian @ np.nan_to_num(c) @ jacobian.T for c in (info.covariance, *info.replicates)]
+    for covariance in moved:
+        covariance[unknown], covariance[:, unknown] = np.nan, np.nan
+    return moved[0], np.stack(moved[1:]), message
+
+
+def lifted(params: dict) -> dict:
+    """Parameters whose covariance matrices are a little inside the cone: correlations with eigenvalues of at least 0.01."""
+
+    def lift(matrix: np.ndarray) -> np.ndarray:
+        sd = np.sqrt(np.diagonal(matrix))
+        values, vectors = np.linalg.eigh(matrix / np.outer(sd, sd))
+        return (vectors * np.maximum(values, 0.01)) @ vectors.T * np.outer(sd, sd)
+
+    return params | {"omega": tuple(lift(np.asarray(matrix)) for matrix in params["omega"])}
+
+
+def _inverse(matrix: np.ndarray, free: np.ndarray) -> np.ndarray:
+    """Inverse over the free coordinates, zero elsewhere; NaN where there is none."""
+    out = np.zeros_like(matrix)
+    block = matrix[np.ix_(free, free)]
+    positive = np.all(np.isfinite(block)) and np.linalg.eigvalsh(block)[0] > 0
+    out[np.ix_(free, free)] = np.linalg.inv(block) if positive else np.nan
+    return out
+
+
+def table(fitted: Any) -> pd.DataFrame:
+    """Estimate, standard error and its Monte Carlo error, relative standard error in %, natural scale."""
+    covariance, replicates, message = _covariances(fitted)
+    estimate = np.asarray(list(fitted.params_.values()), float)
+    with np.errstate(all="ignore"):
+        se = np.sqrt(np.diagonal(covariance))
+        each = np.sqrt(np.diagonal(replicates, axis1=1, axis2=2))
+        out = pd.DataFrame(
+            {
+                "estimate": estimate,
+                "se": se,
+                "se_error": each.std(axis=0, ddof=1) / np.sqrt(len(each)),
+                "rse": 100 * se / np.abs(estimate),
+            },
+            index=list(fitted.params_),
+        )
+    out.attrs["message"] = "; ".join(part for part in (fitted.message_, message) if part)
+    return out
+
+
+def scales(fitted: Any) -> dict[str, Individual]:
+    """The distribution whose Gaussian scale a parameter's interval is taken on."""
+    out: dict[str, Individual] = {}
+    individual = dict(fitted.model_.individual)
+    for name in fitted.params_:
+        positive = name.startswith("omega2_") or name in fitted.model_.outcome.error_names
+        out[name] = individual.get(name, LogNormal() if positive else Normal())
+    return out
+
+
+def with_intervals(fitted: Any, frame: pd.DataFrame, level: float) -> pd.DataFrame:
+    """See `NLME.summary`."""
+    if not 0 < level < 1:
+        raise ValueError(f"level must be between 0 and 1, got {level}")
+    out = frame.copy()
+    out["z"] = out["estimate"] / out["se"]
+    out["p"] = 2 * stats.norm.sf(np.abs(out["z"]))
+    half = stats.norm.ppf(0.5 + level / 2)
+    ends = []
+    with precision(np.dtype(np.float64)):
+        for (_, row), one in zip(out.iterrows(), scales(fitted).values(), strict=True):
+            if not np.isfinite(row["se"]):
+                ends.append((np.nan, np.nan))
+                continue
+            phi = float(one.gaussian(row["estimate"]))
+            slope = float(jax.grad(one.natural)(jnp.asarray(phi)))
+            reach = half * row["se"] / slope
+            ends.append(tuple(float(one.natural(jnp.asarray(phi + sign * reach))) for sign in (-1, 1)))
+    out["ci_low"], out["ci_high"] = np.asarray(ends).T
+    out.attrs["message"] = frame.attrs["message"]
+    return out
+
+
+def correlations(fitted: Any) -> pd.DataFrame:
+    """See `NLME.correlations`."""
+    covariance = _covariances(fitted)[0]
+    with np.errstate(all="ignore"):
+        sd = np.sqrt(np.diagonal(covariance))
+        return pd.DataFrame(covariance / np.outer(sd, sd), index=list(fitted.params_), columns=list(fitted.params_))
+
+
+def loglik(fitted: Any, method: str, n_draws: int | None, n_nodes: int) -> Any:
+    """See `NLME.loglik`."""
+    if method == "quadrature":
+        return fitted.result_.loglik(method="quadrature", n_nodes=n_nodes)
+    if method != "importance":
+        return fitted.result_.loglik(method=method, n_draws=n_draws)
+    n_draws = n_draws or int(np.clip(2_000_000 // fitted.n_subjects_, 2000, 16_000))
+    each = max(n_draws // LIKELIHOODS, 20)
+    return fitted.result_.loglik(estep=AdaptedMixture(each), replicates=LIKELIHOODS, rows=_rows(fitted))
+
+
+def carried_by_observations(fitted: Any) -> int:
+    """Parameters whose information grows with observations, not subjects: fixed effects without random ones, and errors."""
+    params = fitted.result_.params
+    return sum(int(np.size(params[name])) for name in ("fixed", "error") if name in params)
+
+
+def _moments(model, params, z, w, batch):
+    psi = jax.vmap(lambda z_j: model.psi(params, z_j, batch["design"][0]))(z[:, 0])
+    return {name: (w[:, 0] @ value, w[:, 0] @ value**2) for name, value in psi.items()}
+
+
+def _modes(fitted: Any) -> np.ndarray:
+    """Conditional modes of phi (n, d)."""
+    cache = fitted.result_._cache
+    if "modes" not in cache:
+        with precision(fitted.result_.dtype):
+            cache["modes"] = np.asarray(modes(fitted.model_, fitted.result_.params, fitted._units(fitted.data_)))
+    return cache["modes"]
+
+
+@compiled
+def modes(model: MixedEffects, params: dict, units: dict) -> Any:
+    """Conditional modes of phi (n, d)."""
+
+    def unit(y):
+        start = model.init_latents(jax.random.key(0), params, y)
+        return laplace(lambda z: model.log_joint(params, z, y), start, 50)[0]
+
+    return jax.vmap(unit)(units)
+
+
+def individual(fitted: Any) -> pd.DataFrame:
+    """See `NLME.individual_`."""
+    fit, model = fitted.result_, fitted.model_
+    estep = AdaptedMixture(_draws(fitted))
+    moments, _ = each_unit(fit, _moments, estep, width=_draws(fitted) * (len(model.names) + 2), rows=_rows(fitted))
+    with precision(fit.dtype):
+        params = jax.tree.map(jnp.asarray, fit.params)
+        design = jnp.asarray(fit.data["design"])
+        mode = jax.vmap(lambda z, d: model.psi(params, z, d))(jnp.asarray(_modes(fitted)), design)
+        mode = {name: np.asarray(value) for name, value in mode.items()}
+    out: dict[str, np.ndarray] = {}
+    for name in model.names:
+        mean, square = (np.asarray(part, float) for part in moments[name])
+        out |= {f"mode_{name}": mode[name], f"mean_{name}": mean, f"sd_{name}": np.sqrt(np.maximum(square - mean**2, 0))}
+    return pd.DataFrame(out, index=pd.Index(fitted.data_.labels, name=fitted.data_.roles["id"]))
+
+
+def effects(fitted: Any) -> pd.DataFrame:
+    """Conditional modes of the random effects eta, one row a subject, a column a random parameter."""
+    fit, model = fitted.result_, fitted.model_
+    names = [model.names[j] for j in model.random]
+    if not names:
+        return pd.DataFrame(index=fitted.data_.labels)
+    means = model.means(fit.params, np.asarray(fit.data["design"]))
+    return pd.DataFrame(_modes(fitted) - means, columns=names, index=fitted.data_.labels)
+
+
+def shrinkage(fitted: Any) -> pd.Series:
+    """See `NLME.shrinkage`."""
+    eta = effects(fitted)
+    variances = np.asarray([fitted.params_[f"omega2_{name}"] for name in eta.columns])
+    return pd.Series(1 - eta.var(axis=0, ddof=1).to_numpy() / variances, index=eta.columns, name="shrinkage")
+
+
+@dataclasses.dataclass(frozen=True)
+class LikelihoodRatioTest:
+    """Twice the difference of log-likelihoods, chi-squared under the reduced model; `error` is its Monte Carlo SD."""
+
+    statistic: float
+    df: int
+    p: float
+    error: float
+    note: str = ""
+
+
+def lr_test(reduced: Any, full: Any) -> LikelihoodRatioTest:
+    """Likelihood-ratio test of nested fits to the same data.
+
+    A variance tested against zero lies on the boundary, where the p-value is conservative: the note says so.
+
+    Raises:
+        ValueError: different data, or the full model has no more parameters.
+    """
+    if reduced.n_observations_ != full.n_observations_ or not np.array_equal(
+        reduced.data_.units["rows"]["y"], full.data_.units["rows"]["y"]
+    ):
+        raise ValueError("the two models were fitted to different data")
+    df = full.n_params_ - reduced.n_params_
+    if df < 1:
+        raise ValueError(f"the full model has {full.n_params_} parameters and the reduced one {reduced.n_params_}; swap them?")
+    statistic = 2 * (float(full.loglik_) - float(reduced.loglik_))
+    error = 2 * float(np.hypot(full.loglik_.se, reduced.loglik_.se))
+    variance = any(n.startswith("omega2_") and n not in reduced.params_ for n in full.params_)
+    note = "a variance is tested on its boundary: the p-value is conservative" if variance else ""
+    return LikelihoodRatioTest(statistic, df, float(stats.chi2.sf(max(statistic, 0.0), df)), error, note)
+
+
+def wald_test(fitted: Any, names: str | list[str], value: Any = 0.0) -> WaldTest:
+    """See `NLME.wald_test`."""
+    wanted = [names] if isinstance(names, str) else list(names)
+    known = list(fitted.params_)
+    for name in wanted:
+        if name not in known:
+            raise ValueError(f"no parameter is called {name!r}; they are {known}")
+    at = [known.index(name) for name in wanted]
+    variance = _covariances(fitted)[0][np.ix_(at, at)]
+    if not np.all(np.isfinite(variance)):
+        raise ValueError(f"{wanted} have no usable standard errors: {fitted.summary().attrs['message']}")
+    gap = np.asarray([fitted.params_[name] for name in wanted]) - value
+    statistic = float(gap @ np.linalg.solve(variance, gap))
+    return WaldTest(statistic, len(wanted), float(stats.chi2.sf(statistic, len(wanted))))
+
+
+def compare(*fits: Any, **named: Any) -> pd.DataFrame:
+    """Fits to the same data side by side: parameters, log-likelihood with its error, AIC, AICc, BIC, BICc; best AIC first.
+
+    Raises:
+        ValueError: fewer than two fits, or different data.
+    """
+    every = {f"model {j + 1}": one for j, one in enumerate(fits)} | named
+    if len(every) < 2:
+        raise ValueError("compare needs at least two fits")
+    if len({one.n_observations_ for one in every.values()}) > 1:
+        raise ValueError("the fits are to different numbers of observations; their likelihoods do not compare")
+    rows = {
+        name: {"parameters": one.n_params_, "loglik": float(one.loglik_), "loglik_se": one.loglik_.se, "aic": one.aic_,
+               "aicc": one.aicc_, "bic": one.bic_, "bicc": one.bicc_, "message": one.message_}
+        for name, one in every.items()
+    }  # fmt: skip
+    return pd.DataFrame.from_dict(rows, orient="index").sort_values("aic")

@@ -1,0 +1,130 @@
+"""Residual error: how an observation scatters around the structural model's prediction f."""
+
+from __future__ import annotations
+
+import abc
+import dataclasses
+
+import jax.numpy as jnp
+from jax.scipy.stats import norm
+from jaxtyping import Array
+
+
+@dataclasses.dataclass(frozen=True)
+class ResidualError(abc.ABC):
+    """y = f + g(f) epsilon, with epsilon standard normal; of one parameter where g is a times a known function."""
+
+    #: names of the error parameters, and whether the only one is a scale with a closed estimate
+    names = ("a",)
+    closed = True
+    #: whether observations and predictions must be positive
+    positive = False
+
+    @abc.abstractmethod
+    def sd(self, error: Array, f: Array) -> Array:
+        """g(f), of the scale that `transformed` works on."""
+
+    def transformed(self, y: Array) -> Array:
+        """The scale on which the error is additive."""
+        return y
+
+    def log_density(self, error: Array, f: Array, y: Array) -> Array:
+        """log p(y | f), with the Jacobian of the scale."""
+        return norm.logpdf(y, f, self.sd(error, f))
+
+    def start(self, residual_sd: float, size: float) -> list[float]:
+        """Starting values from a residual standard deviation (of the transformed scale) and the typical size of f."""
+        return [residual_sd]
+
+
+class ConstantError(ResidualError):
+    """g = a."""
+
+    def sd(self, error, f):
+        return error[0] * jnp.ones_like(f)
+
+
+class Proportional(ResidualError):
+    """g = b |f|."""
+
+    names = ("b",)
+
+    def sd(self, error, f):
+        return error[0] * jnp.maximum(jnp.abs(f), 1e-12)
+
+    def start(self, residual_sd, size):
+        return [residual_sd / size]
+
+
+@dataclasses.dataclass(frozen=True)
+class Combined(ResidualError):
+    """Form 1: g = a + b |f|; form 2: g = sqrt(a^2 + b^2 f^2)."""
+
+    form: int = 2
+    names = ("a", "b")
+    closed = False
+
+    def __post_init__(self) -> None:
+        if self.form not in (1, 2):
+            raise ValueError(f"form must be 1 (a + b f) or 2 (sqrt(a^2 + b^2 f^2)), got {self.form}")
+
+    def sd(self, error, f):
+        if self.form == 1:
+            return error[0] + error[1] * jnp.abs(f)
+        return jnp.sqrt(error[0] ** 2 + (error[1] * f) ** 2)
+
+    def start(self, residual_sd, size):
+        return [residual_sd / 2, residual_sd / 2 / size]
+
+
+class Power(ResidualError):
+    """g = a + b |f|^c."""
+
+    names = ("a", "b", "c")
+    closed = False
+
+    def sd(self, error, f):
+        return error[0] + error[1] * jnp.maximum(jnp.abs(f), 1e-12) ** error[2]
+
+    def start(self, residual_sd, size):
+        return [residual_sd / 2, residual_sd / 2 / size, 1.0]
+
+
+class Exponential(ResidualError):
+    """log y = log f + a epsilon."""
+
+    positive = True
+
+    def sd(self, error, f):
+        return error[0] * jnp.ones_like(f)
+
+    def transformed(self, y):
+        return jnp.log(jnp.maximum(y, 1e-300))
+
+    def log_density(self, error, f, y):
+        log_y = self.transformed(y)
+        return norm.logpdf(log_y, self.transformed(f), error[0]) - log_y
+
+
+ERRORS = {
+    "constant": ConstantError(),
+    "proportional": Proportional(),
+    "combined1": Combined(1),
+    "combined2": Combined(2),
+    "combined": Combined(2),
+    "power": Power(),
+    "exponential": Exponential(),
+}
+
+
+def as_error(error: ResidualError | str) -> ResidualError:
+    """A residual error from its name.
+
+    Raises:
+        ValueError: unknown name.
+    """
+    if isinstance(error, ResidualError):
+        return error
+    if error in ERRORS:
+        return ERRORS[error]
+    raise ValueError(f"error must be one of {list(ERRORS)} or a ResidualError, got {error!r}")

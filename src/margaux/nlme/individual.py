@@ -1,0 +1,99 @@
+"""How individual parameters are distributed: a Gaussian variable through a monotone map, with covariates."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.scipy.stats import norm
+from jaxtyping import Array
+from scipy import special, stats
+
+
+@dataclasses.dataclass(frozen=True)
+class Individual:
+    r"""$\psi_i = h(\phi_i)$ with $\phi_i = h^{-1}(\psi_{pop}) + c_i^\top\beta + \eta_i$.
+
+    Args:
+        start: starting value of $\psi_{pop}$, on the natural scale; found from the data where None.
+        covariates: a formula over columns that are constant within a subject, such as "log(Weight/70) + Sex".
+        random: whether there is a random effect $\eta_i$; without, all subjects of equal covariates share $\psi$.
+    """
+
+    start: float | None = None
+    covariates: str | None = None
+    random: bool = True
+
+    def __post_init__(self) -> None:
+        if self.start is not None and not np.isfinite(self.gaussian(self.start)):
+            raise ValueError(f"the starting value {self.start} lies outside the range of {self!r}")
+
+    def natural(self, phi: Array) -> Array:
+        """h, of jax arrays."""
+        raise NotImplementedError
+
+    def gaussian(self, psi: Any) -> Any:
+        """Inverse of h, of numbers."""
+        raise NotImplementedError
+
+
+class Normal(Individual):
+    """h(phi) = phi."""
+
+    def natural(self, phi):
+        return phi
+
+    def gaussian(self, psi):
+        return np.asarray(psi, float)
+
+
+class LogNormal(Individual):
+    """h(phi) = exp(phi): positive parameters."""
+
+    def natural(self, phi):
+        return jnp.exp(phi)
+
+    def gaussian(self, psi):
+        with np.errstate(all="ignore"):
+            return np.log(np.asarray(psi, float))
+
+
+@dataclasses.dataclass(frozen=True)
+class Bounded(Individual):
+    """Parameters between `low` and `high`."""
+
+    low: float = 0.0
+    high: float = 1.0
+
+    def __post_init__(self) -> None:
+        if not self.low < self.high:
+            raise ValueError(f"low must be below high, got {self.low} and {self.high}")
+        super().__post_init__()
+
+    def _share(self, psi: Any) -> Any:
+        return (np.asarray(psi, float) - self.low) / (self.high - self.low)
+
+
+class LogitNormal(Bounded):
+    """h(phi) = low + (high - low) / (1 + exp(-phi))."""
+
+    def natural(self, phi):
+        return self.low + (self.high - self.low) * jax.nn.sigmoid(phi)
+
+    def gaussian(self, psi):
+        with np.errstate(all="ignore"):
+            return special.logit(self._share(psi))
+
+
+class ProbitNormal(Bounded):
+    """h(phi) = low + (high - low) Phi(phi), with the standard normal distribution function."""
+
+    def natural(self, phi):
+        return self.low + (self.high - self.low) * norm.cdf(phi)
+
+    def gaussian(self, psi):
+        with np.errstate(all="ignore"):
+            return stats.norm.ppf(self._share(psi))

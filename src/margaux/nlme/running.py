@@ -1,0 +1,295 @@
+"""How a nonlinear mixed-effects model is fitted: starts, screening, SAEM, and a look at the boundary."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pandas as pd
+
+from ..average import PolyakRuppert
+from ..callbacks import AbstractCallback, Progress
+from ..compiling import compiled
+from ..curved import SAEM
+from ..esteps import MCMC
+from ..fit import fit as run
+from ..inference import loglik
+from ..kernels import Alternating
+from ..naming import precision
+from ..penalty import NoPenalty
+from ..result import RESULTS, Fit, FitError
+from ..schedule import ConstantThenDecay
+from ..space import as_space
+from ..updates import Problem
+from .data import LongData
+from .importance import AdaptedMixture
+from .individual import Individual
+from .model import MixedEffects, carried_over
+from .outcomes import Continuous
+from .start import between_subjects, find_starts, first_guess
+
+#: a variance is zero (a correlation one) where the log-likelihood is no lower then, to within this, by so many draws a subject
+NEGLIGIBLE, DRAWS = 0.05, 200
+#: which are looked at: variance of the modes over omega2 below the one, eigenvalue of the correlations below the other
+SHRUNK, NEARLY = 0.3, 0.1
+
+#: subjects that starts are screened on, at most
+ENOUGH = 100
+
+#: individual parameters -> model and units
+Build = Callable[[dict[str, Individual]], tuple[MixedEffects, dict]]
+
+
+@dataclasses.dataclass(frozen=True)
+class Settings:
+    """The numbers of `NLME`."""
+
+    n_iter: int
+    n_burn: int
+    power: float
+    stop: bool
+    n_chains: int | None
+    n_starts: int
+    n_screen: int
+    pattern: tuple[str, ...]
+    n_steps: int | None
+    anneal: float
+    fixed_effects: str
+    batch_size: int | None
+    seed: int
+    dtype: np.dtype
+    verbose: bool
+
+    def check(self) -> None:
+        """Raises: ValueError: a number out of its range."""
+        for name, least in [("n_iter", 1), ("n_burn", 0), ("n_starts", 1), ("n_screen", 10), ("n_steps", 1)]:
+            value = getattr(self, name)
+            if value is None and name == "n_steps":
+                continue
+            if not isinstance(value, int) or value < least:
+                raise ValueError(f"{name} must be a whole number of at least {least}, got {value!r}")
+        if self.n_burn >= self.n_iter:
+            raise ValueError(f"n_burn = {self.n_burn} leaves nothing of n_iter = {self.n_iter}; lower it or raise n_iter")
+        if not 0.5 < self.power <= 1:
+            raise ValueError(f"power must be above 0.5 and at most 1, got {self.power}")
+        if not 0 <= self.anneal < 1:
+            raise ValueError(f"anneal must be at least 0 and below 1, got {self.anneal}")
+        if self.fixed_effects not in ("newton", "exponentialised"):
+            raise ValueError(f'fixed_effects must be "newton" or "exponentialised", got {self.fixed_effects!r}')
+
+    def estep(self, n_units: int, n_chains: int | None = None) -> MCMC:
+        chains = n_chains or self.n_chains or max(1, -(-50 // n_units))
+        n_steps = self.n_steps or (4 if n_units < 500 else 2)
+        return MCMC(Alternating(self.pattern), n_steps=n_steps, thin=n_steps, n_chains=chains)
+
+    def algorithm(self, n_burn: int) -> SAEM:
+        gain = ConstantThenDecay(1.0, n_burn, self.power)
+        return SAEM(gain=gain, anneal=np.asarray(self.anneal), anneal_until=np.asarray(n_burn),
+                    average=PolyakRuppert(float(n_burn + 1)), refresh_epochs=None)  # fmt: skip
+
+
+class Settled(AbstractCallback):
+    """Stops when the averaged estimate has settled.
+
+    The scale of each parameter is the SD of its trace in the second half of the burn-in, at gain one. The fit stops when the
+    means of the two halves of what came after the burn-in differ by less than `tolerance` of it, after 100 iterations at least.
+    """
+
+    def __init__(self, n_burn: int, tolerance: float = 0.3) -> None:
+        self.n_burn, self.tolerance = n_burn, tolerance
+
+    def __call__(self, progress: Progress) -> bool:
+        trace = progress.trace.get("params")
+        if trace is None or progress.iteration < self.n_burn + 100:
+            return False
+        scale = trace[self.n_burn // 2 : self.n_burn].std(axis=0)
+        first, second = np.array_split(trace[self.n_burn :], 2)
+        gap = np.abs(second.mean(axis=0) - first.mean(axis=0))
+        return bool(np.all(gap <= self.tolerance * scale + 1e-8 * (1 + np.abs(second.mean(axis=0)))))
+
+    def close(self) -> None:
+        return None
+
+
+def check_structural(model: MixedEffects, units: dict, data: LongData) -> None:
+    """Try the user's function at plausible parameters, before anything is fitted.
+
+    Raises:
+        ValueError: it fails, has the wrong shape, or is not finite somewhere, with subject and row.
+    """
+    given = all(one.start is not None for _, one in model.individual)
+    psi = {name: np.asarray(one.start if one.start is not None else _middle(one)) for name, one in model.individual}
+    rows = units["rows"]
+    outcome = model.outcome
+    function = outcome.structural if isinstance(outcome, Continuous) else getattr(outcome, "function", None)
+    what = "the structural function" if isinstance(outcome, Continuous) else "the log-likelihood"
+    if function is not None:
+        number = jax.ShapeDtypeStruct((), np.float64)
+        try:
+            shape = jax.eval_shape(function, {name: number for name in psi}, {name: number for name in rows})
+        except KeyError as error:
+            raise ValueError(
+                f"{what} asks for {error.args[0]!r}, which is no individual parameter ({', '.join(psi)}) and no numeric "
+                f"column without holes, or role ({', '.join(rows)})"
+            ) from error
+        if getattr(shape, "shape", None) != ():
+            raise ValueError(
+                f"{what} must return one number for one row, but returns {getattr(shape, 'shape', type(shape).__name__)} "
+                f"({data.where(0)})"
+            )
+    values = _tried(outcome, psi, rows)
+    bad = ~np.isfinite(data.flat(values))
+    if bad.any() and (given or bad.all()):
+        at = int(np.flatnonzero(bad)[0])
+        raise ValueError(f"{what} is not finite at the starting values ({data.where(at)}): {_readable(psi)}")
+
+
+@compiled
+def _tried(outcome: Any, psi: dict, rows: dict) -> Any:
+    """Predictions, or log-likelihoods, of every row."""
+    if isinstance(outcome, Continuous):
+        return jax.vmap(lambda row: outcome.prediction(psi, row))(rows)
+    return jax.vmap(lambda row: outcome.log_density(jnp.zeros(0), psi, row))(rows)
+
+
+def _middle(one: Individual) -> float:
+    """A value such a parameter can have."""
+    return float(one.natural(jnp.asarray(0.0))) or 1.0
+
+
+def _readable(psi: dict) -> str:
+    return ", ".join(f"{name} = {float(value):g}" for name, value in psi.items())
+
+
+def estimate(build: Build, individual: dict[str, Individual], settings: Settings) -> tuple[Fit, pd.DataFrame]:
+    """The fit, and the screening of its starts. A random effect of no variance is left out of the final model.
+
+    Args:
+        build: individual parameters -> (model, units).
+    """
+    with precision(settings.dtype):
+        starts = first_parameters(*build(individual), settings)
+        params, screened = _screened(*build(individual), starts, settings)
+        fit = _saem(build, individual, params, settings)
+        dropped = False
+        while (name := _least_used(fit)) is not None:
+            less = individual | {name: dataclasses.replace(individual[name], random=False)}
+            model: Any = fit._model().model
+            reduced = _saem(build, less, carried_over(model, build(less)[0], fit.params), settings)
+            if _likelihood(reduced, reduced.params) < _likelihood(fit, fit.params) - NEGLIGIBLE:
+                break
+            fit, individual, dropped = reduced, less, True
+        if (dropped or _made_singular(fit)) and not fit.result.failed:
+            fit.result = RESULTS.boundary
+    return fit, screened
+
+
+def _saem(build: Build, individual: dict[str, Individual], start: dict, settings: Settings) -> Fit:
+    model, units = build(individual)
+    stop = Settled(settings.n_burn) if settings.stop else None
+    others: dict[str, Any] = dict(
+        n_iter=settings.n_iter, batch_size=settings.batch_size, key=settings.seed, dtype=settings.dtype, stop=stop,
+        progress=settings.verbose,
+    )  # fmt: skip
+    algorithm, estep = settings.algorithm(settings.n_burn), settings.estep(len(units["mask"]))
+    vanishing = [name for name, one in individual.items() if not one.random]
+    if settings.fixed_effects == "newton" or not vanishing:
+        return run(model, units, algorithm, estep, params=start, space=model.space(), **others)
+    wide, wide_units = build({name: dataclasses.replace(one, random=True) for name, one in individual.items()})
+    start = carried_over(model, wide, start)
+    # `carried_over` gives new random effects a variance of one; a plausible one is what they start from, and a
+    # twentieth of it, an SD of a fifth, is where they end: EM moves a mean in proportion to the variance around it.
+    plausible = between_subjects(wide, wide_units, start)[wide.independent] ** 2
+    new = np.asarray([wide.names[wide.random[j]] in vanishing for j in wide.independent])
+    start["omega2"] = np.where(new, plausible, start["omega2"])
+    wide = dataclasses.replace(wide, vanishing=tuple(vanishing), vanished=start["omega2"] / 20)
+    fit = run(wide, wide_units, algorithm, estep, params=start, space=wide.space(), **others)
+    # The likelihood, the information and the predictions are those of the model that was asked for.
+    moved = {name: carried_over(wide, model, getattr(fit, name)) for name in ("params", "last_params")}
+    runs = jax.tree.map(lambda leaf: np.asarray(leaf)[None], moved["params"])
+    problem = Problem(model, as_space(model.space(), moved["params"]), NoPenalty(), len(units["mask"]))
+    return dataclasses.replace(fit, **moved, run_params=runs, problem=problem, data=units, rows=None)
+
+
+def first_parameters(model: MixedEffects, units: dict, settings: Settings) -> list[dict]:
+    """Engine parameters of `n_starts` starts: the pooled minima, then random moves around them."""
+    rng = np.random.default_rng(settings.seed)
+    individual = dict(model.individual)
+    found = find_starts(model.outcome, individual, units, settings.seed)[: settings.n_starts]
+    out = [first_guess(model, units, psi) for psi in found]
+    if len(out) == settings.n_starts:
+        return out
+    widths = np.full(len(individual), 1.0)
+    widths[model.random] = between_subjects(model, units, out[0])
+    while len(out) < settings.n_starts:
+        moved = {}
+        for (name, value), width in zip(found[len(out) % len(found)].items(), widths, strict=True):
+            one = individual[name]
+            scale = width if one.random else max(0.5 * abs(float(one.gaussian(value))), 0.1)
+            moved[name] = float(one.natural(jnp.asarray(one.gaussian(value) + 0.5 * rng.normal() * scale)))
+        out.append(first_guess(model, units, moved))
+    return out
+
+
+def _screened(model: MixedEffects, units: dict, starts: list[dict], settings: Settings) -> tuple[dict, pd.DataFrame]:
+    """Short SAEM runs from every start, on at most `ENOUGH` subjects: the parameters of the one of highest log-likelihood,
+    and a table of all of them."""
+    if len(starts) == 1:
+        return starts[0], pd.DataFrame()
+    n_burn, n = 4 * settings.n_screen // 5, len(units["mask"])
+    if n > ENOUGH:
+        some = np.sort(np.random.default_rng(settings.seed).choice(n, ENOUGH, replace=False))
+        units = jax.tree.map(lambda leaf: leaf[some], units)
+    fit = run(model, units, settings.algorithm(n_burn), settings.estep(len(units["mask"]), 1), params=starts[0],
+              runs=starts, space=model.space(), n_iter=settings.n_screen, key=settings.seed + 1, dtype=settings.dtype,
+              progress=False, throw=False)  # fmt: skip
+    ends = [jax.tree.map(lambda leaf, r=r: leaf[r], fit.run_params) for r in range(len(starts))]
+    values = [_likelihood(fit, end) for end in ends]
+    if not np.any(np.isfinite(values)):
+        raise FitError(dataclasses.replace(fit, result=RESULTS.diverged))
+    best = int(np.nanargmax(values))
+    gaussian = [np.concatenate([np.ravel(start[name]) for name in ("beta", "fixed") if name in start]) for start in starts]
+    table = pd.DataFrame(
+        {name: one.natural(jnp.asarray([g[model.coefficients(j)[0]] for g in gaussian]))
+         for j, (name, one) in enumerate(model.individual)}
+    ).assign(loglik=values)  # fmt: skip
+    table["continued"] = np.arange(len(starts)) == best
+    return ends[best], table
+
+
+def _likelihood(fit: Fit, params: dict) -> float:
+    """Log-likelihood with the same draws at any parameters."""
+    return float(loglik(fit, params=params, estep=AdaptedMixture(DRAWS), replicates=2))
+
+
+def _least_used(fit: Fit) -> str | None:
+    """The parameter whose random effect the data use least, if they hardly do: its modes spread much less than omega2."""
+    model: Any = fit._model().model
+    if fit.result.failed or not model.independent or fit.rows is None:
+        return None
+    modes = fit.rows["kernel"]["mode"][0][:, 0]
+    gap = modes - model.means(fit.params, np.asarray(fit.data["design"]))
+    used = gap.var(axis=0)[model.independent] / fit.params["omega2"]
+    return model.names[model.random[model.independent[int(used.argmin())]]] if used.min() < SHRUNK else None
+
+
+def _made_singular(fit: Fit) -> bool:
+    """Put covariance matrices on the boundary where the likelihood is no lower there; whether any is."""
+    singular, params = False, fit.params
+    for position, matrix in enumerate(params.get("omega", ())):
+        sd = np.sqrt(np.diagonal(matrix))
+        values, vectors = np.linalg.eigh(matrix / np.outer(sd, sd))
+        if values[0] > NEARLY:
+            continue
+        edge = (vectors * np.where(values > NEARLY, values, 1e-7)) @ vectors.T
+        edge = edge / np.sqrt(np.outer(np.diagonal(edge), np.diagonal(edge))) * np.outer(sd, sd)
+        moved = params | {"omega": tuple(edge if p == position else m for p, m in enumerate(params["omega"]))}
+        if _likelihood(fit, moved) > _likelihood(fit, fit.params) - NEGLIGIBLE:
+            singular, params = True, moved
+    fit.params = params
+    fit._cache.clear()
+    return singular
