@@ -213,8 +213,33 @@ def test_intervals_stay_inside_the_range_of_their_parameters(fitted):
     table = fitted.summary()
     assert np.all(table["ci_low"] > 0) and np.all(table["ci_low"] < table["estimate"]) and np.all(table["rse"] > 0)
     half = np.log(table["ci_high"] / table["estimate"]).to_numpy()
-    assert np.allclose(half, 1.959964 * (table["se"] / table["estimate"]).to_numpy(), rtol=1e-6)
+    quantiles = stats.t.ppf(0.975, [101.0] * 3 + [11.0] * 3 + [101.0])
+    assert np.allclose(half, quantiles * (table["se"] / table["estimate"]).to_numpy(), rtol=1e-6)
     assert np.allclose(np.diagonal(fitted.correlations()), 1.0)
+
+
+def test_linearised_information_is_exact_for_a_linear_model(linear, fitted):
+    """Against differences of the exact log-likelihood; for a nonlinear model it is near Louis'."""
+    frame, names = _lines(), list(linear.params_)
+    step = {name: 1e-3 * se for name, se in linear.stderr_.items()}
+
+    def value(a, b, i, j):
+        moved = dict(linear.params_)
+        moved[i] += a * step[i]
+        moved[j] += b * step[j]
+        return _gaussian(linear, frame, moved)[0]
+
+    def second(i, j):
+        corners = value(1, 1, i, j) - value(1, -1, i, j) - value(-1, 1, i, j) + value(-1, -1, i, j)
+        return corners / (4 * step[i] * step[j])
+
+    hessian = np.array([[second(i, j) for j in names] for i in names])
+    exact = np.sqrt(np.diagonal(np.linalg.inv(-hessian)))
+    assert np.allclose(linear.summary(method="linearised")["se"], exact, rtol=0.02)
+    assert np.allclose(linear.summary()["se"], exact, rtol=0.03)
+    assert np.allclose(fitted.summary(method="linearised")["se"], fitted.summary()["se"], rtol=0.15)
+    with pytest.raises(ValueError, match='"louis" or "linearised"'):
+        fitted.summary(method="fo")
 
 
 def test_exponentialised_parameters_come_near_the_maximum(data_folder):
@@ -302,4 +327,5 @@ def test_coverage():
         for name, value in truth.items():
             covered[name] += bool(interval.loc[name, "ci_low"] <= value <= interval.loc[name, "ci_high"])
     print("coverage of 95% intervals:", {name: count / 200 for name, count in covered.items()})
-    assert all(184 <= count <= 194 + 3 for count in covered.values())
+    # 92 to 97 per cent are asked for; with 200 data sets the binomial SD is 1.5.
+    assert all(0.92 <= count / 200 <= 0.97 for count in covered.values())

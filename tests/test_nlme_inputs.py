@@ -1,5 +1,7 @@
 """Bad data and models: the message says what, which subject and row, and how to mend it."""
 
+from typing import Any
+
 import jax.numpy as jnp
 import numpy as np
 import pandas as pd
@@ -107,7 +109,8 @@ def test_estimator_is_cloneable():
     from sklearn.base import clone
 
     model = mx.NLME(structural=oral1cpt, individual=INDIVIDUAL, error=Proportional(), n_starts=2)
-    assert clone(model).get_params()["n_starts"] == 2 and clone(model).error == Proportional()
+    copy: Any = clone(model)
+    assert copy.get_params()["n_starts"] == 2 and copy.error == Proportional()
     with pytest.raises(Exception, match="not fitted"):
         model.predict()
 

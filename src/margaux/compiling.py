@@ -10,6 +10,7 @@ from typing import Any
 
 import equinox as eqx
 import jax
+from jax.core import Tracer
 
 #: XLA's older CPU emitters compile the loops of a fit in half the time, and the result runs no slower
 CPU_OPTIONS = {"xla_cpu_use_fusion_emitters": False}
@@ -37,13 +38,13 @@ def compiled(function: Callable[..., Any] | None = None, **settings: Any) -> Any
 
     @functools.cache
     def jitted() -> Any:
-        options = _options()
-        return eqx.filter_jit(function, **settings, **({"compiler_options": options} if options else {}))
+        options: dict[str, Any] = {"compiler_options": _options()} if _options() else {}
+        return eqx.filter_jit(function, **settings, **options)
 
     @functools.wraps(function)
     def call(*args: Any, **kwargs: Any) -> Any:
         # Inside another program, which has options of its own, the function is only traced.
-        inside = any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves((args, kwargs)))
+        inside = any(isinstance(leaf, Tracer) for leaf in jax.tree.leaves((args, kwargs)))
         return (function if inside else jitted())(*args, **kwargs)
 
     call.lower = lambda *args, **kwargs: jitted().lower(*args, **kwargs)  # type: ignore[attr-defined]
@@ -58,7 +59,7 @@ def keep_compilations() -> None:
     MARGAUX_CACHE names another folder, or switches this off ("off").
     """
     wanted = os.environ.get("MARGAUX_CACHE", "")
-    if wanted.lower() in ("off", "0", "no") or jax.config.jax_compilation_cache_dir is not None:
+    if wanted.lower() in ("off", "0", "no") or getattr(jax.config, "jax_compilation_cache_dir", None) is not None:
         return
     base = os.environ.get("XDG_CACHE_HOME") or os.environ.get("LOCALAPPDATA") or Path.home() / ".cache"
     folder = Path(wanted) if wanted else Path(base) / "margaux"

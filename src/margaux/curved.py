@@ -55,7 +55,8 @@ class SAEM(AbstractAlgorithm):
     Robbins-Monro mean of the complete information. Its rest point is the maximum of the marginal likelihood; the
     mean of maximisers over draws, which is the usual numerical M-step, has a rest point beside it.
 
-    Simulated annealing: in the first `anneal_until` iterations no variance falls below `anneal` times its last value.
+    Simulated annealing: in the first `anneal_until` iterations no variance falls below `anneal` times its last value,
+    and correlations keep off one and minus one.
 
     Args:
         gain: $\gamma_k$, as `margaux.ConstantThenDecay(1.0, K1, power)`.
@@ -77,7 +78,8 @@ class SAEM(AbstractAlgorithm):
         return f"{type(problem.model).__name__} does not inherit from AbstractCurvedFamily; use margaux.saem"
 
     def init(self, problem, params, per_unit):
-        flat, _ = ravel_pytree({name: params[name] for name in problem.model.numerical})
+        model: Any = problem.model
+        flat, _ = ravel_pytree({name: params[name] for name in model.numerical})
         information = jnp.zeros((flat.size, flat.size), flat.dtype)
         return {"memory": RobbinsMonro(self.gain).init(per_unit), "information": information}
 

@@ -10,7 +10,7 @@ from jaxtyping import Array, Float, PRNGKeyArray, Scalar
 
 
 def laplace(
-    logdensity: Callable[[Float[Array, " d"]], Scalar], start: Float[Array, " d"], n_newton: int
+    logdensity: Callable[[Float[Array, " d"]], Scalar], start: Float[Array, " d"], n_newton: int | Array
 ) -> tuple[Float[Array, " d"], Float[Array, "d d"]]:
     r"""Mode $\hat z$ and the Cholesky factor of $(-\nabla^2\log p)^{-1}$ there, by damped Newton steps.
 

@@ -11,6 +11,7 @@ import pandas as pd
 from sklearn.utils.validation import check_is_fitted
 
 from ..compiling import keep_compilations
+from ..kernels import AbstractKernel
 from ..naming import default_dtype, precision
 from ..nlme import answers, prediction, residuals
 from ..nlme.data import Design, LongData, group
@@ -43,9 +44,9 @@ class NLME(AbstractEstimator):
         n_iter: iterations at most, of which `n_burn` with gain one; then it decays like k^-`power`. The fit stops
             when no parameter has a trend any more (not before n_burn + 100 iterations); stop=False runs them all.
         n_chains: chains a subject; by default enough for 50 in all. n_starts: starts screened, for `n_screen` iterations.
-        pattern: moves of the sampler, in turn (see `margaux.Alternating`). n_steps: transitions an iteration; by default
-            four, or two from 500 subjects on, whose averages need no more.
-        anneal: least ratio of a variance to its last value in the first half of the burn-in; 0 for no annealing.
+        pattern: moves of the sampler, in turn, or a kernel (see `margaux.Alternating`). n_steps: transitions an iteration;
+            by default four, or two from 500 subjects on, whose averages need no more.
+        anneal: least ratio of a variance to its last value during the burn-in; 0 for no annealing.
         fixed_effects: how parameters without random effect are estimated: "newton", or "exponentialised", with a
             random effect whose variance vanishes.
         batch_size: subjects an iteration; None for all.
@@ -83,7 +84,7 @@ class NLME(AbstractEstimator):
         n_chains: int | None = None,
         n_starts: int = 5,
         n_screen: int = 60,
-        pattern: tuple[str, ...] = ("independence", "joint", "independence", "component"),
+        pattern: tuple[str, ...] | AbstractKernel = ("independence", "joint", "independence", "component"),
         n_steps: int | None = None,
         anneal: float = 0.95,
         fixed_effects: str = "newton",
@@ -138,7 +139,7 @@ class NLME(AbstractEstimator):
 
         settings = Settings(
             n_iter=self.n_iter, n_burn=self.n_burn, power=self.power, stop=self.stop, n_chains=self.n_chains,
-            n_starts=self.n_starts, n_screen=self.n_screen, pattern=tuple(self.pattern), n_steps=self.n_steps,
+            n_starts=self.n_starts, n_screen=self.n_screen, pattern=self.pattern, n_steps=self.n_steps,
             anneal=self.anneal, fixed_effects=self.fixed_effects, batch_size=self.batch_size, seed=self.random_state,
             dtype=default_dtype(self.dtype), verbose=bool(self.verbose),
         )  # fmt: skip
@@ -156,15 +157,17 @@ class NLME(AbstractEstimator):
     def _outcome(self) -> AbstractOutcome:
         if (self.structural is None) == (self.log_likelihood is None):
             raise ValueError("give either structural (with error) or log_likelihood")
-        if self.log_likelihood is None:
+        structural: Any = self.structural
+        log_likelihood: Any = self.log_likelihood
+        if log_likelihood is None:
             if not callable(self.structural):
-                raise TypeError(f"structural must be a function of (parameters, row), got {self.structural!r}")
-            return Continuous(self.structural, as_error(self.error))
-        if isinstance(self.log_likelihood, AbstractOutcome):
-            return self.log_likelihood
+                raise TypeError(f"structural must be a function of (parameters, row), got {structural!r}")
+            return Continuous(structural, as_error(self.error))
+        if isinstance(log_likelihood, AbstractOutcome):
+            return log_likelihood
         if not callable(self.log_likelihood):
-            raise TypeError(f"log_likelihood must be a function of (parameters, row), got {self.log_likelihood!r}")
-        return Custom(self.log_likelihood)
+            raise TypeError(f"log_likelihood must be a function of (parameters, row), got {log_likelihood!r}")
+        return Custom(log_likelihood)
 
     def _individual(self) -> dict[str, Individual]:
         individual = self.individual
@@ -227,13 +230,18 @@ class NLME(AbstractEstimator):
         """Standard errors by Louis' identity, named as `params_`; NaN where they are not to be trusted."""
         return self._table["se"].to_dict()
 
-    def summary(self, level: float = 0.95) -> pd.DataFrame:
-        """Estimate, standard error with its Monte Carlo error, RSE in %, z, p and interval, natural scale.
+    def summary(self, level: float = 0.95, method: str = "louis") -> pd.DataFrame:
+        """Estimate, standard error with its Monte Carlo error, RSE in %, t, p and interval, natural scale.
 
         Intervals are taken on the scale the parameter is normal on (log for variances and error parameters, h^-1 for
-        individual parameters). `frame.attrs["message"]` says how the fit ended.
+        individual parameters), by Student's t: of the subjects less one for variances, of the within-subject degrees of
+        freedom for the rest. `method="linearised"` takes the information from the tangents of
+        the curves at the conditional modes instead of Louis' identity: quicker, approximate. `frame.attrs["message"]`
+        says how the fit ended.
         """
-        return answers.with_intervals(self, self._table, level)
+        check_is_fitted(self, "result_")
+        frame = self._table if method == "louis" else answers.table(self, method)
+        return answers.with_intervals(self, frame, level)
 
     def correlations(self) -> pd.DataFrame:
         """Correlations of the estimates."""

@@ -12,7 +12,7 @@ from jax.flatten_util import ravel_pytree
 from jaxtyping import Array
 
 from ..gaussian import laplace
-from ..schedule import AbstractSchedule, Constant
+from ..schedule import AbstractSchedule, as_schedule
 from .base import AbstractKernel, normal_like
 
 #: acceptance rates the moves are adapted towards (None: not adapted), and their first scales in d dimensions
@@ -43,6 +43,8 @@ class Alternating(AbstractKernel):
         pattern: names of the moves of successive transitions, repeated for ever.
         every: E-steps between two refreshes of the approximation.
         inflation: c, which keeps the independent proposal's tails heavier than the target's.
+        step_size: a factor on every scale s, constant or a schedule: of "ula", which is not adapted, it makes the
+            step eta_n = 0.1 step_size(n), and Polynomial(1, 0.5) makes it decrease.
 
     >>> import margaux as mx
     >>> estep = mx.MCMC(mx.Alternating(("independence", "joint")), n_steps=4, thin=4)
@@ -56,7 +58,11 @@ class Alternating(AbstractKernel):
     inflation: Any
 
     def __init__(
-        self, pattern: tuple[str, ...] = ("independence", "joint", "component"), every: int = 20, inflation: float = 1.3
+        self,
+        pattern: tuple[str, ...] = ("independence", "joint", "component"),
+        every: int = 20,
+        inflation: float = 1.3,
+        step_size: Any = 1.0,
     ) -> None:
         pattern = tuple(pattern)
         unknown = [move for move in pattern if move not in MOVES]
@@ -66,7 +72,7 @@ class Alternating(AbstractKernel):
             raise ValueError(f"every must be at least 1, got {every}")
         if not inflation > 0:
             raise ValueError(f"inflation must be positive, got {inflation}")
-        self.step_size, self.target_acceptance = Constant(1.0), None
+        self.step_size, self.target_acceptance = as_schedule(step_size, name="step_size"), None
         self.pattern, self.every, self.inflation = pattern, every, np.asarray(inflation, float)
 
     @property
@@ -133,6 +139,7 @@ class Alternating(AbstractKernel):
             j = kstate["taken"][names.index("component")].astype(jnp.int32) % flat.size
             along = jnp.where(jnp.arange(flat.size) == j, normal, 0.0) * jnp.linalg.norm(root, axis=1)
             proposal = jnp.where(is_["component"], flat + s * along, proposal)
+        drift = normal
         if self._langevin:
             drift = s * (root.T @ kstate["gradient"]) + jnp.sqrt(2 * s) * normal
             langevin = is_.get("mala", False) | is_.get("ula", False)

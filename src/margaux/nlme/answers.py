@@ -13,12 +13,12 @@ from jax.flatten_util import ravel_pytree
 from scipy import stats
 
 from ..compiling import compiled
-from ..gaussian import laplace
 from ..inference import WaldTest, each_unit, information, proposals
 from ..naming import precision
 from ..result import RESULTS
-from .importance import AdaptedMixture
+from .importance import AdaptedMixture, conditional_modes
 from .individual import Individual, LogNormal, Normal
+from .linearised import check_linearisable, linearised_information
 from .model import MixedEffects
 
 #: draws, over all subjects, that information and likelihoods are taken with, and their replicates
@@ -134,9 +134,30 @@ def _inverse(matrix: np.ndarray, free: np.ndarray) -> np.ndarray:
     return out
 
 
-def table(fitted: Any) -> pd.DataFrame:
-    """Estimate, standard error and its Monte Carlo error, relative standard error in %, natural scale."""
-    covariance, replicates, message = _covariances(fitted)
+def _linearised(fitted: Any) -> tuple[np.ndarray, np.ndarray, str]:
+    """As `_covariances`, from the linearised model."""
+    check_linearisable(fitted)
+    model, fit = fitted.model_, fitted.result_
+    with precision(fit.dtype):
+        space = fit._model().space
+        params = jax.tree.map(jnp.asarray, fit.params)
+        matrix = linearised_information(model, space, params, _modes(fitted), fitted._units(fitted.data_))
+        u, back = ravel_pytree(space.to_unconstrained(params))
+        natural = lambda v: natural_values(model, space.from_unconstrained(back(v)), fitted._dropped)  # noqa: E731
+        jacobian = np.asarray(jax.jacobian(natural)(u), float)
+    covariance = jacobian @ _inverse(np.asarray(matrix, float), np.ones(len(u), bool)) @ jacobian.T
+    return covariance, np.stack([covariance, covariance]), "standard errors are from the linearised model"
+
+
+def table(fitted: Any, method: str = "louis") -> pd.DataFrame:
+    """Estimate, standard error and its Monte Carlo error, relative standard error in %, natural scale.
+
+    Raises:
+        ValueError: an unknown method, or one that the model does not allow.
+    """
+    if method not in ("louis", "linearised"):
+        raise ValueError(f'method must be "louis" or "linearised", got {method!r}')
+    covariance, replicates, message = _covariances(fitted) if method == "louis" else _linearised(fitted)
     estimate = np.asarray(list(fitted.params_.values()), float)
     with np.errstate(all="ignore"):
         se = np.sqrt(np.diagonal(covariance))
@@ -169,12 +190,12 @@ def with_intervals(fitted: Any, frame: pd.DataFrame, level: float) -> pd.DataFra
     if not 0 < level < 1:
         raise ValueError(f"level must be between 0 and 1, got {level}")
     out = frame.copy()
-    out["z"] = out["estimate"] / out["se"]
-    out["p"] = 2 * stats.norm.sf(np.abs(out["z"]))
-    half = stats.norm.ppf(0.5 + level / 2)
+    df = degrees_of_freedom(fitted)
+    out["t"] = out["estimate"] / out["se"]
+    out["p"] = 2 * stats.t.sf(np.abs(out["t"]), df)
     ends = []
     with precision(np.dtype(np.float64)):
-        for (_, row), one in zip(out.iterrows(), scales(fitted).values(), strict=True):
+        for (_, row), one, half in zip(out.iterrows(), scales(fitted).values(), stats.t.ppf(0.5 + level / 2, df), strict=True):
             if not np.isfinite(row["se"]):
                 ends.append((np.nan, np.nan))
                 continue
@@ -185,6 +206,14 @@ def with_intervals(fitted: Any, frame: pd.DataFrame, level: float) -> pd.DataFra
     out["ci_low"], out["ci_high"] = np.asarray(ends).T
     out.attrs["message"] = frame.attrs["message"]
     return out
+
+
+def degrees_of_freedom(fitted: Any) -> np.ndarray:
+    """Of Student's t: subjects less one for variances and covariances of random effects; for the rest observations less
+    subjects less parameters, the within-subject degrees of freedom (Pinheiro and Bates 2000, section 2.4.2)."""
+    between = [name.startswith(("omega2_", "cov_")) for name in fitted.params_]
+    within = max(fitted.n_observations_ - fitted.n_subjects_ - fitted.n_params_, 1)
+    return np.where(between, max(fitted.n_subjects_ - 1, 1), within).astype(float)
 
 
 def correlations(fitted: Any) -> pd.DataFrame:
@@ -222,19 +251,8 @@ def _modes(fitted: Any) -> np.ndarray:
     cache = fitted.result_._cache
     if "modes" not in cache:
         with precision(fitted.result_.dtype):
-            cache["modes"] = np.asarray(modes(fitted.model_, fitted.result_.params, fitted._units(fitted.data_)))
+            cache["modes"] = np.asarray(conditional_modes(fitted.model_, fitted.result_.params, fitted._units(fitted.data_)))
     return cache["modes"]
-
-
-@compiled
-def modes(model: MixedEffects, params: dict, units: dict) -> Any:
-    """Conditional modes of phi (n, d)."""
-
-    def unit(y):
-        start = model.init_latents(jax.random.key(0), params, y)
-        return laplace(lambda z: model.log_joint(params, z, y), start, 50)[0]
-
-    return jax.vmap(unit)(units)
 
 
 def individual(fitted: Any) -> pd.DataFrame:

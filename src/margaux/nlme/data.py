@@ -74,7 +74,8 @@ def group(frame: Any, roles: dict[str, str | None], outcome: AbstractOutcome, ob
         raise ValueError(f"row {int(np.flatnonzero(missing_id)[0])} has no {named['id']}; every row needs its subject")
     for role in ("time", "dose", "y"):
         if role in named and not pd.api.types.is_numeric_dtype(frame[named[role]]):
-            bad = pd.to_numeric(frame[named[role]], errors="coerce").isna() & frame[named[role]].notna()
+            values = frame[named[role]]
+            bad = np.asarray(pd.isna(pd.to_numeric(values, errors="coerce"))) & values.notna().to_numpy()
             row = int(np.flatnonzero(bad)[0]) if bad.any() else 0
             column = named[role]
             raise ValueError(
@@ -106,8 +107,8 @@ def _check_rows(data: LongData, outcome: AbstractOutcome, observed: bool) -> Non
             if bad.any():
                 raise ValueError(f"{roles[role]} is missing or infinite ({data.where(int(np.flatnonzero(bad)[0]))})")
     if {"time", "dose"} <= roles.keys():
-        pairs = frame[[roles["id"], roles["time"], roles["dose"]]]
-        clash = pairs.duplicated([roles["id"], roles["time"]], keep=False) & ~pairs.duplicated(keep=False)
+        pairs = pd.DataFrame(frame[[roles["id"], roles["time"], roles["dose"]]])
+        clash = (pairs.duplicated([roles["id"], roles["time"]], keep=False) & ~pairs.duplicated(keep=False)).to_numpy()
         if clash.any():
             at = int(np.flatnonzero(clash)[0])
             raise ValueError(
@@ -218,7 +219,8 @@ def _formula(formula: str, subjects: pd.DataFrame, name: str) -> Any:
 def _check_covariates(formula: str, data: LongData) -> None:
     import formulaic
 
-    for column in sorted(formulaic.Formula(formula).required_variables):
+    parse: Any = formulaic.Formula
+    for column in sorted(parse(formula).required_variables):
         if column not in data.frame.columns:
             continue
         values = data.frame[column]

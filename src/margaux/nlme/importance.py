@@ -8,6 +8,7 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 
+from ..compiling import compiled
 from ..esteps import AbstractEStep
 from ..gaussian import laplace, normals
 from ..model import leading, mapped
@@ -91,3 +92,14 @@ def _draws(normal: Any, model: Any, params: Any, row: Any, y: Any) -> tuple[Any,
     log_q = jax.nn.logsumexp(jnp.stack(parts) + shares[:, None], axis=0)
     log_p = jax.vmap(lambda x: model.log_joint(params, x, y))(z)
     return z, jnp.where(jnp.isnan(log_p), -jnp.inf, log_p) - log_q
+
+
+@compiled
+def conditional_modes(model: Any, params: dict, units: dict) -> Any:
+    """Conditional modes of phi (n, d)."""
+
+    def unit(y):
+        start = model.init_latents(jax.random.key(0), params, y)
+        return laplace(lambda z: model.log_joint(params, z, y), start, 50)[0]
+
+    return jax.vmap(unit)(units)

@@ -159,7 +159,8 @@ class MixedEffects(AbstractCurvedFamily):
             design = y["design"][: self.split]
             out = {"phi2": jnp.outer(z, z), "cross": jnp.outer(design, z), "gram": jnp.outer(design, design)}
         if self.closed_error:
-            squares = self.outcome.squares(self.psi(params, z, y["design"]), y["rows"])
+            outcome: Any = self.outcome
+            squares = outcome.squares(self.psi(params, z, y["design"]), y["rows"])
             out |= {"squares": jnp.sum(jnp.where(y["mask"] > 0, squares, 0.0)), "count": jnp.sum(y["mask"])}
         return out
 

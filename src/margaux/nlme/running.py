@@ -18,7 +18,7 @@ from ..curved import SAEM
 from ..esteps import MCMC
 from ..fit import fit as run
 from ..inference import loglik
-from ..kernels import Alternating
+from ..kernels import AbstractKernel, Alternating
 from ..naming import precision
 from ..penalty import NoPenalty
 from ..result import RESULTS, Fit, FitError
@@ -26,7 +26,7 @@ from ..schedule import ConstantThenDecay
 from ..space import as_space
 from ..updates import Problem
 from .data import LongData
-from .importance import AdaptedMixture
+from .importance import AdaptedMixture, conditional_modes
 from .individual import Individual
 from .model import MixedEffects, carried_over
 from .outcomes import Continuous
@@ -55,7 +55,7 @@ class Settings:
     n_chains: int | None
     n_starts: int
     n_screen: int
-    pattern: tuple[str, ...]
+    pattern: tuple[str, ...] | AbstractKernel
     n_steps: int | None
     anneal: float
     fixed_effects: str
@@ -84,7 +84,8 @@ class Settings:
     def estep(self, n_units: int, n_chains: int | None = None) -> MCMC:
         chains = n_chains or self.n_chains or max(1, -(-50 // n_units))
         n_steps = self.n_steps or (4 if n_units < 500 else 2)
-        return MCMC(Alternating(self.pattern), n_steps=n_steps, thin=n_steps, n_chains=chains)
+        kernel = self.pattern if isinstance(self.pattern, AbstractKernel) else Alternating(self.pattern)
+        return MCMC(kernel, n_steps=n_steps, thin=n_steps, n_chains=chains)
 
     def algorithm(self, n_burn: int) -> SAEM:
         gain = ConstantThenDecay(1.0, n_burn, self.power)
@@ -269,9 +270,9 @@ def _likelihood(fit: Fit, params: dict) -> float:
 def _least_used(fit: Fit) -> str | None:
     """The parameter whose random effect the data use least, if they hardly do: its modes spread much less than omega2."""
     model: Any = fit._model().model
-    if fit.result.failed or not model.independent or fit.rows is None:
+    if fit.result.failed or not model.independent:
         return None
-    modes = fit.rows["kernel"]["mode"][0][:, 0]
+    modes = np.asarray(conditional_modes(model, fit.params, fit.data))
     gap = modes - model.means(fit.params, np.asarray(fit.data["design"]))
     used = gap.var(axis=0)[model.independent] / fit.params["omega2"]
     return model.names[model.random[model.independent[int(used.argmin())]]] if used.min() < SHRUNK else None

@@ -76,7 +76,7 @@ def find_starts(outcome: Any, individual: dict[str, Individual], units: dict, se
 
 
 def _lattice(d: int, seed: int) -> np.ndarray:
-    return qmc.Sobol(d, seed=seed).random(MANY)
+    return qmc.Sobol(d, rng=seed).random(MANY)
 
 
 def _spread(one: Individual, q: np.ndarray) -> np.ndarray:

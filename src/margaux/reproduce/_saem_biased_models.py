@@ -127,7 +127,8 @@ def poisson_density(params: dict[str, np.ndarray], x: np.ndarray, y: np.ndarray,
     kept = weights > 0  # the outermost weights underflow
     z = (x @ params["beta"])[:, None] + np.sqrt(2) * params["sigma"] * nodes[kept]
     logs = y[:, None] * z - np.exp(z) - special.gammaln(y[:, None] + 1)
-    return float(np.mean(special.logsumexp(logs + np.log(weights[kept] / np.sqrt(np.pi)), axis=1)))
+    density: Any = special.logsumexp(logs + np.log(weights[kept] / np.sqrt(np.pi)), axis=1)
+    return float(np.mean(density))
 
 
 def laplace(x: np.ndarray, y: np.ndarray, sigma: np.ndarray, test: np.ndarray) -> tuple[float, np.ndarray]:
