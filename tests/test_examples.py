@@ -1,6 +1,7 @@
 """The two demonstrations and the command line, against the reference numbers."""
 
 import numpy as np
+import pandas as pd
 import pytest
 from typer.testing import CliRunner
 
@@ -67,7 +68,27 @@ def test_command_line(tmp_path, monkeypatch):
     shown = runner.invoke(app, ["demo", "--out", str(tmp_path)])
     assert shown.exit_code == 0, shown.output
     assert "omega2_ka" in shown.output and "theta" in shown.output
-    assert len(list(tmp_path.glob("*.png"))) == 4
+    assert len(list(tmp_path.glob("*.png"))) == 2 and len(list((tmp_path / "theophylline").glob("*.png"))) == 9
+
+
+def test_command_line_fits_a_file(tmp_path):
+    path, out = tmp_path / "theophylline.csv", tmp_path / "out"
+    load_theophylline().to_csv(path, index=False)
+    roles = ["--id", "Id", "--time", "Time", "--y", "Concentration", "--dose", "Dose", "--out", str(out)]
+    starts = ["--start", "ka=1", "--start", "V=20", "--start", "CL=2", "--covariate", "V=log(Weight/70)"]
+    shown = CliRunner().invoke(app, ["fit", "nlme", str(path), "--model", "oral1cpt", *roles, *starts])
+    assert shown.exit_code == 0, shown.output
+    assert "beta_V[log(Weight / 70)]" in shown.output or "beta_V[log(Weight/70)]" in shown.output
+    estimates = pd.read_csv(out / "estimates.csv", index_col=0)
+    assert np.all(estimates["se"] > 0) and len(estimates) == 8
+    assert len(pd.read_csv(out / "individual.csv")) == 12
+    assert {path.stem for path in out.glob("*.png")} >= {"fits", "vpc", "npde", "convergence"}
+    for wrong, message in [
+        (["--model", "oral1cp", *roles], "did you mean"),
+        (["--model", "oral1cpt", *roles, "--start", "kb=1"], "NAME=VALUE"),
+    ]:
+        refused = CliRunner().invoke(app, ["fit", "nlme", str(path), *wrong])
+        assert refused.exit_code == 2 and message in " ".join(refused.output.replace("│", " ").split())
 
 
 def test_schedule_check_has_something_to_say():

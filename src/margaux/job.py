@@ -95,9 +95,8 @@ class Job:
         self.algorithm, self.estep, self.average = settle((self.algorithm, self.estep, self.average), self.dtype)
         self.data = self.raw_data if self.on_host else placed(self.raw_data, self.dtype, self.mesh)
         check_model(self.problem, self.estep, self.algorithm, self.params0, self._units(np.array([0]), first=True))
-        burn_in = jnp.asarray(self.average.burn_in)
-        burn_in = jnp.where(burn_in < 1, jnp.floor(burn_in * self.n_iter), burn_in)
-        self.burn_in = int(burn_in)
+        burn_in = float(self.average.burn_in)
+        self.burn_in = int(burn_in * self.n_iter if burn_in < 1 else burn_in)
         self.settings = Settings(self.problem, self.algorithm, self.estep, self.average, jnp.asarray(self.burn_in))
         self.keys = [jax.random.fold_in(self.key, r) for r in range(self.runs)] if self.runs else [self.key]
         params = self._starts()
@@ -128,7 +127,7 @@ class Job:
             part = leaf[0] if first else leaf if whole_data else leaf[ids]
             return jnp.asarray(part, self.dtype if jnp.issubdtype(part.dtype, jnp.floating) else None)
 
-        return jax.tree.map(one, self.data)
+        return jax.tree.map(one, jax.tree.map(np.asarray, self.raw_data) if first else self.data)
 
     def _starts(self) -> list[PyTree]:
         if self.starts is not None:

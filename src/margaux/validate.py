@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -12,6 +11,7 @@ from jaxtyping import PyTree
 
 from .algorithm import AbstractAlgorithm
 from .average import AbstractAverage
+from .compiling import compiled
 from .esteps import AbstractEStep
 from .model import AbstractModel
 from .naming import path_name
@@ -144,7 +144,7 @@ def _check_start(problem: Problem, params: PyTree, unit: PyTree, latents: PyTree
     model, name = problem.model, type(problem.model).__name__
     z = model.init_latents(jax.random.key(0), params, unit)
     for path, leaf in jax.tree_util.tree_flatten_with_path(z)[0]:
-        if not bool(jnp.all(jnp.isfinite(leaf))):
+        if not np.all(np.isfinite(np.asarray(leaf))):
             raise ValueError(f"{name}.init_latents gives non-finite {path_name(path) or 'latents'} at the first unit")
     # One small program, of one unit: operation by operation this takes seconds.
     try:
@@ -158,7 +158,7 @@ def _check_start(problem: Problem, params: PyTree, unit: PyTree, latents: PyTree
             "start inside the support (check logs and divisions), or mend init_latents"
         )
     for path, leaf in jax.tree_util.tree_flatten_with_path(gradient)[0]:
-        if not bool(jnp.all(jnp.isfinite(leaf))):
+        if not np.all(np.isfinite(np.asarray(leaf))):
             raise ValueError(
                 f"the gradient of {name}.log_joint in {path_name(path) or 'the parameters'} is not finite at the start; "
                 "a square root or log at zero, or jnp.where around a NaN, is the usual cause"
@@ -195,7 +195,7 @@ def check_distinct(starts: list[PyTree]) -> None:
         raise ValueError("two of the runs start from the same values: their agreement would prove nothing; give distinct starts")
 
 
-@eqx.filter_jit
+@compiled
 def _value_and_gradient(model: AbstractModel, params: PyTree, z: PyTree, unit: PyTree) -> tuple[Any, PyTree]:
     return jax.value_and_grad(model.log_joint)(params, z, unit)
 

@@ -8,23 +8,21 @@ from typing import Any
 import jax
 import numpy as np
 import pandas as pd
-from sklearn.utils.validation import check_is_fitted
 
 from ..compiling import keep_compilations
 from ..kernels import AbstractKernel
 from ..naming import default_dtype, precision
-from ..nlme import answers, prediction, residuals
+from ..nlme import answers, prediction
 from ..nlme.data import Design, LongData, group
 from ..nlme.error import ResidualError, as_error
 from ..nlme.individual import Individual
 from ..nlme.model import MixedEffects
 from ..nlme.outcomes import AbstractOutcome, Continuous, Custom
-from ..nlme.residuals import NPDE
 from ..nlme.running import Settings, check_structural, estimate
-from .base import AbstractEstimator
+from .fitted import Fitted, Parameters, check_fitted
 
 
-class NLME(AbstractEstimator):
+class NLME(Parameters, Fitted):
     r"""Nonlinear mixed effects by MCMC-SAEM.
 
     $y_{ij} = f(\psi_i, x_{ij}) + g\,\epsilon_{ij}$ with $h^{-1}(\psi_i)\sim N(C_i\beta, \Omega)$ for subject i.
@@ -54,7 +52,7 @@ class NLME(AbstractEstimator):
 
     Attributes:
         params_: natural scale, named `ka`, `beta_V[log(Weight/70)]`, `omega2_ka`, `cov_V_CL`, `a`, `b`. stderr_: by Louis.
-        individual_: frame of conditional means, SDs and modes a subject. starts_: the screening. See `AbstractEstimator`.
+        individual_: frame of conditional means, SDs and modes a subject. starts_: the screening. See `Fitted`.
 
     Raises:
         ValueError, TypeError: bad input, before anything is fitted, naming subject and row.
@@ -222,7 +220,7 @@ class NLME(AbstractEstimator):
 
     @functools.cached_property
     def _table(self) -> pd.DataFrame:
-        check_is_fitted(self, "result_")
+        check_fitted(self)
         return answers.table(self)
 
     @property
@@ -239,13 +237,13 @@ class NLME(AbstractEstimator):
         the curves at the conditional modes instead of Louis' identity: quicker, approximate. `frame.attrs["message"]`
         says how the fit ended.
         """
-        check_is_fitted(self, "result_")
+        check_fitted(self)
         frame = self._table if method == "louis" else answers.table(self, method)
         return answers.with_intervals(self, frame, level)
 
     def correlations(self) -> pd.DataFrame:
         """Correlations of the estimates."""
-        check_is_fitted(self, "result_")
+        check_fitted(self)
         return answers.correlations(self)
 
     @functools.cached_property
@@ -255,7 +253,7 @@ class NLME(AbstractEstimator):
 
     def loglik(self, method: str = "importance", n_draws: int | None = None, n_nodes: int = 11) -> Any:
         """By "importance" sampling or adaptive Gauss-Hermite "quadrature", each with its error `.se`; see `Fit.loglik`."""
-        check_is_fitted(self, "result_")
+        check_fitted(self)
         return answers.loglik(self, method, n_draws, n_nodes)
 
     @property
@@ -289,38 +287,42 @@ class NLME(AbstractEstimator):
     @functools.cached_property
     def individual_(self) -> pd.DataFrame:
         """One row a subject: `mode_ka`, `mean_ka`, `sd_ka` of each individual parameter given the data."""
-        check_is_fitted(self, "result_")
+        check_fitted(self)
         return answers.individual(self)
 
     def shrinkage(self) -> pd.Series:
         """1 - variance of the conditional modes of the random effects / their variance, by parameter."""
-        check_is_fitted(self, "result_")
+        check_fitted(self)
         return answers.shrinkage(self)
 
     def sample_individual(self, n_draws: int = 100, seed: int = 0) -> dict[str, np.ndarray]:
         """Draws of individual parameters given the data: name -> (n_draws, subjects)."""
-        check_is_fitted(self, "result_")
+        check_fitted(self)
         return prediction.conditional(self, n_draws, seed)
 
     def predict(self, data: pd.DataFrame | None = None, level: str = "individual") -> np.ndarray:
         """E[y] of each row, in the order of the data: at the conditional modes ("individual"), or at the
         population's parameters and the subject's covariates ("population"). New subjects get the latter."""
-        check_is_fitted(self, "result_")
+        check_fitted(self)
         return prediction.predict(self, data, level)
 
     def simulate(self, data: pd.DataFrame | None = None, n_draws: int = 1, seed: int = 0) -> np.ndarray:
         """Outcomes of new subjects with these designs and covariates: (n_draws, rows)."""
-        check_is_fitted(self, "result_")
+        check_fitted(self)
         return prediction.simulate(self, data, n_draws, seed)
 
-    def npde(self, n_simulations: int = 1000, seed: int = 0) -> NPDE:
+    def npde(self, n_simulations: int = 1000, seed: int = 0) -> Any:
         """Normalised prediction distribution errors, with their tests: see `margaux.nlme.residuals`."""
-        check_is_fitted(self, "result_")
+        from ..nlme import residuals
+
+        check_fitted(self)
         return residuals.npde(self, n_simulations, seed)
 
     def residuals(self) -> pd.DataFrame:
         """Predictions, weighted residuals (WRES, IWRES) and npde of each observation, in the order of the data."""
-        check_is_fitted(self, "result_")
+        from ..nlme import residuals
+
+        check_fitted(self)
         return residuals.residuals(self)
 
     def lr_test(self, reduced: NLME) -> Any:
@@ -329,7 +331,7 @@ class NLME(AbstractEstimator):
 
     def wald_test(self, names: str | list[str], value: Any = 0.0) -> Any:
         """Wald test that the named parameters equal `value`."""
-        check_is_fitted(self, "result_")
+        check_fitted(self)
         return answers.wald_test(self, names, value)
 
     @property
@@ -337,7 +339,7 @@ class NLME(AbstractEstimator):
         """Figures: `.convergence() .fits() .predictions() .residuals() .npde() .vpc() .effects() .pairs() .covariates()`."""
         from ..plots.nlme import NLMEPlots
 
-        check_is_fitted(self, "result_")
+        check_fitted(self)
         return NLMEPlots(self)
 
     def _units(self, data: LongData) -> dict[str, Any]:

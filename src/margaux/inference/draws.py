@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import PyTree
 
+from ..compiling import compiled
 from ..esteps import MCMC
 from ..kernels import AbstractKernel
 from ..naming import default_dtype, precision, settle
@@ -51,7 +51,7 @@ def _cast(leaf: np.ndarray, dtype: np.dtype) -> Any:
     return jnp.asarray(leaf, dtype if np.issubdtype(leaf.dtype, np.floating) else None)
 
 
-@eqx.filter_jit
+@compiled
 def _continued(model, estep, params, rows, data, key, n_draws):
     n = jax.tree.leaves(data)[0].shape[0]
     latents = jax.tree.map(lambda leaf: leaf[0, 0], rows["z"])

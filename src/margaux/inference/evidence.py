@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -12,6 +11,7 @@ from jax.flatten_util import ravel_pytree
 from jaxtyping import Array, PyTree
 from scipy import special
 
+from ..compiling import compiled
 from ..esteps.base import flat_start, flat_target
 from ..gaussian import laplace
 from ..kernels import MALA
@@ -61,7 +61,7 @@ def harmonic_mean(fit: Any, params: PyTree, n_draws: int, key: int = 0) -> tuple
     return np.array(out), np.array(errors)
 
 
-@eqx.filter_jit
+@compiled
 def _log_joint_of_draws(model, params, data, z):
     """Flat draws (m, n, d) and their log joints (m, n), m over draws and chains."""
     z = jax.tree.map(lambda leaf: leaf.reshape((-1,) + leaf.shape[2:]), z)
@@ -147,7 +147,7 @@ def _weighted(fit: Any, params: PyTree, weights: Any, key: int) -> tuple[np.ndar
     return top[:, 0] + np.log(mean), ratio.std(axis=1, ddof=1) / np.sqrt(ratio.shape[1]) / mean
 
 
-@eqx.filter_jit
+@compiled
 def _log_weights(model, params, data, key, weights):
     def unit(pair: tuple[Array, PyTree]) -> Array:
         i, y = pair

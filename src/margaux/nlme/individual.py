@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.scipy.stats import norm
 from jaxtyping import Array
-from scipy import special, stats
+from scipy import special
 
 
 @dataclasses.dataclass(frozen=True)
@@ -96,4 +96,4 @@ class ProbitNormal(Bounded):
 
     def gaussian(self, psi):
         with np.errstate(all="ignore"):
-            return stats.norm.ppf(self._share(psi))
+            return special.ndtri(self._share(psi))

@@ -125,11 +125,15 @@ class MixedEffects(AbstractCurvedFamily):
             out = out.at[np.ix_(block, block)].set(matrix)
         return out
 
-    def log_likelihood(self, params: dict, phi: Array, unit: dict) -> Array:
-        """log p(y_i | phi_i), padded rows left out."""
+    def log_likelihoods(self, params: dict, phi: Array, unit: dict) -> Array:
+        """log p(y_it | phi_i) of each row (T,), zero in the padding."""
         psi = self.psi(params, phi, unit["design"])
         error = params.get("error", jnp.zeros(0, phi.dtype))
-        return jnp.sum(jnp.where(unit["mask"] > 0, self.outcome.log_density(error, psi, unit["rows"]), 0.0))
+        return jnp.where(unit["mask"] > 0, self.outcome.log_density(error, psi, unit["rows"]), 0.0)
+
+    def log_likelihood(self, params: dict, phi: Array, unit: dict) -> Array:
+        """log p(y_i | phi_i)."""
+        return jnp.sum(self.log_likelihoods(params, phi, unit))
 
     def log_joint(self, params, z, y):
         if not self.random:

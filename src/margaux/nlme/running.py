@@ -184,7 +184,8 @@ def estimate(build: Build, individual: dict[str, Individual], settings: Settings
             if _likelihood(reduced, reduced.params) < _likelihood(fit, fit.params) - NEGLIGIBLE:
                 break
             fit, individual, dropped = reduced, less, True
-        if (dropped or _made_singular(fit)) and not fit.result.failed:
+        singular = _made_singular(fit)
+        if (dropped or singular) and not fit.result.failed:
             fit.result = RESULTS.boundary
     return fit, screened
 
@@ -272,7 +273,10 @@ def _least_used(fit: Fit) -> str | None:
     model: Any = fit._model().model
     if fit.result.failed or not model.independent:
         return None
-    modes = np.asarray(conditional_modes(model, fit.params, fit.data))
+    # The sampler has followed the modes; another kernel than `Alternating`, or a model changed since, has not.
+    followed: Any = {} if fit.rows is None else fit.rows["kernel"]
+    known = isinstance(followed, dict) and "mode" in followed
+    modes = followed["mode"][0][:, 0] if known else np.asarray(conditional_modes(model, fit.params, fit.data))
     gap = modes - model.means(fit.params, np.asarray(fit.data["design"]))
     used = gap.var(axis=0)[model.independent] / fit.params["omega2"]
     return model.names[model.random[model.independent[int(used.argmin())]]] if used.min() < SHRUNK else None

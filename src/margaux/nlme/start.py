@@ -7,8 +7,6 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from scipy import optimize
-from scipy.stats import qmc
 
 from ..compiling import compiled
 from .individual import Bounded, Individual, LogNormal, Normal
@@ -39,6 +37,8 @@ def find_starts(outcome: Any, individual: dict[str, Individual], units: dict, se
     Raises:
         ValueError: the model is finite nowhere.
     """
+    from scipy import optimize
+
     names = list(individual)
     given = {name: one.start for name, one in individual.items() if one.start is not None}
     free = [name for name in names if name not in given]
@@ -76,7 +76,12 @@ def find_starts(outcome: Any, individual: dict[str, Individual], units: dict, se
 
 
 def _lattice(d: int, seed: int) -> np.ndarray:
-    return qmc.Sobol(d, rng=seed).random(MANY)
+    """Points that fill the unit cube evenly: a shifted Kronecker lattice, as in `margaux.gaussian.normals`."""
+    root = 2.0
+    for _ in range(40):
+        root = (1.0 + root) ** (1.0 / (d + 1))
+    shift = np.random.default_rng(seed).random(d)
+    return (shift + np.arange(1, MANY + 1)[:, None] * root ** -np.arange(1, d + 1)) % 1.0
 
 
 def _spread(one: Individual, q: np.ndarray) -> np.ndarray:
@@ -109,8 +114,9 @@ def _safe(pair: Any) -> tuple[float, np.ndarray]:
 def between_subjects(model: Any, units: dict, params: dict) -> np.ndarray:
     r"""Plausible SDs of the random effects, (d,): twice the precision that one subject's data alone would give.
 
-    With $J_j$ the mean over subjects of $|\partial^2\log p(y_i\mid\phi)/\partial\phi_j^2|$ it is $2/\sqrt{J_j}$: much smaller
-    effects could not be seen, and EM leaves much smaller variances slowly. Held to [0.3, 1] on a logarithmic or logit scale.
+    With $J_j$ the mean over subjects of $\sum_t(\partial\log p(y_{it}\mid\phi)/\partial\phi_j)^2$ it is $2/\sqrt{J_j}$: much
+    smaller effects could not be seen, and EM leaves much smaller variances slowly. Held to [0.3, 1] on a logarithmic
+    or logit scale.
     """
     curvature = np.asarray(_curvatures(model, params, {n: units[n] for n in ("rows", "mask", "design")}), float)
     with np.errstate(all="ignore"):
@@ -128,8 +134,8 @@ def between_subjects(model: Any, units: dict, params: dict) -> np.ndarray:
 @compiled
 def _curvatures(model: Any, params: dict, units: dict) -> jax.Array:
     def unit(y):
-        phi = model.mean(params, y["design"])
-        return jnp.abs(jnp.diagonal(jax.hessian(lambda z: model.log_likelihood(params, z, y))(phi)))
+        scores = jax.jacfwd(lambda z: model.log_likelihoods(params, z, y))(model.mean(params, y["design"]))
+        return jnp.sum(scores**2, axis=0)
 
     return jnp.mean(jax.vmap(unit)(units), axis=0)
 
