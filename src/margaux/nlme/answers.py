@@ -232,7 +232,7 @@ def loglik(fitted: Any, method: str, n_draws: int | None, n_nodes: int) -> Any:
         return fitted.result_.loglik(method="quadrature", n_nodes=n_nodes)
     if method != "importance":
         return fitted.result_.loglik(method=method, n_draws=n_draws)
-    n_draws = n_draws or int(np.clip(2_000_000 // fitted.n_subjects_, 2000, 16_000))
+    n_draws = n_draws or int(np.clip(2_000_000 // fitted.n_subjects_, 2000, 64_000))
     each = max(n_draws // LIKELIHOODS, 20)
     return fitted.result_.loglik(estep=AdaptedMixture(each), replicates=LIKELIHOODS, rows=_rows(fitted))
 

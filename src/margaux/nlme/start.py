@@ -114,13 +114,13 @@ def _safe(pair: Any) -> tuple[float, np.ndarray]:
 def between_subjects(model: Any, units: dict, params: dict) -> np.ndarray:
     r"""Plausible SDs of the random effects, (d,): twice the precision that one subject's data alone would give.
 
-    With $J_j$ the mean over subjects of $\sum_t(\partial\log p(y_{it}\mid\phi)/\partial\phi_j)^2$ it is $2/\sqrt{J_j}$: much
-    smaller effects could not be seen, and EM leaves much smaller variances slowly. Held to [0.3, 1] on a logarithmic
-    or logit scale.
+    With $J_j$ the mean over subjects of the information $\sum_t(\partial f_{it}/\partial\phi_j)^2/g_{it}^2$ (of discrete
+    outcomes, of $\sum_t(\partial\log p(y_{it}\mid\phi)/\partial\phi_j)^2$) it is $2/\sqrt{J_j}$: much smaller effects could
+    not be seen, and EM leaves much smaller variances slowly. Held to [0.3, 1] on a logarithmic or logit scale.
     """
-    curvature = np.asarray(_curvatures(model, params, {n: units[n] for n in ("rows", "mask", "design")}), float)
+    information = np.asarray(_information(model, params, {n: units[n] for n in ("rows", "mask", "design")}), float)
     with np.errstate(all="ignore"):
-        sd = 2 / np.sqrt(curvature)
+        sd = 2 / np.sqrt(information)
     out = []
     for j, value, typical in zip(model.random, sd, np.asarray(params["beta"]), strict=False):
         one = model.individual[j][1]
@@ -132,10 +132,17 @@ def between_subjects(model: Any, units: dict, params: dict) -> np.ndarray:
 
 
 @compiled
-def _curvatures(model: Any, params: dict, units: dict) -> jax.Array:
+def _information(model: Any, params: dict, units: dict) -> jax.Array:
+    outcome = model.outcome
+
     def unit(y):
-        scores = jax.jacfwd(lambda z: model.log_likelihoods(params, z, y))(model.mean(params, y["design"]))
-        return jnp.sum(scores**2, axis=0)
+        phi = model.mean(params, y["design"])
+        if not isinstance(outcome, Continuous):
+            return jnp.sum(jax.jacfwd(lambda z: model.log_likelihoods(params, z, y))(phi) ** 2, axis=0)
+        curve = lambda z: outcome.prediction(model.psi(params, z, y["design"]), y["rows"])  # noqa: E731
+        slope = jax.jacfwd(lambda z: outcome.error.transformed(curve(z)))(phi)
+        kept = y["mask"] / outcome.error.sd(params["error"], curve(phi)) ** 2
+        return kept @ slope**2
 
     return jnp.mean(jax.vmap(unit)(units), axis=0)
 
