@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import abc
 import dataclasses
 from typing import Any
 
@@ -14,7 +15,7 @@ from scipy import special
 
 
 @dataclasses.dataclass(frozen=True)
-class Individual:
+class Individual(abc.ABC):
     r"""$\psi_i = h(\phi_i)$ with $\phi_i = h^{-1}(\psi_{pop}) + c_i^\top\beta + \eta_i$.
 
     Args:
@@ -31,13 +32,13 @@ class Individual:
         if self.start is not None and not np.isfinite(self.gaussian(self.start)):
             raise ValueError(f"the starting value {self.start} lies outside the range of {self!r}")
 
+    @abc.abstractmethod
     def natural(self, phi: Array) -> Array:
         """h, of jax arrays."""
-        raise NotImplementedError
 
+    @abc.abstractmethod
     def gaussian(self, psi: Any) -> Any:
         """Inverse of h, of numbers."""
-        raise NotImplementedError
 
 
 class Normal(Individual):
