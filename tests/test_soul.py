@@ -201,7 +201,7 @@ def test_scikit_learn_conventions(estimator, check):
 def _gaps(model, data, params, gain, kernel, n_iter):
     """Gap between SOUL and SAEM, and its Monte Carlo error, from four runs of each with seeds of their own."""
     means, errors = [], []
-    scaled = ScaledAscent(gain=gain, average=mx.PolyakRuppert(), refresh_epochs=None)
+    scaled = ScaledAscent(gain=gain, average=mx.PolyakRuppert())
     for key, algorithm in enumerate([mx.saem(gain, average=mx.PolyakRuppert()), scaled]):
         fit = mx.fit(model, data, algorithm, mx.MCMC(kernel, n_steps=5, warm_up=3000), params=params, n_iter=n_iter, runs=4,
                      space={"sigma": mx.Positive(1e-6)}, spread=0.0, key=100 * key, progress=False)  # fmt: skip

@@ -2,60 +2,63 @@
 
 from typing import Any
 
-from .algorithm import AbstractAlgorithm, Algorithm
-from .algorithms import (
-    aisgd,
-    incremental_em,
-    ipla,
-    isgd,
-    mcem,
-    miso,
-    misso,
-    online_em,
-    pgd,
-    saem,
-    sag,
-    saga,
-    slow_fast,
-    souk,
-    soul,
-    svrg,
-)
-from .average import AbstractAverage, LastIterate, PolyakRuppert, StepWeighted
-from .callbacks import AbstractCallback, Checkpoint, EarlyStopping, Progress
-from .data import pad_ragged
-from .density import bernoulli_logit
-from .esteps import MCMC, AbstractEStep, Exact, ImportanceSampling, Noise, Quadrature
-from .fit import fit
-from .kernels import (
-    MALA,
-    MYULA,
-    SGLD,
-    ULA,
-    AbstractKernel,
-    Alternating,
-    BlackJAX,
-    IndependenceMH,
-    ProximalULA,
-    RandomWalk,
-    UnadjustedHMC,
-    Underdamped,
-)
-from .model import (
-    AbstractConjugate,
-    AbstractDiscrete,
-    AbstractExponentialFamily,
-    AbstractFactorised,
-    AbstractModel,
-    AbstractNonSmooth,
-    one_unit,
-)
-from .particles import ParticleLangevin
-from .penalty import L1, L2, AbstractPenalty, ElasticNet, Huber, NoPenalty
-from .result import RESULTS, Fit, FitError, load
-from .scaled import ScaledAscent
-from .schedule import AbstractSchedule, Constant, ConstantThenDecay, Growth, Polynomial, check_schedules
-from .space import AbstractSpace, Ball, Box, Positive, PositiveDefinite, Product, Real, Simplex
+from .collector import paused as _paused
+
+with _paused():
+    from .algorithm import AbstractAlgorithm, Algorithm
+    from .algorithms import (
+        aisgd,
+        incremental_em,
+        ipla,
+        isgd,
+        mcem,
+        miso,
+        misso,
+        online_em,
+        pgd,
+        saem,
+        sag,
+        saga,
+        slow_fast,
+        souk,
+        soul,
+        svrg,
+    )
+    from .average import AbstractAverage, LastIterate, LinearlyWeighted, PolyakRuppert, StepWeighted
+    from .callbacks import AbstractCallback, Checkpoint, EarlyStopping, Progress
+    from .data import pad_ragged
+    from .density import bernoulli_logit
+    from .esteps import MCMC, AbstractEStep, Exact, ImportanceSampling, Noise, Quadrature
+    from .fit import fit
+    from .kernels import (
+        MALA,
+        MYULA,
+        SGLD,
+        ULA,
+        AbstractKernel,
+        Alternating,
+        BlackJAX,
+        IndependenceMH,
+        ProximalULA,
+        RandomWalk,
+        UnadjustedHMC,
+        Underdamped,
+    )
+    from .model import (
+        AbstractConjugate,
+        AbstractDiscrete,
+        AbstractExponentialFamily,
+        AbstractFactorised,
+        AbstractModel,
+        AbstractNonSmooth,
+        one_unit,
+    )
+    from .particles import ParticleLangevin
+    from .penalty import L1, L2, AbstractPenalty, ElasticNet, Huber, NoPenalty
+    from .result import RESULTS, Fit, FitError, load
+    from .scaled import ScaledAscent
+    from .schedule import AbstractSchedule, Constant, ConstantThenDecay, Growth, Polynomial, check_schedules
+    from .space import AbstractSpace, Ball, Box, Positive, PositiveDefinite, Product, Real, Simplex
 
 __version__ = "0.1.0"
 
@@ -73,5 +76,6 @@ def __getattr__(name: str) -> Any:
     if name in _ESTIMATORS:
         from importlib import import_module
 
-        return getattr(import_module(f".estimators.{_ESTIMATORS[name]}", __name__), name)
+        with _paused():
+            return getattr(import_module(f".estimators.{_ESTIMATORS[name]}", __name__), name)
     raise AttributeError(f"margaux has no {name!r}")

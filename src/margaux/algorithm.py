@@ -70,6 +70,19 @@ class AbstractAlgorithm(eqx.Module):
         """
 
 
+class AbstractRowless(AbstractAlgorithm):
+    """An algorithm that keeps nothing for single units, and so needs no full pass."""
+
+    refresh_epochs: int | None = eqx.field(static=True, default=None, init=False)
+
+    @property
+    def has_rows(self) -> bool:
+        return False
+
+    def refreshed(self, state, total):
+        return state
+
+
 class Algorithm(AbstractAlgorithm):
     """The composed algorithm: a statistic is averaged, remembered, and moves the parameters."""
 

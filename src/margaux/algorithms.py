@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
-import optax
 
 from .algorithm import AbstractAlgorithm, Algorithm
 from .average import AbstractAverage, LastIterate, PolyakRuppert, StepWeighted
@@ -16,13 +15,16 @@ from .particles import ParticleLangevin
 from .scaled import ScaledAscent
 from .schedule import AbstractSchedule, Polynomial, as_schedule
 from .statistics import AbstractStatistic, Score, SufficientStatistics, SurrogateMinimiser
-from .updates import AbstractUpdate, Ascent, Mean, MStep, Optax
+from .updates import AbstractUpdate, Ascent, Mean, MStep, Optax, is_optimiser
 
-Step = float | AbstractSchedule | optax.GradientTransformation
+if TYPE_CHECKING:
+    import optax
+
+Step: TypeAlias = "float | AbstractSchedule | optax.GradientTransformation"
 
 
 def _ascent(step: Step) -> AbstractUpdate:
-    if isinstance(step, optax.GradientTransformation):
+    if is_optimiser(step):
         return Optax(step, as_schedule(1.0, name="step"))
     return Ascent(as_schedule(step, name="step"))
 
@@ -67,9 +69,9 @@ def soul(step: Step | None = None, average: AbstractAverage | None = None) -> Ab
     """
     if step is None:
         gain = Polynomial(1.0, 0.6)
-        return ScaledAscent(gain=gain, average=average or StepWeighted(gain), refresh_epochs=None)
+        return ScaledAscent(gain=gain, average=average or StepWeighted(gain))
     if average is None:
-        optimiser = isinstance(step, optax.GradientTransformation)
+        optimiser = is_optimiser(step)
         average = PolyakRuppert() if optimiser else StepWeighted(step)
     return _composed(Score(), NoMemory(), _ascent(step), average)
 
@@ -183,9 +185,7 @@ def slow_fast(
 
 def _particles(step: Any, noise: str, average: AbstractAverage | None, temperature: float = 1.0) -> ParticleLangevin:
     schedule = as_schedule(step, name="step")
-    return ParticleLangevin(
-        step=schedule, noise=noise, temperature=np.asarray(temperature), average=average or PolyakRuppert(), refresh_epochs=None
-    )
+    return ParticleLangevin(step=schedule, noise=noise, temperature=np.asarray(temperature), average=average or PolyakRuppert())
 
 
 def describe(algorithm: AbstractAlgorithm, estep: AbstractEStep, model: AbstractModel) -> str:

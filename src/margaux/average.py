@@ -53,6 +53,26 @@ class PolyakRuppert(AbstractAverage):
         return jnp.ones(())
 
 
+class LinearlyWeighted(AbstractAverage):
+    """The mean with weight k - burn_in: what is left of the start weighs less than in the plain mean.
+
+    Lacoste-Julien, Schmidt and Bach (2012), section 3; Shamir and Zhang (2013).
+
+    Args:
+        burn_in: a number of iterations.
+    """
+
+    burn_in: Any
+
+    def __init__(self, burn_in: int) -> None:
+        if burn_in < 0:
+            raise ValueError(f"burn_in must not be negative, got {burn_in}")
+        self.burn_in = np.asarray(float(burn_in))
+
+    def weight(self, k):
+        return jnp.asarray(k - self.burn_in, jnp.result_type(float))
+
+
 class StepWeighted(AbstractAverage):
     r"""The mean weighted by the steps $\delta_n$ (SOUL, eq. 4), after the burn-in.
 
@@ -81,7 +101,7 @@ def _burn_in(value: float) -> np.ndarray:
 def start(average: AbstractAverage, params: PyTree) -> tuple[Array, PyTree]:
     """Sum of weights and mean before the first iterate."""
     dtype = jnp.result_type(*jax.tree.leaves(params))
-    return jnp.zeros((), dtype), params
+    return jnp.zeros((), dtype), jax.tree.map(jnp.copy, params)
 
 
 def include(average: AbstractAverage, state: tuple, params: PyTree, k: Array, burn_in: Array) -> tuple[Array, PyTree]:

@@ -12,6 +12,8 @@ import equinox as eqx
 import jax
 from jax.core import Tracer
 
+from .collector import paused
+
 #: XLA's older CPU emitters and LLVM's first optimisation level compile the loops of a fit in a third of the time, and the
 #: result runs no slower
 CPU_OPTIONS = {"xla_cpu_use_fusion_emitters": False, "xla_backend_optimization_level": 1}
@@ -45,8 +47,10 @@ def compiled(function: Callable[..., Any] | None = None, **settings: Any) -> Any
     @functools.wraps(function)
     def call(*args: Any, **kwargs: Any) -> Any:
         # Inside another program, which has options of its own, the function is only traced.
-        inside = any(isinstance(leaf, Tracer) for leaf in jax.tree.leaves((args, kwargs)))
-        return (function if inside else jitted())(*args, **kwargs)
+        if any(isinstance(leaf, Tracer) for leaf in jax.tree.leaves((args, kwargs))):
+            return function(*args, **kwargs)
+        with paused():
+            return jitted()(*args, **kwargs)
 
     call.lower = lambda *args, **kwargs: jitted().lower(*args, **kwargs)  # type: ignore[attr-defined]
     call.programs = lambda: jitted()._cached._cache_size()  # type: ignore[attr-defined]

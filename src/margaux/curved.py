@@ -5,16 +5,15 @@ from __future__ import annotations
 import abc
 from typing import Any
 
-import equinox as eqx
 import jax
 import jax.numpy as jnp
 from jax.flatten_util import ravel_pytree
 from jaxtyping import PyTree
 
-from .algorithm import AbstractAlgorithm, sum_over_devices
+from .algorithm import AbstractRowless, sum_over_devices
 from .average import AbstractAverage
 from .memory import RobbinsMonro
-from .model import AbstractModel, Latents, Params, Unit, leading, log_joints, mapped
+from .model import AbstractModel, Latents, Params, Unit, leading, log_joints, mapped, over_units
 from .scaled import newton_step
 from .schedule import AbstractSchedule
 
@@ -47,7 +46,7 @@ class AbstractCurvedFamily(AbstractModel):
         """The maximiser over the first group, the second as it is."""
 
 
-class SAEM(AbstractAlgorithm):
+class SAEM(AbstractRowless):
     r"""MCMC-SAEM: $S_k = S_{k-1} + \gamma_k(S(z_k) - S_{k-1})$, then an M-step (Kuhn and Lavielle 2005).
 
     Parameters without a closed M-step take a Newton step on the complete likelihood of the current draws,
@@ -66,11 +65,6 @@ class SAEM(AbstractAlgorithm):
     anneal: Any
     anneal_until: Any
     average: AbstractAverage
-    refresh_epochs: int | None = eqx.field(static=True)
-
-    @property
-    def has_rows(self) -> bool:
-        return False
 
     def requires(self, problem):
         if isinstance(problem.model, AbstractCurvedFamily):
@@ -85,12 +79,9 @@ class SAEM(AbstractAlgorithm):
 
     def statistics(self, problem, params, z, w, batch):
         model: Any = problem.model
-        units = mapped(lambda z_i, y_i: model.suffstats(params, z_i, y_i), leading(batch))
-        stats = mapped(lambda z_j: units(z_j, batch), leading(z))(z)
+        units = over_units(model, lambda z_i, y_i: model.suffstats(params, z_i, y_i), batch)
+        stats = mapped(units, leading(z))(z)
         return jax.tree.map(lambda s: jnp.einsum("mb,mb...->b...", w, s), stats)
-
-    def refreshed(self, state, total):
-        return state
 
     def step(self, problem, estep, params, state, rows, batch, noise, key, k, axis, devices):
         estep_rows, own_rows = rows

@@ -12,6 +12,7 @@ from .algorithm import AbstractAlgorithm
 from .algorithms import describe
 from .average import AbstractAverage
 from .callbacks import AbstractCallback, Checkpoint, ProgressBar
+from .collector import paused
 from .esteps import AbstractEStep
 from .job import Job
 from .model import AbstractModel
@@ -95,7 +96,8 @@ def fit(
     if progress:
         hooks.append(ProgressBar(describe(algorithm, estep, model)))
     with precision(dtype):
-        job.prepare()
+        with paused():
+            job.prepare()
         if checkpoint is not None and checkpoint.path.exists():
             job.restore(checkpoint.path)
         try:

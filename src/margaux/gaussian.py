@@ -19,6 +19,8 @@ def laplace(
     """
     eye = jnp.eye(start.size, dtype=start.dtype)
 
+    # A program within the program: every pass of a transformation over the loop finds its batched form again.
+    @jax.jit
     def local(z):
         def gradient(x):
             value, slope = jax.value_and_grad(logdensity)(x)

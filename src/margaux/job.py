@@ -12,22 +12,21 @@ import numpy as np
 from jax.flatten_util import ravel_pytree
 from jaxtyping import PyTree
 
-from . import average as averaging
 from . import storage
 from .algorithms import describe
 from .callbacks import AbstractCallback, Progress
 from .data import CHUNK, DeviceRows, HostRows, buffer_capacity, chunk_size, plan_chunk, visits
-from .loop import Carry, Settings, Visits, batch_chunk, full_chunk, init_rows, statistic_struct, visit_all
+from .loop import INIT, Carry, Settings, Visits, batch_chunk, first_state, full_chunk, init_rows, statistic_struct, visit_all
 from .naming import scalar_names, settle
 from .penalty import AbstractPenalty, NoPenalty
 from .result import RESULTS, Fit
 from .sharding import placed, units_mesh
-from .space import as_space
+from .space import as_space, boundary_flags
 from .space import validate as validate_space
 from .updates import Problem
 from .validate import check_data, check_distinct, check_key, check_model, check_params, check_same, check_types, whole
 
-_INIT, _PASS, _IDS, _STARTS = (2**31 - 1 - i for i in range(4))
+_PASS, _IDS, _STARTS = (INIT - i for i in range(1, 4))
 
 
 class Job:
@@ -97,16 +96,13 @@ class Job:
         check_model(self.problem, self.estep, self.algorithm, self.params0, self._units(np.array([0]), first=True))
         burn_in = float(self.average.burn_in)
         self.burn_in = int(burn_in * self.n_iter if burn_in < 1 else burn_in)
-        self.settings = Settings(self.problem, self.algorithm, self.estep, self.average, jnp.asarray(self.burn_in))
+        self.settings = Settings(self.problem, self.algorithm, self.estep, self.average, _whole(self.burn_in))
         self.keys = [jax.random.fold_in(self.key, r) for r in range(self.runs)] if self.runs else [self.key]
         params = self._starts()
         estep_rows = self._initial_rows(params)
-        states, own_rows = self._initial_states(params, estep_rows)
+        states, averages, own_rows = self._initial_states(params, estep_rows)
         all_rows = (estep_rows, own_rows)
         stack = (lambda trees: jax.tree.map(lambda *leaf: jnp.stack(leaf), *trees)) if self.runs else (lambda trees: trees[0])
-        params = stack(params)
-        copy = jax.tree.map(lambda leaf: leaf + 0, params)
-        average = jax.vmap(lambda p: averaging.start(self.average, p))(copy) if self.runs else averaging.start(self.average, copy)
         if self.batch_size is None:
             shape = (self.runs, self.n) if self.runs else (self.n,)
             rows = jax.tree.map(lambda leaf: leaf.reshape(shape + leaf.shape[1:]), all_rows)
@@ -116,7 +112,7 @@ class Job:
             self.capacity = buffer_capacity(all_rows, self.n, self.batch_size)
             rows = jax.tree.map(self._empty_buffer, all_rows)
             self.total = chunk_size(self.data, all_rows, self.n, self.batch_size, self.runs or 1, self.capacity, self.reshuffled)
-        self.carry = Carry(params, stack(states), average, rows)
+        self.carry = Carry(stack(params), stack(states), stack(averages), rows)
         self.length = 32
 
     def _units(self, ids: np.ndarray, first: bool = False) -> PyTree:
@@ -147,20 +143,20 @@ class Job:
         parts = []
         for key, p in zip(self.keys, params, strict=True):
             for ids in self._blocks():
-                made = init_rows(self.settings, jax.random.fold_in(key, _INIT), p, self._units(ids), ids)
+                made = init_rows(self.settings, key, p, self._units(ids), ids)
                 keep = len(np.unique(ids))
                 parts.append(made if keep == len(ids) else jax.tree.map(lambda leaf, keep=keep: leaf[:keep], made))
         return jax.tree.map(lambda *leaf: jnp.concatenate(leaf), *parts) if len(parts) > 1 else parts[0]
 
-    def _initial_states(self, params: list[PyTree], estep_rows: PyTree) -> tuple[list[PyTree], PyTree]:
+    def _initial_states(self, params: list[PyTree], estep_rows: PyTree) -> tuple[list[PyTree], list[PyTree], PyTree]:
         data = self._units(np.array([0])) if self.on_host else self.data
         unit = statistic_struct(self.settings, params[0], data)
-        states = [self.algorithm.init(self.problem, p, unit) for p in params]
+        states, averages = map(list, zip(*[first_state(self.settings, p, unit) for p in params], strict=True))
         if not self.algorithm.has_rows:
-            return states, ()
+            return states, averages, ()
         own = jax.tree.map(lambda s: jnp.zeros((len(self.keys) * self.n,) + s.shape, s.dtype), unit)
         own, totals = self._pass(params, estep_rows, own, 0)
-        return [self.algorithm.refreshed(s, t) for s, t in zip(states, totals, strict=True)], own
+        return [self.algorithm.refreshed(s, t) for s, t in zip(states, totals, strict=True)], averages, own
 
     def _pass(self, params: list[PyTree], estep_rows: PyTree, own: PyTree, k: int) -> tuple[PyTree, list[PyTree]]:
         """Statistics of every unit at fixed parameters (rows flat over runs and units), and their sums."""
@@ -171,7 +167,7 @@ class Job:
             key = jax.random.fold_in(key, _PASS)
             for ids in self._blocks():
                 block_rows = jax.tree.map(jnp.asarray, old.take(ids + r * self.n))
-                s, _, _ = visit_all(self.settings, key, p, block_rows, self._units(ids), ids, jnp.asarray(k))
+                s, _, _ = visit_all(self.settings, key, p, block_rows, self._units(ids), ids, _whole(k))
                 store = store.put(ids + r * self.n, s)
             span = slice(r * self.n, (r + 1) * self.n)
             totals.append(jax.tree.map(lambda leaf, span=span: jnp.sum(jnp.asarray(leaf[span]), axis=0), store.tree))
@@ -222,10 +218,10 @@ class Job:
 
     def _chunk(self) -> tuple[int, PyTree]:
         length = min(self.length, self.total, self.n_iter - self.k, self._until_refresh())
-        first = jnp.asarray(self.k + 1, jnp.int32)
+        first = _whole(self.k + 1)
         keys = jnp.stack(self.keys) if self.runs else self.keys[0]
         if self.batch_size is None:
-            inputs = (self.settings, keys, self.data, first, jnp.asarray(length, jnp.int32))
+            inputs = (self.settings, keys, self.data, first, _whole(length))
             self.carry, trace = full_chunk(inputs, self.carry, total=self.total, runs=self.runs, mesh=self.mesh)
             return length, trace
         return self._batch_chunk(length, first, keys)
@@ -250,7 +246,7 @@ class Job:
         flat = ids + offset[:, :, None]
         rows = jax.tree.map(jnp.asarray, self.store.take(times(flat)))
         streamed = Visits(jnp.asarray(times(ids)), jnp.asarray(times(slots)), self._units(times(ids)), rows)
-        inputs = (self.settings, keys, streamed, first, jnp.asarray(length, jnp.int32))
+        inputs = (self.settings, keys, streamed, first, _whole(length))
         self.carry, (trace, rows) = batch_chunk(inputs, self.carry._replace(rows=buffer), total=self.total, runs=self.runs)
         outside = runs * n
         once = (slots == self.capacity) & (np.arange(self.total) < length)[None, :, None]
@@ -352,9 +348,8 @@ class Job:
 
     def finish(self, result: RESULTS) -> Fit:
         """The result, as NumPy arrays."""
-        runs_first = (lambda tree: tree) if self.runs else (lambda tree: jax.tree.map(lambda leaf: leaf[None], tree))
-        run_params = jax.tree.map(np.asarray, runs_first(self.carry.average[1]))
-        last = jax.tree.map(np.asarray, runs_first(self.carry.params))
+        runs_first = lambda tree: jax.tree.map(lambda leaf: np.asarray(leaf) if self.runs else np.asarray(leaf)[None], tree)  # noqa: E731
+        run_params, last = runs_first(self.carry.average[1]), runs_first(self.carry.params)
         rows = self.carry.rows if self.store is None else self.store.tree
         # Full-batch rows are ([runs,] n, ...), stored ones (runs n, ...): both become (runs, n, ...).
         axes = 2 if self.runs and self.store is None else 1
@@ -365,14 +360,18 @@ class Job:
         trace = self._progress().trace if self.traces else {}
         if "log_marginal" in trace:
             trace = trace | {"log_marginal": trace["log_marginal"] * self.n}
-        edge = self.problem.space.at_boundary(jax.tree.map(jnp.asarray, params))
-        if not result.failed and any(bool(np.any(np.asarray(leaf))) for leaf in jax.tree.leaves(edge)):
+        if not result.failed and np.any(boundary_flags(self.problem.space, params)):
             result = RESULTS.boundary
         return Fit(
             params, mean(last), run_params, trace, result, self.k, self.timings,
             describe(self.algorithm, self.estep, self.problem.model), self.dtype, self.seed, self.problem, self.estep,
             self.data, estep_rows, self.burn_in, self.algorithm,
         )  # fmt: skip
+
+
+def _whole(number: int) -> Any:
+    """An int as an array, for which jnp.asarray would compile a program."""
+    return jax.device_put(np.asarray(number, np.int32))
 
 
 def _fill(old: Any, new: Any, runs: bool) -> Any:

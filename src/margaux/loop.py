@@ -19,6 +19,9 @@ from .esteps import AbstractEStep
 from .model import leading, mapped
 from .updates import Problem
 
+#: folded into the key of a run in place of an iteration, where it starts
+INIT = 2**31 - 1
+
 #: iterations whose noise is drawn at a time, at most, and its bytes
 BLOCK, BLOCK_BYTES = 128, 1 << 24
 
@@ -210,8 +213,15 @@ def batch_chunk(inputs: tuple, carry: Carry, *, total: int, runs: int | None) ->
 @compiled
 def init_rows(settings: Settings, key: Array, params: PyTree, data: PyTree, ids: Any) -> PyTree:
     """E-step rows of some units."""
+    key = jax.random.fold_in(key, INIT)
     make = lambda i, y: settings.estep.init(jax.random.fold_in(key, i), settings.problem.model, params, y)  # noqa: E731
     return mapped(make, leading(data))(jnp.asarray(ids), data)
+
+
+@compiled
+def first_state(settings: Settings, params: PyTree, unit: PyTree) -> tuple[PyTree, PyTree]:
+    """State of the algorithm and of the average before the first iteration; `unit` is the shape of a unit's statistic."""
+    return settings.algorithm.init(settings.problem, params, unit), averaging.start(settings.average, params)
 
 
 @compiled

@@ -94,6 +94,19 @@ class AbstractFactorised(AbstractModel):
         return self.log_prior(params, z) + self.log_likelihood(params, z, y)
 
 
+class AbstractUneven(eqx.Module):
+    """Capability: units in groups of about equal size, so that small ones are not padded to the size of the largest."""
+
+    @property
+    @abc.abstractmethod
+    def groups(self) -> tuple[tuple[int, int], ...]:
+        """(number of units, rows of each) of successive groups; none where units have one size."""
+
+    @abc.abstractmethod
+    def trimmed(self, units: PyTree, rows: int) -> PyTree:
+        """Data of some units without what lies beyond so many rows, which is padding."""
+
+
 class Target(eqx.Module):
     """The log density of one unit's latents at given parameters, as kernels see it."""
 
@@ -147,6 +160,22 @@ def mapped(function: Callable[..., Any], size: int, in_axes: Any = 0) -> Callabl
         return jax.tree.map(lambda leaf: jnp.asarray(leaf)[None], function(*first))
 
     return single
+
+
+def over_units(model: AbstractModel, function: Callable[..., Any], batch: PyTree) -> Callable[..., Any]:
+    """`function(*parts, y)` mapped over units: group by group where the batch is all that an uneven model has groups for."""
+    if not isinstance(model, AbstractUneven) or sum(count for count, _ in model.groups) != leading(batch):
+        return lambda *parts: mapped(function, leading(batch))(*parts, batch)
+
+    def grouped(*parts: Any) -> Any:
+        out, first = [], 0
+        for count, rows in model.groups:
+            *some, units = jax.tree.map(lambda leaf, a=first, b=first + count: leaf[a:b], (*parts, batch))
+            out.append(mapped(function, count)(*some, model.trimmed(units, rows)))
+            first += count
+        return jax.tree.map(lambda *leaves: jnp.concatenate(leaves), *out)
+
+    return grouped
 
 
 def leading(tree: PyTree) -> int:

@@ -9,14 +9,14 @@ import jax
 import jax.numpy as jnp
 from jax.flatten_util import ravel_pytree
 
-from .algorithm import AbstractAlgorithm, sum_over_devices
+from .algorithm import AbstractRowless, sum_over_devices
 from .average import AbstractAverage
 from .model import leading
 from .schedule import AbstractSchedule
 from .statistics import Score
 
 
-class ParticleLangevin(AbstractAlgorithm):
+class ParticleLangevin(AbstractRowless):
     r"""$\theta' = \Pi_\Theta[\theta + h\,\frac1N\sum_j\nabla_\theta\log p(y, z_j\mid\theta) + \sqrt{2h\tau}\,\zeta]$,
     with N particles $z_j$ that each make one ULA step.
 
@@ -33,17 +33,10 @@ class ParticleLangevin(AbstractAlgorithm):
     noise: str = eqx.field(static=True)
     temperature: Any
     average: AbstractAverage
-    refresh_epochs: int | None = eqx.field(static=True)
 
-    def __init__(
-        self, step: AbstractSchedule, noise: str, temperature: Any, average: AbstractAverage, refresh_epochs: None
-    ) -> None:
+    def __init__(self, step: AbstractSchedule, noise: str, temperature: Any, average: AbstractAverage) -> None:
         self.step_size, self.noise, self.temperature = step, noise, temperature
-        self.average, self.refresh_epochs = average, refresh_epochs
-
-    @property
-    def has_rows(self) -> bool:
-        return False
+        self.average = average
 
     def requires(self, problem):
         return None
@@ -53,9 +46,6 @@ class ParticleLangevin(AbstractAlgorithm):
 
     def statistics(self, problem, params, z, w, batch):
         return Score().per_unit(problem.model, params, z, w, batch)
-
-    def refreshed(self, state, total):
-        return state
 
     def step(self, problem, estep, params, state, rows, batch, noise, key, k, axis, devices):
         estep_rows, own_rows = rows

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import equinox as eqx
 import jax
 import jax.numpy as jnp
 from jax.flatten_util import ravel_pytree
 from jaxtyping import Array
 
-from .algorithm import AbstractAlgorithm, sum_over_devices
+from .algorithm import AbstractRowless, sum_over_devices
 from .average import AbstractAverage
 from .model import leading, log_joints
 from .penalty import NoPenalty
@@ -23,7 +22,7 @@ DENSE = 32
 EDGE = 30.0
 
 
-class ScaledAscent(AbstractAlgorithm):
+class ScaledAscent(AbstractRowless):
     r"""$\theta_k = \Pi_\Theta[\theta_{k-1} + \delta_k J_k^{-1}\bar s_k]$, with $J_k$ a running mean of
     $E[-\nabla^2_\theta\log p(y_i, z_i\mid\theta)]$, the complete-data information a unit.
 
@@ -39,11 +38,6 @@ class ScaledAscent(AbstractAlgorithm):
 
     gain: AbstractSchedule
     average: AbstractAverage
-    refresh_epochs: int | None = eqx.field(static=True)
-
-    @property
-    def has_rows(self) -> bool:
-        return False
 
     def requires(self, problem):
         return None
@@ -57,9 +51,6 @@ class ScaledAscent(AbstractAlgorithm):
 
     def statistics(self, problem, params, z, w, batch):
         return Score().per_unit(problem.model, params, z, w, batch)
-
-    def refreshed(self, state, total):
-        return state
 
     def step(self, problem, estep, params, state, rows, batch, noise, key, k, axis, devices):
         estep_rows, own_rows = rows

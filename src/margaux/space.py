@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, PyTree
 
+from .compiling import compiled
 from .naming import path_name
 
 
@@ -276,15 +277,21 @@ def validate(space: AbstractSpace, params: PyTree) -> None:
     """
     if not isinstance(space, Product):
         return
-    for path, (one, leaf) in _pairs(space, params):
+    near = jax.tree.leaves(_projected(space, jax.tree.map(np.asarray, params)))
+    for (path, (one, leaf)), nearest in zip(_pairs(space, params), near, strict=True):
         value = np.asarray(leaf)
-        nearest = np.asarray(one.project(jnp.asarray(value)))
         if not np.allclose(value, nearest, rtol=1e-5, atol=1e-6):
             raise ValueError(
                 f"parameter {path} = {value} lies outside {type(one).__name__}; the nearest point inside is {nearest}"
             )
 
 
+@compiled
+def _projected(space: AbstractSpace, params: PyTree) -> PyTree:
+    return space.project(params)
+
+
+@compiled
 def boundary_flags(space: AbstractSpace, params: PyTree) -> Bool[Array, " p"]:
     """`at_boundary` as one flat vector in the order of the parameters."""
     flags = space.at_boundary(params)

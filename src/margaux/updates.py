@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import abc
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeGuard
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
-import optax
 from jaxtyping import Array, PyTree
 
 from .model import AbstractModel, Params
 from .penalty import AbstractPenalty, NoPenalty
 from .schedule import AbstractSchedule
 from .space import AbstractSpace
+
+if TYPE_CHECKING:
+    import optax
 
 
 class Problem(eqx.Module):
@@ -61,6 +63,11 @@ class Ascent(AbstractUpdate):
         return problem.land(moved, delta), state
 
 
+def is_optimiser(step: Any) -> TypeGuard[optax.GradientTransformation]:
+    """Whether it is an optax gradient transformation, by its two functions: optax takes its time to import."""
+    return callable(getattr(step, "init", None)) and callable(getattr(step, "update", None))
+
+
 class Optax(AbstractUpdate):
     """Any optax gradient transformation, then the proximal step and the projection.
 
@@ -76,7 +83,7 @@ class Optax(AbstractUpdate):
     def __call__(self, problem, params, s, state, k):
         descent = jax.tree.map(jnp.negative, s)
         moves, state = self.optimiser.update(descent, state, params)
-        return problem.land(optax.apply_updates(params, moves), self.step(k)), state
+        return problem.land(jax.tree.map(jnp.add, params, moves), self.step(k)), state
 
 
 class MStep(AbstractUpdate):

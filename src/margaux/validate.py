@@ -142,15 +142,14 @@ def check_model(problem: Problem, estep: AbstractEStep, algorithm: AbstractAlgor
 
 def _check_start(problem: Problem, params: PyTree, unit: PyTree, latents: PyTree) -> None:
     model, name = problem.model, type(problem.model).__name__
-    z = model.init_latents(jax.random.key(0), params, unit)
+    # One small program, of one unit: operation by operation this takes seconds.
+    try:
+        z, value, gradient = _at_the_start(model, params, unit)
+    except TypeError as error:
+        raise TypeError(f"{name}.log_joint cannot be differentiated in the parameters: {error}") from error
     for path, leaf in jax.tree_util.tree_flatten_with_path(z)[0]:
         if not np.all(np.isfinite(np.asarray(leaf))):
             raise ValueError(f"{name}.init_latents gives non-finite {path_name(path) or 'latents'} at the first unit")
-    # One small program, of one unit: operation by operation this takes seconds.
-    try:
-        value, gradient = _value_and_gradient(model, params, z, unit)
-    except TypeError as error:
-        raise TypeError(f"{name}.log_joint cannot be differentiated in the parameters: {error}") from error
     value = float(value)
     if not np.isfinite(value):
         raise ValueError(
@@ -196,8 +195,10 @@ def check_distinct(starts: list[PyTree]) -> None:
 
 
 @compiled
-def _value_and_gradient(model: AbstractModel, params: PyTree, z: PyTree, unit: PyTree) -> tuple[Any, PyTree]:
-    return jax.value_and_grad(model.log_joint)(params, z, unit)
+def _at_the_start(model: AbstractModel, params: PyTree, unit: PyTree) -> tuple[PyTree, Any, PyTree]:
+    """Starting latents, log joint there, and its gradient in the parameters."""
+    z = model.init_latents(jax.random.key(0), params, unit)
+    return z, *jax.value_and_grad(model.log_joint)(params, z, unit)
 
 
 def _about_shapes(what: str, error: Exception, unit: PyTree) -> Exception:

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from jaxtyping import PyTree
 
 from ..kernels import ULA, AbstractKernel, AbstractProximalKernel, AbstractSubsamplingKernel
-from ..model import AbstractFactorised, AbstractNonSmooth, Target, leading, mapped
+from ..model import AbstractFactorised, AbstractNonSmooth, Target, leading, mapped, over_units
 from ..schedule import AbstractSchedule, as_schedule
 from .base import AbstractEStep, first_draw
 
@@ -171,16 +171,14 @@ class MCMC(AbstractEStep):
                 row["n_transitions"] = row["n_transitions"] + 1
             return row, jnp.mean(acceptance)
 
-        rows, acceptance = mapped(unit, leading(batch))(noise, rows, batch)
+        rows, acceptance = over_units(model, unit, batch)(noise, rows)
         return rows, jnp.sum(acceptance)
 
     def _refreshed(self, model, params, rows, batch) -> PyTree:
         def unit(row, y):
-            target = Target(model, params, y)
-            chain = mapped(lambda z, s: self.kernel.refresh(z, s, target), self.n_chains)
-            return chain(row["z"], row["kernel"])
+            return self.kernel.refresh_unit(row["z"], row["kernel"], Target(model, params, y), self.n_chains)
 
-        return mapped(unit, leading(batch))(rows, batch)
+        return over_units(model, unit, batch)(rows)
 
     def _restarted(self, noise, model, params, rows, batch) -> PyTree:
         def unit(key, y):

@@ -40,8 +40,10 @@ class NLME(Parameters, Fitted):
         log_likelihood: instead of `structural` and `error`: f(parameters, row) -> log p(y | parameters), or an
             outcome such as `margaux.nlme.Poisson(...)`.
         n_iter: iterations at most, of which `n_burn` with gain one; then it decays like k^-`power`. The fit stops
-            when no parameter has a trend any more (not before n_burn + 100 iterations); stop=False runs them all.
-        n_chains: chains a subject; by default enough for 50 in all. n_starts: starts screened, for `n_screen` iterations.
+            when the Monte Carlo error is small beside the statistical one (see `margaux.nlme.settled`); stop=False runs
+            them all.
+        n_chains: chains a subject; by default two or more, 50 in all, and one from 500 subjects on.
+        n_starts: starts screened, for `n_screen` iterations each.
         pattern: moves of the sampler, in turn, or a kernel (see `margaux.Alternating`). n_steps: transitions an iteration;
             by default four, or two from 500 subjects on, whose averages need no more.
         anneal: least ratio of a variance to its last value during the burn-in; 0 for no annealing.
@@ -75,7 +77,7 @@ class NLME(Parameters, Fitted):
         omega: Any = "diagonal",
         error: ResidualError | str = "constant",
         log_likelihood: Any = None,
-        n_iter: int = 1000,
+        n_iter: int = 2000,
         n_burn: int = 200,
         power: float = 0.7,
         stop: bool = True,

@@ -7,9 +7,9 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+import scipy
 from jax.flatten_util import ravel_pytree
 from jaxtyping import Array, PyTree
-from scipy import special
 
 from ..compiling import compiled
 from ..esteps.base import flat_start, flat_target
@@ -51,7 +51,7 @@ def harmonic_mean(fit: Any, params: PyTree, n_draws: int, key: int = 0) -> tuple
         size = np.linalg.norm(np.linalg.solve(factor, centred.T), axis=0)
         radius = np.quantile(size, SHARE)
         d = x.shape[1]
-        log_volume = d / 2 * np.log(np.pi) - special.gammaln(d / 2 + 1) + d * np.log(radius) + np.log(np.diag(factor)).sum()
+        log_volume = d / 2 * np.log(np.pi) - scipy.special.gammaln(d / 2 + 1) + d * np.log(radius) + np.log(np.diag(factor)).sum()
         top = log_p[size <= radius].min()
         ratio = np.where(size <= radius, np.exp(top - log_p), 0.0)
         # Chains are the fastest axis: batches of consecutive draws.

@@ -10,8 +10,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pandas as pd
+import scipy
 from jax.flatten_util import ravel_pytree
-from scipy import special
 
 from ..esteps import AbstractEStep
 from ..model import log_joints
@@ -168,13 +168,13 @@ def wald_table(fit: Any, level: float = 0.95, method: str = "louis") -> pd.DataF
     estimate = np.concatenate([np.ravel(leaf) for leaf in jax.tree.leaves(fit.params)]).astype(float)
     se = np.sqrt(np.diagonal(info.covariance))
     z = estimate / se
-    half = special.ndtri(0.5 + level / 2) * se
+    half = scipy.special.ndtri(0.5 + level / 2) * se
     frame = pd.DataFrame(
         {
             "estimate": estimate,
             "se": se,
             "z": z,
-            "p": 2 * special.ndtr(-np.abs(z)),
+            "p": 2 * scipy.special.ndtr(-np.abs(z)),
             "ci_low": estimate - half,
             "ci_high": estimate + half,
         },
@@ -219,4 +219,4 @@ def wald_test(fit: Any, contrast: Any, value: Any = 0.0, method: str = "louis") 
         why = fit.information(method).message or "the rows of the contrast are linearly dependent"
         raise ValueError(f"this contrast has no usable variance: {why}")
     statistic = float(gap @ np.linalg.solve(variance, gap))
-    return WaldTest(statistic, r.shape[0], float(special.chdtrc(r.shape[0], statistic)))
+    return WaldTest(statistic, r.shape[0], float(scipy.special.chdtrc(r.shape[0], statistic)))

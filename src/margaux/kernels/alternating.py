@@ -9,11 +9,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.flatten_util import ravel_pytree
-from jaxtyping import Array
+from jaxtyping import Array, PyTree
 
 from ..gaussian import laplace
+from ..model import Latents, mapped
 from ..schedule import AbstractSchedule, as_schedule
-from .base import AbstractKernel, flat_size
+from .base import AbstractKernel, LogDensity, flat_size
 
 #: acceptance rates the moves are adapted towards (None: not adapted), and their first scales in d dimensions
 MOVES: dict[str, tuple[float | None, Any]] = {
@@ -101,6 +102,15 @@ class Alternating(AbstractKernel):
         return normal[:-1], jax.scipy.special.ndtr(normal[-1])
 
     def refresh(self, z, kstate, logdensity):
+        return self._valued(z, kstate | self._approximation(z, kstate, logdensity), logdensity)
+
+    def refresh_unit(self, z, kstate, logdensity, n_chains):
+        first = lambda tree: jax.tree.map(lambda leaf: leaf[0], tree)  # noqa: E731
+        shared = self._approximation(first(z), first(kstate), logdensity)
+        return mapped(lambda z, state: self._valued(z, state | shared, logdensity), n_chains)(z, kstate)
+
+    def _approximation(self, z: Latents, kstate: PyTree, logdensity: LogDensity) -> PyTree:
+        """Mode and root, renewed if they are due."""
         flat, unravel = ravel_pytree(z)
         target = lambda x: logdensity(unravel(x))  # noqa: E731
 
@@ -110,11 +120,14 @@ class Alternating(AbstractKernel):
         # A loop of no turns costs nothing, under vmap too (its start passes through the carry, or XLA would hoist it).
         due = kstate["visits"] % self.every == 0
         mode, root = jax.lax.fori_loop(0, due.astype(jnp.int32), renewed, (flat, kstate["root"]))
-        mode = jnp.where(due, mode, kstate["mode"])
-        state = kstate | {"mode": mode, "root": root, "visits": kstate["visits"] + 1}
-        return state | self._valued(target, flat)
+        return {"mode": jnp.where(due, mode, kstate["mode"]), "root": root, "visits": kstate["visits"] + 1}
 
-    def _valued(self, target: Any, flat: Array) -> dict[str, Array]:
+    def _valued(self, z: Latents, kstate: PyTree, logdensity: LogDensity) -> PyTree:
+        """The state with the density at z."""
+        flat, unravel = ravel_pytree(z)
+        return kstate | self._value(lambda x: logdensity(unravel(x)), flat)
+
+    def _value(self, target: Any, flat: Array) -> dict[str, Array]:
         if not self._langevin:
             return {"value": _or_never(target(flat))}
         value, gradient = jax.value_and_grad(target)(flat)
@@ -146,7 +159,7 @@ class Alternating(AbstractKernel):
             langevin = is_.get("mala", False) | is_.get("ula", False)
             proposal = jnp.where(langevin, flat + root @ drift, proposal)
 
-        new = self._valued(target, proposal)
+        new = self._value(target, proposal)
         log_ratio = new["value"] - kstate["value"]
         if "independence" in is_:
             current = jax.scipy.linalg.solve_triangular(root, flat - mode, lower=True) / wide

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from jax.flatten_util import ravel_pytree
 from jaxtyping import Array, Float, PRNGKeyArray, PyTree, Scalar
 
-from ..model import Latents
+from ..model import Latents, mapped
 from ..schedule import AbstractSchedule
 
 #: z -> log p(y, z | theta); a `margaux.model.Target` where the model has more to give
@@ -43,6 +43,10 @@ class AbstractKernel(eqx.Module):
     @abc.abstractmethod
     def refresh(self, z: Latents, kstate: PyTree, logdensity: LogDensity) -> PyTree:
         """Called once at the start of an E-step, where the parameters have moved."""
+
+    def refresh_unit(self, z: Latents, kstate: PyTree, logdensity: LogDensity, n_chains: int) -> PyTree:
+        """`refresh` of all chains of one unit (leading axis), for kernels whose chains share what is computed."""
+        return mapped(lambda z_c, state: self.refresh(z_c, state, logdensity), n_chains)(z, kstate)
 
     @abc.abstractmethod
     def step(

@@ -9,8 +9,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pandas as pd
+import scipy
 from jax.flatten_util import ravel_pytree
-from scipy import special
 
 from ..compiling import compiled
 from ..inference import WaldTest, each_unit, information, proposals
@@ -192,11 +192,11 @@ def with_intervals(fitted: Any, frame: pd.DataFrame, level: float) -> pd.DataFra
     out = frame.copy()
     df = degrees_of_freedom(fitted)
     out["t"] = out["estimate"] / out["se"]
-    out["p"] = 2 * special.stdtr(df, -np.abs(out["t"].to_numpy()))
+    out["p"] = 2 * scipy.special.stdtr(df, -np.abs(out["t"].to_numpy()))
     ends = []
     with precision(np.dtype(np.float64)):
         for (_, row), one, half in zip(
-            out.iterrows(), scales(fitted).values(), special.stdtrit(df, 0.5 + level / 2), strict=True
+            out.iterrows(), scales(fitted).values(), scipy.special.stdtrit(df, 0.5 + level / 2), strict=True
         ):
             if not np.isfinite(row["se"]):
                 ends.append((np.nan, np.nan))
@@ -321,7 +321,7 @@ def lr_test(reduced: Any, full: Any) -> LikelihoodRatioTest:
     error = 2 * float(np.hypot(full.loglik_.se, reduced.loglik_.se))
     variance = any(n.startswith("omega2_") and n not in reduced.params_ for n in full.params_)
     note = "a variance is tested on its boundary: the p-value is conservative" if variance else ""
-    return LikelihoodRatioTest(statistic, df, float(special.chdtrc(df, max(statistic, 0.0))), error, note)
+    return LikelihoodRatioTest(statistic, df, float(scipy.special.chdtrc(df, max(statistic, 0.0))), error, note)
 
 
 def wald_test(fitted: Any, names: str | list[str], value: Any = 0.0) -> WaldTest:
@@ -337,7 +337,7 @@ def wald_test(fitted: Any, names: str | list[str], value: Any = 0.0) -> WaldTest
         raise ValueError(f"{wanted} have no usable standard errors: {fitted.summary().attrs['message']}")
     gap = np.asarray([fitted.params_[name] for name in wanted]) - value
     statistic = float(gap @ np.linalg.solve(variance, gap))
-    return WaldTest(statistic, len(wanted), float(special.chdtrc(len(wanted), statistic)))
+    return WaldTest(statistic, len(wanted), float(scipy.special.chdtrc(len(wanted), statistic)))
 
 
 def compare(*fits: Any, **named: Any) -> pd.DataFrame:

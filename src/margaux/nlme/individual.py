@@ -9,9 +9,9 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+import scipy
 from jax.scipy.stats import norm
 from jaxtyping import Array
-from scipy import special
 
 
 @dataclasses.dataclass(frozen=True)
@@ -86,7 +86,7 @@ class LogitNormal(Bounded):
 
     def gaussian(self, psi):
         with np.errstate(all="ignore"):
-            return special.logit(self._share(psi))
+            return scipy.special.logit(self._share(psi))
 
 
 class ProbitNormal(Bounded):
@@ -97,4 +97,4 @@ class ProbitNormal(Bounded):
 
     def gaussian(self, psi):
         with np.errstate(all="ignore"):
-            return special.ndtri(self._share(psi))
+            return scipy.special.ndtri(self._share(psi))

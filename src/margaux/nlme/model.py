@@ -12,6 +12,7 @@ from jax.scipy.stats import norm
 from jaxtyping import Array, Float
 
 from ..curved import AbstractCurvedFamily
+from ..model import AbstractUneven
 from ..space import Positive, PositiveDefinite, Real
 from .individual import Individual
 from .outcomes import AbstractOutcome, Continuous
@@ -20,7 +21,7 @@ from .outcomes import AbstractOutcome, Continuous
 VANISHING = 0.985
 
 
-class MixedEffects(AbstractCurvedFamily):
+class MixedEffects(AbstractCurvedFamily, AbstractUneven):
     r"""$y_{ij}\sim p(\cdot\mid\psi_i)$, $\psi_i = h(\phi_i)$, $\phi_i\sim N(C_i\beta, \Omega)$.
 
     The latent of a subject is $\phi$ of its random parameters (d,). Engine parameters: `beta`, coefficients of the
@@ -36,6 +37,7 @@ class MixedEffects(AbstractCurvedFamily):
         vanishing: parameters without random effect that are given one whose variance vanishes ("exponentialised":
             Kuhn and Lavielle 2005, section 5), so that their M-step is closed. vanished: variances (of the
             independent effects) below which it does not fall, since EM no longer moves what hardly varies.
+        groups: how many subjects, in the order of their data, have at most so many rows: see `by_size`.
     """
 
     outcome: AbstractOutcome = eqx.field(static=True)
@@ -44,6 +46,7 @@ class MixedEffects(AbstractCurvedFamily):
     blocks: tuple[tuple[int, ...], ...] = eqx.field(static=True)
     vanishing: tuple[str, ...] = eqx.field(static=True, default=())
     vanished: Any = None
+    groups: tuple[tuple[int, int], ...] = eqx.field(static=True, default=())
 
     @property
     def random(self) -> list[int]:
@@ -78,6 +81,10 @@ class MixedEffects(AbstractCurvedFamily):
     def variances(self) -> tuple[str, ...]:
         own = (("omega2",) if self.independent else ()) + (("omega",) if self.blocks else ())
         return own + (("error",) if self.closed_error else ())
+
+    def trimmed(self, units, rows):
+        shorter = jax.tree.map(lambda leaf: leaf[:, :rows], {name: units[name] for name in ("rows", "mask")})
+        return units | shorter
 
     def space(self) -> dict[str, Any]:
         """Theta, by name of the parameters there are."""

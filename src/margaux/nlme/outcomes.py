@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import abc
 import dataclasses
+import functools
 from collections.abc import Callable
 
 import jax
@@ -44,8 +45,14 @@ class AbstractOutcome(abc.ABC):
     survival = False
 
 
+@functools.cache
+def _by_row(function: RowFunction) -> Callable[..., Array]:
+    """The function mapped over rows, traced once for all the programs that use it."""
+    return jax.jit(jax.vmap(function, (None, 0)), inline=True)
+
+
 def _each(function: RowFunction, psi: dict[str, Array], rows: dict[str, Array]) -> Array:
-    return jax.vmap(lambda row: function(psi, row))(rows)
+    return _by_row(function)(psi, rows)
 
 
 @dataclasses.dataclass(frozen=True)

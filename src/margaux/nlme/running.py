@@ -11,8 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 import pandas as pd
 
-from ..average import PolyakRuppert
-from ..callbacks import AbstractCallback, Progress
+from ..average import LinearlyWeighted
 from ..compiling import compiled
 from ..curved import SAEM
 from ..esteps import MCMC
@@ -30,6 +29,8 @@ from .importance import AdaptedMixture, conditional_modes
 from .individual import Individual
 from .model import MixedEffects, carried_over
 from .outcomes import Continuous
+from .settled import Settled
+from .sizes import by_size
 from .start import between_subjects, find_starts, first_guess
 
 #: a variance is zero (a correlation one) where the log-likelihood is no lower then, to within this, by so many draws a subject
@@ -37,8 +38,8 @@ NEGLIGIBLE, DRAWS = 0.05, 200
 #: which are looked at: variance of the modes over omega2 below the one, eigenvalue of the correlations below the other
 SHRUNK, NEARLY = 0.3, 0.1
 
-#: subjects that starts are screened on, at most
-ENOUGH = 100
+#: subjects that starts are screened on, at most; and those from which on one short chain each is enough
+ENOUGH, MANY = 100, 500
 
 #: individual parameters -> model and units
 Build = Callable[[dict[str, Individual]], tuple[MixedEffects, dict]]
@@ -82,38 +83,15 @@ class Settings:
             raise ValueError(f'fixed_effects must be "newton" or "exponentialised", got {self.fixed_effects!r}')
 
     def estep(self, n_units: int, n_chains: int | None = None) -> MCMC:
-        chains = n_chains or self.n_chains or max(1, -(-50 // n_units))
-        n_steps = self.n_steps or (4 if n_units < 500 else 2)
+        chains = n_chains or self.n_chains or max(2 if n_units < MANY else 1, -(-50 // n_units))
+        n_steps = self.n_steps or (4 if n_units < MANY else 2)
         kernel = self.pattern if isinstance(self.pattern, AbstractKernel) else Alternating(self.pattern)
         return MCMC(kernel, n_steps=n_steps, thin=n_steps, n_chains=chains)
 
     def algorithm(self, n_burn: int) -> SAEM:
         gain = ConstantThenDecay(1.0, n_burn, self.power)
         return SAEM(gain=gain, anneal=np.asarray(self.anneal), anneal_until=np.asarray(n_burn),
-                    average=PolyakRuppert(float(n_burn + 1)), refresh_epochs=None)  # fmt: skip
-
-
-class Settled(AbstractCallback):
-    """Stops when the averaged estimate has settled.
-
-    The scale of each parameter is the SD of its trace in the second half of the burn-in, at gain one. The fit stops when the
-    means of the two halves of what came after the burn-in differ by less than `tolerance` of it, after 100 iterations at least.
-    """
-
-    def __init__(self, n_burn: int, tolerance: float = 0.3) -> None:
-        self.n_burn, self.tolerance = n_burn, tolerance
-
-    def __call__(self, progress: Progress) -> bool:
-        trace = progress.trace.get("params")
-        if trace is None or progress.iteration < self.n_burn + 100:
-            return False
-        scale = trace[self.n_burn // 2 : self.n_burn].std(axis=0)
-        first, second = np.array_split(trace[self.n_burn :], 2)
-        gap = np.abs(second.mean(axis=0) - first.mean(axis=0))
-        return bool(np.all(gap <= self.tolerance * scale + 1e-8 * (1 + np.abs(second.mean(axis=0)))))
-
-    def close(self) -> None:
-        return None
+                    average=LinearlyWeighted(max(n_burn, 1)))  # fmt: skip
 
 
 def check_structural(model: MixedEffects, units: dict, data: LongData) -> None:
@@ -192,7 +170,7 @@ def estimate(build: Build, individual: dict[str, Individual], settings: Settings
 
 def _saem(build: Build, individual: dict[str, Individual], start: dict, settings: Settings) -> Fit:
     model, units = build(individual)
-    stop = Settled(settings.n_burn) if settings.stop else None
+    stop = Settled(model, units, start, settings.n_burn) if settings.stop else None
     others: dict[str, Any] = dict(
         n_iter=settings.n_iter, batch_size=settings.batch_size, key=settings.seed, dtype=settings.dtype, stop=stop,
         progress=settings.verbose,
@@ -200,7 +178,7 @@ def _saem(build: Build, individual: dict[str, Individual], start: dict, settings
     algorithm, estep = settings.algorithm(settings.n_burn), settings.estep(len(units["mask"]))
     vanishing = [name for name, one in individual.items() if not one.random]
     if settings.fixed_effects == "newton" or not vanishing:
-        return run(model, units, algorithm, estep, params=start, space=model.space(), **others)
+        return _by_size(model, units, algorithm, estep, params=start, space=model.space(), **others)
     wide, wide_units = build({name: dataclasses.replace(one, random=True) for name, one in individual.items()})
     start = carried_over(model, wide, start)
     # `carried_over` gives new random effects a variance of one; a plausible one is what they start from, and a
@@ -209,12 +187,28 @@ def _saem(build: Build, individual: dict[str, Individual], start: dict, settings
     new = np.asarray([wide.names[wide.random[j]] in vanishing for j in wide.independent])
     start["omega2"] = np.where(new, plausible, start["omega2"])
     wide = dataclasses.replace(wide, vanishing=tuple(vanishing), vanished=start["omega2"] / 20)
-    fit = run(wide, wide_units, algorithm, estep, params=start, space=wide.space(), **others)
+    fit = _by_size(wide, wide_units, algorithm, estep, params=start, space=wide.space(), **others)
     # The likelihood, the information and the predictions are those of the model that was asked for.
     moved = {name: carried_over(wide, model, getattr(fit, name)) for name in ("params", "last_params")}
     runs = jax.tree.map(lambda leaf: np.asarray(leaf)[None], moved["params"])
     problem = Problem(model, as_space(model.space(), moved["params"]), NoPenalty(), len(units["mask"]))
     return dataclasses.replace(fit, **moved, run_params=runs, problem=problem, data=units, rows=None)
+
+
+def _by_size(model: MixedEffects, units: dict, algorithm: SAEM, estep: MCMC, **others: Any) -> Fit:
+    """The fit with subjects in groups by size, if that is worth it; its data, rows and model are in the given order."""
+    order, groups = by_size(units["mask"], estep.n_chains)
+    if not groups or others["batch_size"] is not None:
+        return run(model, units, algorithm, estep, **others)
+    grouped = dataclasses.replace(model, groups=groups)
+    fit = run(grouped, jax.tree.map(lambda leaf: np.asarray(leaf)[order], units), algorithm, estep, **others)
+    back, problem = np.argsort(order), fit._model()
+    return dataclasses.replace(
+        fit,
+        rows=jax.tree.map(lambda leaf: leaf[:, back], fit.rows),
+        data=jax.tree.map(lambda leaf: np.asarray(leaf)[back], fit.data),
+        problem=Problem(model, problem.space, problem.penalty, problem.n),
+    )
 
 
 def first_parameters(model: MixedEffects, units: dict, settings: Settings) -> list[dict]:

@@ -7,6 +7,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+import scipy
 
 from ..compiling import compiled
 from .individual import Bounded, Individual, LogNormal, Normal
@@ -37,8 +38,6 @@ def find_starts(outcome: Any, individual: dict[str, Individual], units: dict, se
     Raises:
         ValueError: the model is finite nowhere.
     """
-    from scipy import optimize
-
     names = list(individual)
     given = {name: one.start for name, one in individual.items() if one.start is not None}
     free = [name for name in names if name not in given]
@@ -60,7 +59,7 @@ def find_starts(outcome: Any, individual: dict[str, Individual], units: dict, se
     minima: list[tuple[float, np.ndarray]] = []
     for place in _apart(grid, misfit):
         with np.errstate(all="ignore"):
-            found = optimize.minimize(lambda u: _safe(slope(jnp.asarray(u))), place, jac=True, method="BFGS",
+            found = scipy.optimize.minimize(lambda u: _safe(slope(jnp.asarray(u))), place, jac=True, method="BFGS",
                                       options={"maxiter": 200})  # fmt: skip
         if np.isfinite(found.fun):
             minima.append((float(found.fun), found.x))
@@ -122,8 +121,8 @@ def between_subjects(model: Any, units: dict, params: dict) -> np.ndarray:
     with np.errstate(all="ignore"):
         sd = 2 / np.sqrt(information)
     out = []
-    for j, value, typical in zip(model.random, sd, np.asarray(params["beta"]), strict=False):
-        one = model.individual[j][1]
+    for j, value in zip(model.random, sd, strict=True):
+        one, typical = model.individual[j][1], float(params["beta"][model.coefficients(j)[0]])
         if isinstance(one, Normal):
             out.append(value if np.isfinite(value) else max(abs(typical), 1.0))
         else:

@@ -1,0 +1,50 @@
+"""Subjects of very different numbers of rows, in groups by size."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from .data import LANES
+
+#: groups at most, each of which is compiled by itself, and padded cells that one more must save: those of all chains
+GROUPS, WORTH = 4, 40_000
+
+
+def by_size(mask: np.ndarray, n_chains: int) -> tuple[np.ndarray, tuple[tuple[int, int], ...]]:
+    """The order of subjects by number of rows, and (subjects, rows) of the groups that leave least padding.
+
+    No groups where padding to one width costs little more.
+
+    Args:
+        mask: (n, T), one where there is a row.
+
+    >>> order, groups = by_size(np.arange(8) < np.array([[8], [2]] * 5000).reshape(-1, 1), 4)
+    >>> groups
+    ((5000, 2), (5000, 8))
+    """
+    n = len(mask)
+    sizes = np.sum(np.asarray(mask) > 0, axis=1)
+    order = np.argsort(sizes, kind="stable")
+    # Widths as `group` pads them: multiples of LANES, or the few rows there are.
+    width = mask.shape[1]
+    widths = np.minimum(np.where(sizes > LANES // 2, -(-sizes // LANES) * LANES, sizes), width)[order]
+    ends = np.flatnonzero(np.append(np.diff(widths) > 0, True)) + 1  # a group ends where the width grows
+    # best[g][e]: least cells of the subjects before ends[e] in g + 1 groups, and where the last of them starts.
+    starts = np.concatenate([[0], ends])
+    cells = starts[1:] * widths[ends - 1].astype(float)
+    best, cuts = [cells], []
+    for _ in range(1, min(GROUPS, len(ends))):
+        last = (starts[1:, None] - starts[None, 1:]) * widths[ends - 1][:, None]
+        table = np.where(last > 0, best[-1][None] + last, np.inf)
+        cuts.append(table.argmin(axis=1))
+        best.append(table.min(axis=1))
+    saved = np.asarray([(best[0][-1] - found[-1]) * n_chains - WORTH * g for g, found in enumerate(best)])
+    count = int(saved.argmax())
+    if count == 0:
+        return np.arange(n), ()
+    edges, e = [len(ends) - 1], len(ends) - 1
+    for g in range(count - 1, -1, -1):
+        e = int(cuts[g][e])
+        edges.append(e)
+    stops = ends[edges[::-1]]
+    return order, tuple(zip(np.diff(stops, prepend=0).tolist(), widths[stops - 1].tolist(), strict=True))
