@@ -38,6 +38,8 @@ with _paused():
         AbstractKernel,
         Alternating,
         BlackJAX,
+        CrankNicolson,
+        EllipticalSlice,
         IndependenceMH,
         ProximalULA,
         RandomWalk,
@@ -51,6 +53,7 @@ with _paused():
         AbstractFactorised,
         AbstractModel,
         AbstractNonSmooth,
+        AbstractSurrogate,
         one_unit,
     )
     from .particles import ParticleLangevin
@@ -65,6 +68,9 @@ __version__ = "0.1.0"
 #: estimators, imported when first asked for
 _ESTIMATORS = {
     "EmpiricalBayesLogistic": "empirical_bayes",
+    "MissingGLM": "missing",
+    "MissingLinear": "missing",
+    "MissingLogistic": "missing",
     "NLME": "nlme",
     "SparseInverse": "sparse_inverse",
     "SparseMixedLogistic": "sparse_mixed",

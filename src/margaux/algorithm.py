@@ -13,7 +13,7 @@ from .average import AbstractAverage
 from .esteps import AbstractEStep
 from .memory import AbstractMemory
 from .model import Latents, Params, leading
-from .statistics import AbstractStatistic
+from .statistics import AbstractStatistic, SufficientStatistics
 from .updates import AbstractUpdate, Problem
 
 
@@ -111,13 +111,16 @@ class Algorithm(AbstractAlgorithm):
 
     def step(self, problem, estep, params, state, rows, batch, noise, key, k, axis, devices):
         estep_rows, own_rows = rows
-        read = self.statistic.per_unit if self.has_rows else self.statistic.total
         b = leading(batch) * devices
+        by_score = not isinstance(self.statistic, SufficientStatistics)
+        ready, known = (problem, batch) if by_score else problem.prepared(params, batch)
 
         def f(z, w):
-            return read(problem.model, params, z, w, batch)
+            if self.has_rows:
+                return self.statistic.per_unit(problem.model, params, z, w, batch)
+            return self.statistic.total(ready.model, params, z, w, known)
 
-        value, estep_rows, info = estep.expect(f, noise, problem.model, params, estep_rows, batch, k)
+        value, estep_rows, info = estep.expect(f, noise, ready.model, params, estep_rows, known, k)
         local, own_rows = self.memory.contribution(own_rows, value)
         total, info = sum_over_devices((local, info), axis)
         mean, memory = self.memory.combine(state["memory"], total, problem.n, b, k)

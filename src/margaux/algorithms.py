@@ -120,18 +120,22 @@ def incremental_em(average: AbstractAverage | None = None) -> Algorithm:
     return _composed(SufficientStatistics(), Table(), MStep(), average or LastIterate())
 
 
-def misso(lipschitz: float, average: AbstractAverage | None = None) -> Algorithm:
-    r"""MISSO with quadratic surrogates (Karimi, Wai, Moulines and Li, algorithm 2 and eq. 6).
+def misso(lipschitz: float | None = None, average: AbstractAverage | None = None) -> Algorithm:
+    r"""MISSO (Karimi, Wai, Moulines and Li, algorithm 2): by default with the model's own surrogate
+    (`margaux.AbstractSurrogate`, or the sufficient statistics of an exponential family: their example 1).
 
     Args:
-        lipschitz: L, a bound on the curvature of each unit's $-\log p(y_i\mid\theta)$. Each visit
-            moves one unit's surrogate, so an epoch is about one gradient step of length 1 / L.
+        lipschitz: L, for quadratic surrogates in its place (eq. 6): a bound on the curvature of each unit's
+            $-\log p(y_i\mid\theta)$. Each visit moves one unit's surrogate, so an epoch is about one gradient step of
+            length 1 / L.
     """
+    if lipschitz is None:
+        return incremental_em(average)
     curvature = _positive("lipschitz", lipschitz)
     return _composed(SurrogateMinimiser(curvature), Table(), Mean(curvature), average or PolyakRuppert())
 
 
-def miso(lipschitz: float) -> Algorithm:
+def miso(lipschitz: float | None = None) -> Algorithm:
     """MISO (Mairal 2015, algorithm 1): `misso` for a deterministic E-step (Exact or Quadrature), no averaging."""
     return misso(lipschitz, LastIterate())
 

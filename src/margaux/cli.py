@@ -8,6 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
+from .missing.cli import fit_missing_logistic
 from .nlme.cli import fit_nlme
 
 app = typer.Typer(add_completion=False, no_args_is_help=True, help="Maximum marginal likelihood for latent-variable models.")
@@ -15,6 +16,7 @@ app = typer.Typer(add_completion=False, no_args_is_help=True, help="Maximum marg
 fits = typer.Typer(no_args_is_help=True, help="Fit a model to a file.")
 app.add_typer(fits, name="fit")
 fits.command("nlme")(fit_nlme)
+fits.command("missing-logistic")(fit_missing_logistic)
 
 
 @app.command()
@@ -64,7 +66,7 @@ def _pharmacokinetics(out: Path) -> None:
 
 @app.command()
 def reproduce(
-    name: Annotated[str, typer.Argument(help="soul_wisconsin, soul_audio, soul_sparse, soul_tv or saem_biased.")],
+    name: Annotated[str, typer.Argument(help="soul_wisconsin, soul_audio, soul_sparse, soul_tv, saem_biased or misso_missing.")],
     full: Annotated[bool, typer.Option("--full", help="The paper's own sizes, instead of a few minutes.")] = False,
     out: Annotated[Path, typer.Option(help="Folder for the figures.")] = Path("reproduce-output"),
 ) -> None:

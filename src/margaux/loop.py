@@ -78,12 +78,15 @@ def draw_noise(settings: Settings, keys: Array, struct: PyTree, k: Array, ids: A
     """
     zeros = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), struct)
     shape = jnp.broadcast_shapes(keys.shape, jnp.shape(k), jnp.shape(ids))
-    flat = lambda x: jnp.ravel(jnp.broadcast_to(x, shape))  # noqa: E731
+    before = jnp.broadcast_shapes(keys.shape, jnp.shape(k))
+    flat = lambda x, shape: jnp.ravel(jnp.broadcast_to(x, shape))  # noqa: E731
+    # An iteration's key is made once, not once a unit.
+    turns = jax.vmap(jax.random.fold_in)(flat(keys, before), flat(k, before)).reshape(before)
 
-    def one(key, k, i):
-        return settings.estep.noise(jax.random.fold_in(jax.random.fold_in(key, k), i), zeros)
+    def one(key, i):
+        return settings.estep.noise(jax.random.fold_in(key, i), zeros)
 
-    drawn = jax.vmap(one)(flat(keys), flat(k), flat(ids))
+    drawn = jax.vmap(one)(flat(turns, shape), flat(ids, shape))
     return jax.tree.map(lambda leaf: leaf.reshape(shape + leaf.shape[1:]), drawn)
 
 
@@ -102,7 +105,7 @@ def _iteration(settings, key, carry, k, batch, rows, noise, axis, devices):
     )
     average = averaging.include(settings.average, carry.average, params, k, settings.burn_in)
     flat, _ = ravel_pytree(params)
-    trace = {"params": flat} if flat.size <= 256 else {"norm": jnp.linalg.norm(flat)[None]}
+    trace = {"params": flat} if flat.size <= 1024 else {"norm": jnp.linalg.norm(flat)[None]}
     return params, state, average, rows, trace | info
 
 

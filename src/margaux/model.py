@@ -45,6 +45,32 @@ class AbstractExponentialFamily(AbstractModel):
         """The maximiser of the complete likelihood whose statistics average `mean_stats` over units."""
 
 
+class AbstractSurrogate(AbstractModel):
+    r"""A model with a surrogate of its own, $\hat{\mathcal L}_i(\vartheta;\theta) \ge -\log p(y_i\mid\vartheta) + const$ with
+    equality at $\vartheta = \theta$, given by coefficients that are expectations under $p(z_i\mid y_i,\theta)$.
+
+    Algorithms that average sufficient statistics average the coefficients instead: with a table a unit this is MISSO
+    (Karimi, Wai, Moulines and Li, algorithm 2), with Robbins-Monro averages SAEM.
+    """
+
+    @abc.abstractmethod
+    def surrogate(self, params: Params, z: Latents, y: Unit) -> PyTree[Array]:
+        """Coefficients of one unit's surrogate at `params` for a draw z; sums over units and draws must mean something."""
+
+    @abc.abstractmethod
+    def m_step(self, mean_surrogate: PyTree[Array]) -> Params:
+        """The minimiser of the surrogate whose coefficients average `mean_surrogate` over units."""
+
+    @abc.abstractmethod
+    def prepared(self, params: Params, batch: PyTree) -> tuple[Any, PyTree]:
+        """The model and the units' data with whatever depends on the parameters alone worked out once, for all units
+        together; or as they are. It must not change a prepared model."""
+
+    @abc.abstractmethod
+    def total_surrogate(self, params: Params, z: Latents, w: Array, batch: PyTree) -> PyTree[Array]:
+        """Weighted sum of `surrogate` over draws (m, b, ...) and units of a batch that is prepared."""
+
+
 class AbstractConjugate(eqx.Module):
     """Capability: exact draws from p(z_i | y_i, theta). Inherit it beside a model class."""
 

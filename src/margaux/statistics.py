@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, PyTree
 
-from .model import AbstractExponentialFamily, AbstractModel, Latents, Params, leading, log_joints, mapped
+from .model import AbstractExponentialFamily, AbstractModel, AbstractSurrogate, Latents, Params, leading, log_joints, mapped
 
 
 class AbstractStatistic(eqx.Module):
@@ -54,22 +54,27 @@ class Score(AbstractStatistic):
 
 
 class SufficientStatistics(AbstractStatistic):
-    """The conditional mean of S(z_i, y_i) of a curved exponential family."""
+    """The conditional mean of S(z_i, y_i) of a curved exponential family, or of a model's own surrogate's coefficients."""
 
     def total(self, model, params, z, w, batch):
+        if isinstance(model, AbstractSurrogate):
+            return model.total_surrogate(params, z, w, batch)
         return jax.tree.map(lambda s: jnp.sum(s, axis=0), self.per_unit(model, params, z, w, batch))
 
     def per_unit(self, model, params, z, w, batch):
-        units = mapped(model.suffstats, leading(batch))
+        own = isinstance(model, AbstractSurrogate)
+        unit = (lambda z_i, y_i: model.surrogate(params, z_i, y_i)) if own else model.suffstats
+        units = mapped(unit, leading(batch))
         stats = mapped(lambda z_j: units(z_j, batch), leading(z))(z)
         return jax.tree.map(lambda s: jnp.einsum("mb,mb...->b...", w, s), stats)
 
     def requires(self, model):
-        if isinstance(model, AbstractExponentialFamily):
+        if isinstance(model, AbstractExponentialFamily | AbstractSurrogate):
             return None
         return (
             f"{type(model).__name__} has no suffstats and m_step, which this algorithm averages and maximises; "
-            "inherit from margaux.AbstractExponentialFamily, or use a gradient algorithm such as margaux.soul"
+            "inherit from margaux.AbstractExponentialFamily or AbstractSurrogate, or use a gradient algorithm such as "
+            "margaux.soul"
         )
 
 

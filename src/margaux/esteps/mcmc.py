@@ -135,9 +135,18 @@ class MCMC(AbstractEStep):
         def evaluate(rows):
             return f(jax.tree.map(lambda z: jnp.moveaxis(z, 1, 0), rows["z"]), w)
 
-        if isinstance(last, int) and last == 1:
+        info = lambda accepted: {"acceptance": accepted / last} if self.kernel.adjusted else {}  # noqa: E731
+        if isinstance(last, int) and kept == 1:
+            # One state counts: its evaluation stays out of the loop.
             rows, accepted = self._transition(at(0), model, params, rows, batch, k)
-            return evaluate(rows), rows, {"acceptance": accepted} if self.kernel.adjusted else {}
+
+            def move(t, state):
+                rows, now = self._transition(at(t), model, params, state[0], batch, k)
+                return rows, state[1] + now
+
+            if last > 1:
+                rows, accepted = jax.lax.fori_loop(1, last, move, (rows, accepted))
+            return evaluate(rows), rows, info(accepted)
 
         def body(t, state):
             rows, value, accepted = state
@@ -151,7 +160,7 @@ class MCMC(AbstractEStep):
 
         zero = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), jax.eval_shape(evaluate, rows))
         rows, value, accepted = jax.lax.fori_loop(0, last, body, (rows, zero, jnp.zeros((), dtype)))
-        return value, rows, {"acceptance": accepted / last} if self.kernel.adjusted else {}
+        return value, rows, info(accepted)
 
     def _transition(self, noise, model, params, rows, batch, k):
         """One transition of every chain of every unit; noise leaves (b, c, ...)."""

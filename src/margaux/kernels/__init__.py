@@ -9,6 +9,8 @@ from .imh import IndependenceMH as IndependenceMH
 from .mala import MALA as MALA
 from .myula import MYULA as MYULA
 from .myula import ProximalULA as ProximalULA
+from .prior import CrankNicolson as CrankNicolson
+from .prior import EllipticalSlice as EllipticalSlice
 from .rwm import RandomWalk as RandomWalk
 from .sgld import SGLD as SGLD
 from .uhmc import UnadjustedHMC as UnadjustedHMC

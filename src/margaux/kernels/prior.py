@@ -1,0 +1,98 @@
+"""Kernels that know the prior: for latents that are standard normal before the data are seen."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.flatten_util import ravel_pytree
+
+from ..schedule import AbstractSchedule, Constant
+from .base import AbstractKernel, accept, flat_size, normal_like
+
+
+class CrankNicolson(AbstractKernel):
+    r"""$z' = \sqrt{1-\rho^2}\,z + \rho\,\xi$, accepted by the likelihood alone (Cotter, Roberts, Stuart and White 2013).
+
+    The target must be $N(0, I)$ times a likelihood. With $\rho = 1$ it is independence Metropolis-Hastings from the prior;
+    for missing covariates that is the sampler of Karimi, Wai, Moulines and Li (appendix B.2).
+
+    Args:
+        rho: between 0 and 1.
+    """
+
+    step_size: AbstractSchedule
+    target_acceptance: None
+    adjusted: ClassVar[bool] = True
+    rho: Any
+
+    def __init__(self, rho: float = 1.0) -> None:
+        if not 0 < rho <= 1:
+            raise ValueError(f"rho must be above 0 and at most 1, got {rho}")
+        self.step_size, self.target_acceptance, self.rho = Constant(1.0), None, np.asarray(float(rho))
+
+    def init(self, z):
+        return ()
+
+    def noise(self, key, z):
+        # The last normal becomes the uniform number of the acceptance.
+        size, dtype = flat_size(z)
+        normal = jax.random.normal(key, (size + 1,), dtype)
+        return normal[:-1], jax.scipy.special.ndtr(normal[-1])
+
+    def refresh(self, z, kstate, logdensity):
+        return kstate
+
+    def step(self, noise, z, kstate, logdensity, scale):
+        normal, uniform = noise
+        flat, unravel = ravel_pytree(z)
+        rho = jnp.asarray(self.rho, flat.dtype)
+        moved = jnp.sqrt(1 - rho**2) * flat + rho * normal
+        likelihood = lambda x: logdensity(unravel(x)) + jnp.sum(x**2) / 2  # noqa: E731
+        z, probability = accept(z, unravel(moved), likelihood(moved) - likelihood(flat), uniform)
+        return z, kstate, probability
+
+
+class EllipticalSlice(AbstractKernel):
+    r"""A point of the ellipse through z and $\nu\sim N(0, I)$ whose likelihood is above the slice (Murray, Adams and
+    MacKay 2010): always moves, and has nothing to tune. The target must be $N(0, I)$ times a likelihood."""
+
+    step_size: AbstractSchedule
+    target_acceptance: None
+    adjusted: ClassVar[bool] = True
+
+    def __init__(self) -> None:
+        self.step_size, self.target_acceptance = Constant(1.0), None
+
+    def init(self, z):
+        return ()
+
+    def noise(self, key, z):
+        normal_key, level_key, angle_key = jax.random.split(key, 3)
+        return normal_like(normal_key, z), jax.random.uniform(level_key), angle_key
+
+    def refresh(self, z, kstate, logdensity):
+        return kstate
+
+    def step(self, noise, z, kstate, logdensity, scale):
+        normal, uniform, key = noise
+        flat, unravel = ravel_pytree(z)
+        likelihood = lambda x: logdensity(unravel(x)) + jnp.sum(x**2) / 2  # noqa: E731
+        level = likelihood(flat) + jnp.log(uniform.astype(flat.dtype))
+        draw = lambda j: jax.random.uniform(jax.random.fold_in(key, j), (), flat.dtype)  # noqa: E731
+        point = lambda angle: jnp.cos(angle) * flat + jnp.sin(angle) * normal  # noqa: E731
+        first = 2 * jnp.pi * draw(0)
+
+        def shrink(state):
+            j, angle, low, high = state
+            low, high = jnp.where(angle < 0, angle, low), jnp.where(angle < 0, high, angle)
+            return j + 1, low + (high - low) * draw(j + 1), low, high
+
+        # The bracket closes on z itself, which is above the slice; sixty halvings end it in any precision.
+        # A likelihood that is not a number is no place to go.
+        outside = lambda state: ~(likelihood(point(state[1])) >= level) & (state[0] < 60)  # noqa: E731
+        count, angle, _, _ = jax.lax.while_loop(outside, shrink, (0, first, first - 2 * jnp.pi, first))
+        moved = jnp.where(count < 60, point(angle), flat)
+        return unravel(moved), kstate, jnp.ones((), flat.dtype)

@@ -1,0 +1,202 @@
+r"""Exact maximum likelihood where the outcome depends on one linear predictor.
+
+Given $x_o$ the predictor $\eta_i=\beta^\top(c_i, x_i)$ is Gaussian, $N(m_i, v_i)$, so that
+$\log p(y_i, x_{i,o}) = \log N(x_{i,o}) + \log\int p(y_i|u)N(u; m_i, v_i)du$ takes one dimension of quadrature at most. Its
+gradient is that of Fisher's identity in closed form: with $g_1, g_2$ the derivatives of the second term in m,
+$E[x_m|x_o,y]=\xi+g_1 t$ and $Cov=A^{-1}+g_2 tt^\top$, $t=A^{-1}\beta_m$.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import scipy
+from jaxtyping import Array, Float
+
+from ..compiling import compiled
+from .families import AbstractFamily, Gaussian, marginal_scale_slope
+from .observed import Groups, Params, Rows, completed, given_observed, spread
+
+
+class Moments(NamedTuple):
+    r"""Of each row given all that is observed of it: $\log p(y, x_o)$; the predictor before y is seen, $m$ and $v$; the
+    derivatives $g_1, g_2$; $E[x\mid x_o, y]$ (n, p), and $A^{-1}\beta_m$ in its places (n, p)."""
+
+    log_density: Float[Array, " n"]
+    predictor: Float[Array, " n"]
+    variance: Float[Array, " n"]
+    first: Float[Array, " n"]
+    second: Float[Array, " n"]
+    x: Float[Array, "n p"]
+    along: Float[Array, "n p"]
+
+
+def moments(family: AbstractFamily, groups: Groups, params: Params, rows: Rows) -> tuple[Moments, Array]:
+    r"""And $\sum_i w_i Cov(x_i\mid x_{i,o}, y_i)$, (p, p)."""
+    before, known = given_observed(params, rows, groups)
+    variance = before.sd**2
+    log_z, g1, g2 = family.marginal(rows.y, before.mean, variance, params.get("scale", jnp.ones((), rows.y.dtype)))
+    # Of z = (eta - m) / sd the mean is sd g1 and the variance 1 + v g2.
+    x = completed(params, rows, known, groups, before.sd * g1)
+    origin = completed(params, rows, known, groups, jnp.zeros_like(g1))
+    along = (completed(params, rows, known, groups, jnp.ones_like(g1)) - origin) * before.sd[:, None]
+    covariance = spread(rows, known, groups, rows.weights, rows.weights * (1 + variance * g2))
+    return Moments(log_z + before.log_x, before.mean, variance, g1, g2, x, along), covariance
+
+
+def score(family: AbstractFamily, params: Params, rows: Rows, found: Moments, covariance: Array) -> dict[str, Array]:
+    """Gradient of the observed log-likelihood in beta, mean, covariance and scale: Fisher's identity."""
+    w, g1 = rows.weights, found.first
+    gap = found.x - rows.c @ params["mean"]
+    weighted = w[:, None] * gap
+    precision = jnp.linalg.inv(params["covariance"])
+    second = gap.T @ weighted + covariance
+    out = {
+        "beta": jnp.concatenate([rows.c.T @ (w * g1), found.x.T @ (w * g1) + (w * found.second) @ found.along]),
+        "mean": rows.c.T @ weighted @ precision,
+        "covariance": (precision @ second @ precision - jnp.sum(w) * precision) / 2,
+    }
+    if isinstance(family, Gaussian):
+        out["scale"] = w @ marginal_scale_slope(rows.y, found.predictor, found.variance, params["scale"])
+    return out
+
+
+@compiled
+def value_and_gradient(family: AbstractFamily, groups: tuple, struct: Any, flat: Array, rows: Rows) -> tuple[Array, Array]:
+    """Observed log-likelihood and its gradient in the free coordinates of `pack`."""
+
+    here, back = jax.vjp(struct.natural, flat)
+    found, covariance = moments(family, groups, here, rows)
+    return rows.weights @ found.log_density, back(score(family, here, rows, found, covariance))[0]
+
+
+def _factor(root: Float[Array, "p p"]) -> Float[Array, "p p"]:
+    """Lower triangular, with the diagonal exp of what is given."""
+    return jnp.tril(root, -1) + jnp.diag(jnp.exp(jnp.diagonal(root)))
+
+
+@compiled
+def _log_outcome(family: AbstractFamily, groups: Groups, params: Params, rows: Rows) -> Array:
+    before, _ = given_observed(params, rows, groups)
+    scale = params.get("scale", jnp.ones((), rows.y.dtype))
+    return rows.weights @ family.marginal(rows.y, before.mean, before.sd**2, scale)[0]
+
+
+class Struct(NamedTuple):
+    """How free coordinates are laid out; hashable, so that it is no reason to compile again."""
+
+    k: int
+    p: int
+    scale: bool
+
+    @property
+    def size(self) -> int:
+        return self.k + self.p + self.k * self.p + self.p * (self.p + 1) // 2 + self.scale
+
+    def unravel(self, flat: Array) -> dict[str, Array]:
+        k, p = self.k, self.p
+        cuts = np.cumsum([k + p, k * p, p * (p + 1) // 2])
+        out = {"beta": flat[: cuts[0]], "mean": flat[cuts[0] : cuts[1]].reshape(k, p)}
+        out["root"] = jnp.zeros((p, p), flat.dtype).at[np.tril_indices(p)].set(flat[cuts[1] : cuts[2]])
+        return out | ({"log_scale": flat[cuts[2]]} if self.scale else {})
+
+    def pack(self, params: Params) -> np.ndarray:
+        """Free coordinates: beta, mean, the Cholesky factor of the precision with log diagonal, log scale."""
+        factor = np.linalg.cholesky(np.linalg.inv(params["covariance"]))
+        factor[np.diag_indices(self.p)] = np.log(np.diagonal(factor))
+        last = [np.log(params["scale"])] if self.scale else []
+        return np.concatenate([params["beta"], np.ravel(params["mean"]), factor[np.tril_indices(self.p)], last])
+
+    def natural(self, flat: Array) -> dict[str, Array]:
+        """Parameters at free coordinates, differentiable."""
+        free = self.unravel(flat)
+        factor = _factor(free["root"])
+        out = {"beta": free["beta"], "mean": free["mean"], "covariance": jnp.linalg.inv(factor @ factor.T)}
+        return out | ({"scale": jnp.exp(free["log_scale"])} if self.scale else {})
+
+    def params(self, flat: np.ndarray) -> Params:
+        """The same as NumPy arrays."""
+        return {name: np.asarray(value) for name, value in self.natural(jnp.asarray(flat)).items()}
+
+
+class Maximum(NamedTuple):
+    """An exact fit: parameters, log-likelihood, iterations, and the largest entry of the gradient over the rows."""
+
+    params: Params
+    loglik: float
+    n_iter: int
+    gradient: float
+
+
+class Likelihood:
+    r"""The observed log-likelihood of some rows over the free coordinates, those of coefficients left out held at zero.
+
+    Args:
+        dropped: positions of beta that are zero.
+    """
+
+    def __init__(self, family: AbstractFamily, rows: Rows, groups: tuple, dropped: tuple[int, ...] = ()) -> None:
+        self.family, self.groups = family, groups
+        self.struct = Struct(rows.c.shape[1], rows.x.shape[1], isinstance(family, Gaussian))
+        self.data = jax.tree.map(jnp.asarray, rows)
+        self.size = float(np.sum(rows.weights))
+        self.free = np.setdiff1d(np.arange(self.struct.size), np.asarray(dropped, int))
+
+    def pack(self, params: Params) -> np.ndarray:
+        """Free coordinates of parameters."""
+        return self.struct.pack(params)[self.free]
+
+    def whole(self, flat: np.ndarray) -> np.ndarray:
+        """All coordinates."""
+        out = np.zeros(self.struct.size)
+        out[self.free] = flat
+        return out
+
+    def objective(self, flat: np.ndarray) -> tuple[float, np.ndarray]:
+        """Minus the log-likelihood a row, and its gradient; a large number where it is not finite."""
+        value, gradient = value_and_gradient(self.family, self.groups, self.struct, jnp.asarray(self.whole(flat)), self.data)
+        value = float(value)
+        if not np.isfinite(value):
+            return 1e10, np.zeros_like(flat)
+        return -value / self.size, -np.asarray(gradient)[self.free] / self.size
+
+    def log_outcome(self, flat: np.ndarray) -> float:
+        """log p(y | x_o), without the covariates' part."""
+        params = self.struct.natural(jnp.asarray(self.whole(flat)))
+        return float(_log_outcome(self.family, self.groups, params, self.data))
+
+    def information(self, flat: np.ndarray, h: float = 1e-5) -> np.ndarray:
+        """Observed information, by forward differences of the exact score."""
+        _, here = self.objective(flat)
+        columns = [(self.objective(flat + h * unit)[1] - here) / h for unit in np.eye(len(flat))]
+        matrix = self.size * np.stack(columns)
+        return (matrix + matrix.T) / 2
+
+    def climb(self, start: Params, max_iter: int = 1000, callback: Any = None) -> tuple[np.ndarray, float, int]:
+        """L-BFGS: free coordinates, log-likelihood, iterations."""
+        found = scipy.optimize.minimize(
+            self.objective, self.pack(start), jac=True, method="L-BFGS-B", callback=callback,
+            options={"maxiter": max_iter, "maxcor": 30, "ftol": 1e-14, "gtol": 1e-6},
+        )  # fmt: skip
+        return found.x, -float(found.fun) * self.size, int(found.nit)
+
+    def maximise(self, start: Params, max_iter: int = 1000, callback: Any = None) -> tuple[Maximum, np.ndarray]:
+        """L-BFGS and then Newton steps; and the observed information there."""
+        flat, _, n_iter = self.climb(start, max_iter, callback)
+        value, gradient = self.objective(flat)
+        information, rough = self.information(flat), np.abs(gradient).max() > 1e-5
+        for _ in range(5):
+            if np.abs(gradient).max() < 1e-9:
+                break
+            moved = flat - self.size * np.linalg.lstsq(information, gradient, rcond=None)[0]
+            there, slope = self.objective(moved)
+            if not there <= value + 1e-12:
+                break
+            flat, value, gradient = moved, there, slope
+        if rough:
+            information = self.information(flat)
+        params = self.struct.params(self.whole(flat))
+        return Maximum(params, -value * self.size, n_iter, float(np.abs(gradient).max())), information

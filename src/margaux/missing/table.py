@@ -1,0 +1,356 @@
+"""From arrays, a frame or a formula with missing covariates to checked arrays."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+import warnings
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from .checks import (
+    check_category,
+    check_covariates,
+    check_finite,
+    check_separation,
+    is_number,
+    level_codes,
+    listed,
+    numbers_of,
+    refuse_rows,
+)
+
+#: what a formula says that fills or marks holes on purpose
+DELIBERATE = re.compile(r"(fill|is|not)(na|null|nan)\(|nan_to_num\(")
+OUTCOMES = ("binary", "categorical", "continuous", "count")
+
+
+@dataclasses.dataclass(frozen=True)
+class Table:
+    """A regression with missing covariates, checked.
+
+    Attributes:
+        x: (n, p), NaN where missing. names: of its columns. gaussian: (p,), the columns that are not dummies.
+        y: (n,), codes 0, ..., K - 1 of `classes` for "binary" and "categorical". weights, offset: (n,).
+        classes: labels in order (of the categories, of a pandas categorical); None for "continuous" and "count".
+        spec: what codes new frames: formulaic's specification, `Coding`, or None for arrays.
+    """
+
+    x: np.ndarray
+    y: np.ndarray
+    weights: np.ndarray
+    offset: np.ndarray
+    names: list[str]
+    classes: np.ndarray | None
+    spec: Any
+    gaussian: np.ndarray
+
+
+@dataclasses.dataclass(frozen=True)
+class Coding:
+    """Columns of a frame without formula, and the levels of the categorical ones."""
+
+    columns: list[str]
+    levels: dict[str, pd.Index]
+
+
+@dataclasses.dataclass(frozen=True)
+class _Columns:
+    """Covariates as numbers."""
+
+    x: np.ndarray
+    names: list[str]
+    gaussian: np.ndarray
+    spec: Any = None
+
+
+def table(X: Any, y: Any, outcome: str, weights: Any = None, offset: Any = None) -> Table:
+    """Checked arrays from arrays or a frame, and from a formula and a frame: `table("y ~ a + b", frame, "binary")`.
+
+    Missing (NaN, None, NA) may be any numeric covariate. Text, categories and truth values of a frame become dummies.
+
+    Args:
+        outcome: "binary", "categorical", "continuous" or "count".
+        weights, offset: (n,), ones and zeros unless given.
+
+    Raises:
+        TypeError, ValueError: what is wrong, with row (by position) and column.
+    """
+    if outcome not in OUTCOMES:
+        raise ValueError(f"outcome must be one of {', '.join(OUTCOMES)}, got {outcome!r}")
+    label = "y"
+    columns, y, label = _formula(X, y) if isinstance(X, str) else (_plain(X), y, label)
+    rows, p = columns.x.shape
+    if p == 0:
+        raise ValueError("X has no columns; give at least one covariate")
+    codes, classes = _outcome(_vector(y, rows, label), outcome, label)
+    w, shift = np.ones(rows), np.zeros(rows)
+    if weights is not None:
+        w = numbers_of(_vector(weights, rows, "weights"), "weights")
+        refuse_rows(~(np.isfinite(w) & (w >= 0)), w, "weights", "weights must be finite and at least zero")
+        if not w.any():
+            raise ValueError("the weights are zero in every row; some must be positive")
+    if offset is not None:
+        shift = numbers_of(_vector(offset, rows, "offset"), "offset")
+        refuse_rows(~np.isfinite(shift), shift, "offset", "give every row a finite offset, or drop it")
+    check_covariates(columns.x, columns.names)
+    if outcome == "binary":
+        check_separation(columns.x, codes, columns.names)
+    return Table(columns.x, codes, w, shift, columns.names, classes, columns.spec, columns.gaussian)
+
+
+def covariates(X: Any, like: Table) -> np.ndarray:
+    """Covariates (m, p) of new rows, NaN where missing; columns by name where the fit had a frame.
+
+    Raises:
+        TypeError, ValueError: other columns than those of the fit, unseen categories, infinite values.
+    """
+    spec, framed = like.spec, isinstance(X, pd.DataFrame)
+    if spec is None:
+        columns = _plain(X)
+        if len(columns.names) == len(like.names):
+            columns = dataclasses.replace(columns, names=like.names)
+    elif isinstance(spec, Coding):
+        if framed:
+            columns = _frame(X, spec)
+        elif spec.levels:
+            raise TypeError(f"new rows must be a data frame with columns {', '.join(spec.columns)}, got {type(X).__name__}")
+        else:
+            columns = _plain(X)
+    elif framed:
+        columns = _by_formula(spec, X)[0]
+    else:
+        raise TypeError(f"the fit had a formula, so new rows must be a data frame, got {type(X).__name__}")
+    if columns.x.shape[1] != len(like.names):
+        raise ValueError(
+            f"new rows have {columns.x.shape[1]} columns, but the fit had {len(like.names)} ({listed(like.names)}); "
+            "give the same columns in the same order"
+        )
+    check_finite(columns.x, like.names)
+    return columns.x
+
+
+def _vector(values: Any, rows: int, what: str) -> pd.Series:
+    """One entry a row."""
+    if isinstance(values, pd.DataFrame) and values.shape[1] == 1:
+        values = values.iloc[:, 0]
+    if isinstance(values, np.ma.MaskedArray):
+        values = np.ma.filled(values.astype(float), np.nan)
+    if not isinstance(values, (pd.Series, pd.Categorical, pd.Index)):
+        values = np.asarray(values)
+        values = values[:, 0] if values.ndim == 2 and values.shape[1] == 1 else values
+    if values.ndim != 1:
+        raise ValueError(f"{what} must hold one entry a row, got shape {values.shape}")
+    if len(values) != rows:
+        raise ValueError(f"{what} has {len(values)} entries and X {rows} rows; they must agree")
+    return pd.Series(values).reset_index(drop=True)
+
+
+def _outcome(y: pd.Series, outcome: str, label: str) -> tuple[np.ndarray, np.ndarray | None]:
+    """Codes or numbers, and the classes."""
+    missing = np.flatnonzero(y.isna())
+    if missing.size:
+        raise ValueError(f"{label} is missing at row {missing[0]} ({missing.size} in all); drop those rows")
+    if outcome in ("continuous", "count") or y.dtype.kind == "f":
+        numbers = numbers_of(y, label)
+        refuse_rows(np.isinf(numbers), numbers, label, "drop those rows")
+        if outcome == "count":
+            refuse_rows((numbers < 0) | (numbers % 1 != 0), numbers, label, "counts must be whole numbers from zero on")
+            if not numbers.any():
+                raise ValueError(f"every {label} is zero; there is nothing to fit")
+        elif outcome == "continuous" and len(numbers) and np.ptp(numbers) == 0:
+            raise ValueError(f"{label} is the same in every row ({numbers[0]:g}); there is nothing to fit")
+        if outcome in ("continuous", "count"):
+            return numbers, None
+    coded = pd.Categorical(y).remove_unused_categories()
+    classes = np.asarray(coded.categories)
+    codes, sizes = np.asarray(coded.codes, float), np.bincount(coded.codes, minlength=len(classes))
+    if len(classes) < 2 or (outcome == "binary" and len(classes) > 2):
+        wanted = "two classes" if outcome == "binary" else "at least two classes"
+        mend = 'use MissingGLM(family="multinomial") for more than two' if len(classes) > 2 else "there is nothing to tell apart"
+        raise ValueError(f"{label} must hold {wanted}, but holds {len(classes)} ({listed(classes)}); {mend}")
+    if outcome == "categorical" and sizes.min() < 2:
+        k = int(sizes.argmin())
+        raise ValueError(
+            f"class {classes[k]!s} of {label} has one row (row {int(np.flatnonzero(codes == k)[0])}); "
+            "merge it with another class or drop the row"
+        )
+    return codes, classes
+
+
+def _plain(X: Any) -> _Columns:
+    """Covariates of an array or a frame."""
+    if isinstance(X, pd.DataFrame):
+        return _frame(X)
+    try:
+        if isinstance(X, np.ma.MaskedArray):
+            X = np.ma.filled(X.astype(float), np.nan)
+        values = np.asarray(X)
+    except ValueError:
+        raise ValueError("X must be 2-D with as many entries in each row, got a ragged list") from None
+    if values.ndim != 2:
+        raise ValueError(f"X must be 2-D, a row an observation and a column a covariate, got shape {values.shape}")
+    names = [f"x{j}" for j in range(values.shape[1])]
+    if values.dtype.kind in "US":
+        raise TypeError('X holds text (first at row 0, column "x0"); code it as numbers, or pass a data frame to get dummies')
+    if values.dtype.kind in "biuf":
+        x = values.astype(float, copy=False)
+    else:
+        columns = [numbers_of(pd.Series(values[:, j]), f'column "{name}"') for j, name in enumerate(names)]
+        x = np.stack(columns, axis=1) if columns else np.empty(values.shape)
+    return _Columns(x, names, np.ones(len(names), bool))
+
+
+def _frame(X: pd.DataFrame, coding: Coding | None = None) -> _Columns:
+    """Covariates of a frame without formula, coded as before where there is a coding."""
+    given = list(map(str, X.columns))
+    twice = sorted({name for name in given if given.count(name) > 1}) if len(set(given)) < len(given) else []
+    if twice:
+        raise ValueError(f'X has two columns called "{twice[0]}"; rename one')
+    if coding is not None:
+        lost = [name for name in coding.columns if name not in given]
+        extra = [name for name in given if name not in coding.columns]
+        if lost or extra:
+            what = f'no column "{lost[0]}"' if lost else f'a column "{extra[0]}" that the fit had not'
+            raise ValueError(f"the new rows have {what}; give the columns of the fit: {listed(coding.columns)}")
+    place = {name: j for j, name in enumerate(given)}
+    parts, names, gaussian, levels = [], [], [], {}
+    for name in given if coding is None else coding.columns:
+        values = X.iloc[:, place[name]].reset_index(drop=True)
+        known = None if coding is None else coding.levels.get(name)
+        if known is None and (coding is not None or is_number(values) or values.dtype.kind in "mMc"):
+            parts.append(numbers_of(values, f'column "{name}"'))
+            names.append(name)
+            gaussian.append(True)
+            continue
+        check_category(values, name)
+        levels[name] = known = pd.Categorical(values).remove_unused_categories().categories if known is None else known
+        codes = level_codes(values, known, name)
+        if len(known) < 2:
+            raise ValueError(f'column "{name}" is the same in every row ({known[0]}); drop it')
+        for k, level in enumerate(known[1:], start=1):
+            parts.append((codes == k).astype(float))
+            names.append(f"{name}[T.{level}]")
+            gaussian.append(False)
+    x = np.stack(parts, axis=1) if parts else np.empty((len(X), 0))
+    return _Columns(x, names, np.array(gaussian, bool), coding or Coding(given, levels))
+
+
+def _formula(formula: str, frame: Any) -> tuple[_Columns, Any, str]:
+    """Covariates, outcome and the outcome's name."""
+    if not isinstance(frame, pd.DataFrame):
+        raise TypeError(f"after a formula pass the data frame it is about, got {type(frame).__name__}")
+    if not formula.partition("~")[0].strip() or "~" not in formula:
+        raise ValueError(f'the formula "{formula}" has no outcome; write it as "y ~ a + b"')
+    return _by_formula(formula, frame)
+
+
+def _tidy(frame: Any) -> pd.DataFrame:
+    """Objects that are numbers as floats, truth values as plain ones, no empty categories; rows counted from zero."""
+    changed = {}
+    for name in frame.columns[~frame.columns.duplicated(keep=False)]:
+        values = pd.Series(frame[name]).reset_index(drop=True)
+        if values.dtype == object and is_number(values):
+            changed[name] = numbers_of(values, str(name))
+        elif values.dtype == object and values.notna().all() and pd.api.types.infer_dtype(values) == "boolean":
+            changed[name] = values.astype(bool)
+        elif isinstance(values.dtype, pd.BooleanDtype):
+            changed[name] = values.astype(object if values.isna().any() else bool)
+        elif isinstance(values.dtype, pd.CategoricalDtype):
+            changed[name] = values.cat.remove_unused_categories()
+    frame = frame.reset_index(drop=True)
+    return frame.assign(**{str(name): values for name, values in changed.items()}) if changed else frame
+
+
+def _by_formula(source: Any, frame: Any) -> tuple[_Columns, Any, str]:
+    """Covariates, outcome and its name by a formula, or covariates by the specification of an earlier one."""
+    from formulaic.errors import FormulaicError
+    from formulaic.materializers import FormulaMaterializer
+
+    first = isinstance(source, str)
+    shown = source if first else f"{source.formula}"
+    frame = _tidy(frame)
+    known = None if first else {str(factor): state.levels for factor, state in source.factor_contrasts.items()}
+    # The materializer keeps the evaluated factors; only columns, np and formulaic's own functions can be named.
+    maker: Any = FormulaMaterializer.for_data(frame)(frame, context={"np": np})
+    try:
+        with np.errstate(all="ignore"), warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # what they are about `_check_factors` refuses, with its row
+            parts: Any = maker.get_model_matrix(source, **({"na_action": "ignore"} if first else {}))
+    except (FormulaicError, NameError, KeyError, ValueError, TypeError, SyntaxError) as error:
+        outcome = shown.partition("~")[0].strip() if first else ""
+        _check_factors(maker.factor_cache, [name for name in maker.factor_cache if name != outcome], frame, known)
+        raise ValueError(f'cannot build "{shown}" from columns {listed(frame.columns)}: {error}') from error
+    right = parts.rhs if first else parts
+    if isinstance(right, tuple):
+        raise ValueError(f'the formula "{shown}" has several right-hand sides; join them with +')
+    spec = right.model_spec
+    _check_factors(maker.factor_cache, [str(factor) for factor in spec.factors], frame, known)
+    for factor, state in spec.factor_contrasts.items():
+        level_codes(pd.Series(maker.factor_cache[str(factor)].values.__wrapped__), state.levels, str(factor))
+    table = pd.DataFrame(right).drop(columns=["Intercept"], errors="ignore")
+    names = list(map(str, table.columns))
+    dummies, parents = set(), {}
+    for part in spec.structure:
+        factors = [maker.factor_cache[str(factor)] for factor in part.term.factors]
+        if all(_is_category(factor) or np.asarray(factor.values).dtype == bool for factor in factors):
+            dummies.update(part.columns)
+        for variable in {str(variable) for factor in factors for variable in factor.variables or ()}:
+            parents.setdefault(variable, []).extend(part.columns)
+    x = table.to_numpy(float, na_value=np.nan)
+    columns = _Columns(x, names, np.array([name not in dummies for name in names], bool), spec)
+    if not first:
+        return columns, None, ""
+    for variable, made in parents.items():
+        if len(made) > 1 and variable in frame.columns and frame[variable].isna().any():
+            warnings.warn(
+                f'"{variable}" has missing values and makes {len(made)} columns ({listed(made)}), each of which is modelled '
+                "as a covariate of its own",
+                stacklevel=4,
+            )
+            break
+    terms = list(parts.lhs.model_spec.terms)
+    factor = maker.factor_cache[str(terms[0].factors[0])] if len(terms) == 1 and len(terms[0].factors) == 1 else None
+    if factor is None or np.ndim(factor.values.__wrapped__) != 1:
+        raise ValueError(f'the outcome of "{shown}" makes {parts.lhs.shape[1]} columns; it must be one column')
+    return columns, factor.values.__wrapped__, str(terms[0])
+
+
+def _is_category(factor: Any) -> bool:
+    return factor.metadata.kind.value == "categorical"
+
+
+def _check_factors(cache: dict, names: list[str], frame: Any, known: dict | None) -> None:
+    """No holes in categorical factors, none that a transformation makes or fills, and factors of the kind of the fit."""
+    for name in sorted(names):
+        factor = cache[name]
+        values = factor.values.__wrapped__
+        if np.ndim(values) == 0 or len(values) != len(frame):
+            continue
+        sources = sorted(str(variable) for variable in factor.variables or () if str(variable) in frame.columns)
+        if known is not None and _is_category(factor) != (name in known):
+            was = "categories" if name in known else "numbers"
+            raise TypeError(f'column "{name}" held {was} in the fit, and other values in the new rows; code it in the same way')
+        if _is_category(factor):
+            values = pd.Series(values).reset_index(drop=True)
+            check_category(values, sources[0] if len(sources) == 1 else name)
+            if known is None and values.nunique() < 2:
+                raise ValueError(f'column "{name}" is the same in every row ({values.iloc[0]}); drop it')
+        elif np.asarray(values).dtype.kind in "mMcOU":
+            numbers_of(pd.Series(values), f'column "{name}"')
+        holes = pd.isna(np.asarray(pd.DataFrame(values))).any(axis=1)
+        missing = frame[sources].isna().any(axis=1).to_numpy()
+        made = np.flatnonzero(holes & ~missing)
+        if made.size:
+            raise ValueError(
+                f'"{name}" is not a number at row {made[0]} ({made.size} in all), though {listed(sources)} is not missing '
+                "there; transform the column in the frame, and make NaN there what is to count as missing"
+            )
+        filled = np.flatnonzero(missing & ~holes)
+        if filled.size and not DELIBERATE.search(name):
+            raise ValueError(
+                f'"{name}" has a value at row {filled[0]} ({filled.size} in all), though {listed(sources)} is missing there; '
+                "compute the column in the frame, with NaN where it is missing"
+            )
