@@ -105,7 +105,7 @@ def _iteration(settings, key, carry, k, batch, rows, noise, axis, devices):
     )
     average = averaging.include(settings.average, carry.average, params, k, settings.burn_in)
     flat, _ = ravel_pytree(params)
-    trace = {"params": flat} if flat.size <= 1024 else {"norm": jnp.linalg.norm(flat)[None]}
+    trace = {"params": flat} if flat.size <= 512 else {"norm": jnp.linalg.norm(flat)[None]}
     return params, state, average, rows, trace | info
 
 

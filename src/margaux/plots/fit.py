@@ -26,7 +26,7 @@ class FitPlots:
         """
         fit = self._fit
         if "params" not in fit.trace:
-            raise ValueError(f"traces are kept for at most 1024 scalar parameters; this fit has {len(fit.names)}")
+            raise ValueError(f"traces are kept for at most 512 scalar parameters; this fit has {len(fit.names)}")
         chosen = _chosen(fit.names, names)
         figure, axes = _grid(len(chosen))
         flat = _flat(fit.params)
