@@ -279,7 +279,7 @@ def natural_trace(fitted: Any) -> np.ndarray:
     """Natural parameters by iteration and run, (iterations, runs, p), in the order of `params_`."""
     fit, model = fitted.result_, fitted.model_
     if "params" not in fit.trace:
-        raise ValueError(f"traces are kept for at most 256 scalar parameters; this fit has {fitted.n_params_}")
+        raise ValueError(f"traces are kept for at most 512 scalar parameters; this fit has {fitted.n_params_}")
     flat = fit.trace["params"]
     with precision(fit.dtype):
         size, unravel = ravel_pytree(fit.params)[0].size, ravel_pytree(fit.params)[1]
