@@ -28,7 +28,8 @@ class MissingCovariates(AbstractSurrogate):
     covariance with the minus of the errata).
 
     Parameters: "beta" (k + p,), "mean" B (k, p), "covariance" (p, p), and "scale" of a linear model. A unit's data is a
-    row of `observed.Rows`. The surrogate of beta is quadratic, $D_i=E[z_i\ell'(\eta_i)]$, $H_i=E[h(\eta_i)z_iz_i^\top]$, and the
+    row of `observed.Rows`, whose weight counts in the surrogate, not in `log_joint`: use algorithms of surrogates where
+    weights differ. The surrogate of beta is quadratic, $D_i=E[z_i\ell'(\eta_i)]$, $H_i=E[h(\eta_i)z_iz_i^\top]$, and the
     minimiser of their sum is $(\sum_i H_i)^{-1}\sum_i(H_i\beta_i + D_i)$ (errata; eq. 44 has the sign wrong); those of B and
     Sigma are the moments of x.
 
