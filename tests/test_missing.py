@@ -14,7 +14,7 @@ from margaux.missing.conditional import at_places, conditionals, group_rows, in_
 from margaux.missing.exact import Likelihood, moments, score
 from margaux.missing.families import FAMILIES
 from margaux.missing.model import MissingCovariates
-from margaux.missing.observed import arrange
+from margaux.missing.observed import arrange, symmetric
 
 NAMES = ("logistic", "probit", "gaussian", "poisson")
 #: plain ones, and ones with weights, an offset and a covariate that is always observed
@@ -362,14 +362,22 @@ def test_surrogates_add_up_over_rows_and_touch_the_likelihood(name):
         w = jax.nn.softmax(log_w, axis=0)
         units = jax.vmap(lambda z_j: jax.vmap(lambda z_i, y_i: model.surrogate(params, z_i, y_i))(z_j, rows))(z)
         found, covariance = moments(data.family, data.groups, params, rows)
-        return ready.total_surrogate(params, z, w, known), w, units, score(data.family, params, rows, found, covariance)
+        return (
+            ready.total_surrogate(params, ready.moments(params, z, w, known), known),
+            w,
+            units,
+            score(data.family, params, rows, found, covariance),
+        )
 
     total, w, units, slope = both(params, rows)
     for part, value in total.items():
         np.testing.assert_allclose(value, jnp.einsum("mb,mb...->...", w, units[part]), atol=1e-8)
-    np.testing.assert_allclose(total["target"] - total["information"] @ params["beta"], scale * slope["beta"], atol=1e-7)
+    p = rows.x.shape[1]
+    to_x = np.roll(np.arange(len(params["beta"])), p)  # coefficients of x first, as in u = (x, c)
+    information, square = symmetric(total["information"]), symmetric(jnp.concatenate([total["xx"], total["rest"]]))
+    np.testing.assert_allclose(total["target"] - information @ params["beta"][to_x], (scale * slope["beta"])[to_x], atol=1e-7)
     precision = np.linalg.inv(params["covariance"])
-    np.testing.assert_allclose((total["cx"] - total["cc"] @ params["mean"]) @ precision, slope["mean"], atol=1e-7)
+    np.testing.assert_allclose((square[p:, :p] - square[p:, p:] @ params["mean"]) @ precision, slope["mean"], atol=1e-7)
 
 
 @pytest.mark.slow

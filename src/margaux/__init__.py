@@ -47,6 +47,7 @@ with _paused():
         Underdamped,
     )
     from .model import (
+        AbstractBatchSurrogate,
         AbstractConjugate,
         AbstractDiscrete,
         AbstractExponentialFamily,

@@ -13,7 +13,7 @@ from .average import AbstractAverage
 from .esteps import AbstractEStep
 from .memory import AbstractMemory
 from .model import Latents, Params, leading
-from .statistics import AbstractStatistic, SufficientStatistics
+from .statistics import AbstractStatistic
 from .updates import AbstractUpdate, Problem
 
 
@@ -38,7 +38,13 @@ class AbstractAlgorithm(eqx.Module):
 
     @abc.abstractmethod
     def statistics(self, problem: Problem, params: Params, z: Latents, w: Array, batch: PyTree) -> PyTree:
-        """Per-unit statistics, which a full pass stores as rows."""
+        """Per-unit statistics of weighted draws."""
+
+    def visited(self, problem: Problem, estep: AbstractEStep, params: Params, rows: PyTree, batch: PyTree, noise: PyTree,
+                k: Array) -> tuple[PyTree, PyTree, dict[str, Array]]:  # fmt: skip
+        """Per-unit statistics by one E-step, which a full pass stores as rows; the E-step's rows; its figures."""
+        read = lambda z, w: self.statistics(problem, params, z, w, batch)  # noqa: E731
+        return estep.expect(read, noise, problem.model, params, rows, batch, k)
 
     @property
     @abc.abstractmethod
@@ -105,6 +111,9 @@ class Algorithm(AbstractAlgorithm):
     def statistics(self, problem, params, z, w, batch):
         return self.statistic.per_unit(problem.model, params, z, w, batch)
 
+    def visited(self, problem, estep, params, rows, batch, noise, k):
+        return self.statistic.averaged(problem.model, estep, params, rows, batch, noise, k, each=True)
+
     def refreshed(self, state, total):
         zero = jax.tree.map(lambda t: t * 0, total)
         return state | {"memory": state["memory"] | {"total": total, "lost": zero}}
@@ -112,15 +121,8 @@ class Algorithm(AbstractAlgorithm):
     def step(self, problem, estep, params, state, rows, batch, noise, key, k, axis, devices):
         estep_rows, own_rows = rows
         b = leading(batch) * devices
-        by_score = not isinstance(self.statistic, SufficientStatistics)
-        ready, known = (problem, batch) if by_score else problem.prepared(params, batch)
-
-        def f(z, w):
-            if self.has_rows:
-                return self.statistic.per_unit(problem.model, params, z, w, batch)
-            return self.statistic.total(ready.model, params, z, w, known)
-
-        value, estep_rows, info = estep.expect(f, noise, ready.model, params, estep_rows, known, k)
+        model, each = problem.model, self.has_rows
+        value, estep_rows, info = self.statistic.averaged(model, estep, params, estep_rows, batch, noise, k, each)
         local, own_rows = self.memory.contribution(own_rows, value)
         total, info = sum_over_devices((local, info), axis)
         mean, memory = self.memory.combine(state["memory"], total, problem.n, b, k)

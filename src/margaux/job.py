@@ -100,15 +100,14 @@ class Job:
         self.keys = [jax.random.fold_in(self.key, r) for r in range(self.runs)] if self.runs else [self.key]
         params = self._starts()
         estep_rows = self._initial_rows(params)
-        states, averages, own_rows = self._initial_states(params, estep_rows)
-        all_rows = (estep_rows, own_rows)
+        states, averages, all_rows = self._initial_states(params, estep_rows)
         stack = (lambda trees: jax.tree.map(lambda *leaf: jnp.stack(leaf), *trees)) if self.runs else (lambda trees: trees[0])
         if self.batch_size is None:
             shape = (self.runs, self.n) if self.runs else (self.n,)
             rows = jax.tree.map(lambda leaf: leaf.reshape(shape + leaf.shape[1:]), all_rows)
             self.total = CHUNK
         else:
-            self.store = HostRows(jax.tree.map(np.array, all_rows)) if self.on_host else DeviceRows(all_rows)
+            self.store = self._stored(all_rows)
             self.capacity = buffer_capacity(all_rows, self.n, self.batch_size)
             rows = jax.tree.map(self._empty_buffer, all_rows)
             self.total = chunk_size(self.data, all_rows, self.n, self.batch_size, self.runs or 1, self.capacity, self.reshuffled)
@@ -153,25 +152,31 @@ class Job:
         unit = statistic_struct(self.settings, params[0], data)
         states, averages = map(list, zip(*[first_state(self.settings, p, unit) for p in params], strict=True))
         if not self.algorithm.has_rows:
-            return states, averages, ()
-        own = jax.tree.map(lambda s: jnp.zeros((len(self.keys) * self.n,) + s.shape, s.dtype), unit)
-        own, totals = self._pass(params, estep_rows, own, 0)
-        return [self.algorithm.refreshed(s, t) for s, t in zip(states, totals, strict=True)], averages, own
+            return states, averages, (estep_rows, ())
+        empty = np.zeros if self.on_host else jnp.zeros
+        own = jax.tree.map(lambda s: empty((len(self.keys) * self.n,) + s.shape, s.dtype), unit)
+        rows, totals = self._pass(params, (estep_rows, own), 0)
+        return [self.algorithm.refreshed(s, t) for s, t in zip(states, totals, strict=True)], averages, rows
 
-    def _pass(self, params: list[PyTree], estep_rows: PyTree, own: PyTree, k: int) -> tuple[PyTree, list[PyTree]]:
-        """Statistics of every unit at fixed parameters (rows flat over runs and units), and their sums."""
-        kind = HostRows if self.on_host else DeviceRows
-        store, old = kind(jax.tree.map(np.array if self.on_host else jnp.asarray, own)), kind(estep_rows)
+    def _pass(self, params: list[PyTree], rows: tuple[PyTree, PyTree], k: int) -> tuple[PyTree, list[PyTree]]:
+        """Every unit visited at fixed parameters: rows (flat over runs and units; written in place), sums of statistics."""
+        store = self._stored(rows)
         totals = []
         for r, (key, p) in enumerate(zip(self.keys, params, strict=True)):
-            key = jax.random.fold_in(key, _PASS)
+            key, total = jax.random.fold_in(key, _PASS), None
             for ids in self._blocks():
-                block_rows = jax.tree.map(jnp.asarray, old.take(ids + r * self.n))
-                s, _, _ = visit_all(self.settings, key, p, block_rows, self._units(ids), ids, _whole(k))
-                store = store.put(ids + r * self.n, s)
-            span = slice(r * self.n, (r + 1) * self.n)
-            totals.append(jax.tree.map(lambda leaf, span=span: jnp.sum(jnp.asarray(leaf[span]), axis=0), store.tree))
+                here = ids + r * self.n
+                estep_rows = jax.tree.map(jnp.asarray, store.take(here)[0])
+                visited, part = visit_all(self.settings, key, p, estep_rows, self._units(ids), ids, _whole(k))
+                store = store.put(here, visited)
+                total = part if total is None else jax.tree.map(jnp.add, total, part)
+            totals.append(total)
         return store.tree, totals
+
+    def _stored(self, rows: PyTree) -> HostRows | DeviceRows:
+        if not self.on_host:
+            return DeviceRows(rows)
+        return HostRows(jax.tree.map(lambda leaf: leaf if isinstance(leaf, np.ndarray) else np.array(leaf), rows))
 
     def _empty_buffer(self, leaf: Any) -> Any:
         shape = (self.capacity + 1,) + leaf.shape[1:]
@@ -276,13 +281,13 @@ class Job:
             if full and self.runs
             else (lambda t: t)
         )
-        own, totals = self._pass(unstack(self.carry.params), flat(estep_rows), flat(own), self.k)
+        (estep_rows, own), totals = self._pass(unstack(self.carry.params), (flat(estep_rows), flat(own)), self.k)
         states = [self.algorithm.refreshed(s, t) for s, t in zip(unstack(self.carry.state), totals, strict=True)]
         state = jax.tree.map(lambda *leaf: jnp.stack(leaf), *states) if self.runs else states[0]
         self.carry = self.carry._replace(state=state)
         if full:
-            back = jax.tree.map(lambda leaf, old: leaf.reshape(old.shape), own, self.carry.rows[1])
-            self.carry = self.carry._replace(rows=(self.carry.rows[0], back))
+            back = jax.tree.map(lambda leaf, old: leaf.reshape(old.shape), (estep_rows, own), self.carry.rows)
+            self.carry = self.carry._replace(rows=back)
         else:
             self.store = type(self.store)((estep_rows, own))
 

@@ -23,7 +23,7 @@ from .updates import Problem
 INIT = 2**31 - 1
 
 #: iterations whose noise is drawn at a time, at most, and its bytes
-BLOCK, BLOCK_BYTES = 128, 1 << 24
+BLOCK, BLOCK_BYTES = 128, 1 << 20
 
 
 class Settings(eqx.Module):
@@ -230,15 +230,17 @@ def first_state(settings: Settings, params: PyTree, unit: PyTree) -> tuple[PyTre
 @compiled
 def visit_all(
     settings: Settings, key: Array, params: PyTree, rows: PyTree, data: PyTree, ids: Any, k: Any
-) -> tuple[PyTree, PyTree, dict[str, Array]]:
-    """One E-step of some units at fixed parameters: per-unit statistics, E-step rows, traced sums."""
+) -> tuple[tuple[PyTree, PyTree], PyTree]:
+    """One E-step of some units at fixed parameters: their rows (E-step's, own), and the sum of their statistics.
+
+    Ids rise, but for the last, which may be repeated and counts once.
+    """
     struct = latent_struct(settings.problem, params, data)
     noise = draw_noise(settings, key, struct, k, ids)
 
-    def f(z, w):
-        return settings.algorithm.statistics(settings.problem, params, z, w, data)
-
-    return settings.estep.expect(f, noise, settings.problem.model, params, rows, data, jnp.maximum(k, 1))
+    s, rows, _ = settings.algorithm.visited(settings.problem, settings.estep, params, rows, data, noise, jnp.maximum(k, 1))
+    fresh = jnp.concatenate([jnp.ones(1, bool), ids[1:] > ids[:-1]])
+    return (rows, s), jax.tree.map(lambda leaf: jnp.einsum("b,b...->...", fresh.astype(leaf.dtype), leaf), s)
 
 
 def _at(tree: PyTree, t: Array) -> PyTree:

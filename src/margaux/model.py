@@ -61,14 +61,36 @@ class AbstractSurrogate(AbstractModel):
     def m_step(self, mean_surrogate: PyTree[Array]) -> Params:
         """The minimiser of the surrogate whose coefficients average `mean_surrogate` over units."""
 
-    @abc.abstractmethod
-    def prepared(self, params: Params, batch: PyTree) -> tuple[Any, PyTree]:
-        """The model and the units' data with whatever depends on the parameters alone worked out once, for all units
-        together; or as they are. It must not change a prepared model."""
+
+class AbstractBatchSurrogate(AbstractSurrogate):
+    """A surrogate worked out for the units of a batch together, from few sums over the draws of each.
+
+    For speed alone: whatever depends on the parameters and not on the draws is worked out once an iteration (`prepared`),
+    the sums are all that is done for a draw (`moments`), and they become coefficients when the draws are over.
+    """
 
     @abc.abstractmethod
-    def total_surrogate(self, params: Params, z: Latents, w: Array, batch: PyTree) -> PyTree[Array]:
-        """Weighted sum of `surrogate` over draws (m, b, ...) and units of a batch that is prepared."""
+    def prepared(self, params: Params, batch: PyTree) -> tuple[Any, PyTree]:
+        """The model and the data of units ready for draws at these parameters. It must not change a prepared model."""
+
+    @abc.abstractmethod
+    def moments(self, params: Params, z: Latents, w: Array, batch: PyTree) -> PyTree[Array]:
+        """Sums over draws (m, b, ...) with weights (m, b), a row a unit, that the coefficients are made of; prepared."""
+
+    @abc.abstractmethod
+    def surrogates(self, params: Params, moments: PyTree, batch: PyTree) -> PyTree[Array]:
+        """Coefficients of each unit, (b, ...); prepared."""
+
+    @abc.abstractmethod
+    def total_surrogate(self, params: Params, moments: PyTree, batch: PyTree) -> PyTree[Array]:
+        """Their sum over units; prepared."""
+
+    def surrogate(self, params, z, y):
+        ready, batch = self.prepared(params, jax.tree.map(lambda leaf: leaf[None], y))
+        draw = jax.tree.map(lambda leaf: leaf[None, None], z)
+        weight = jnp.ones((1, 1), jnp.result_type(*jax.tree.leaves(z)))
+        one = ready.surrogates(params, ready.moments(params, draw, weight, batch), batch)
+        return jax.tree.map(lambda leaf: leaf[0], one)
 
 
 class AbstractConjugate(eqx.Module):

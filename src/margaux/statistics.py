@@ -10,7 +10,18 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, PyTree
 
-from .model import AbstractExponentialFamily, AbstractModel, AbstractSurrogate, Latents, Params, leading, log_joints, mapped
+from .esteps import AbstractEStep
+from .model import (
+    AbstractBatchSurrogate,
+    AbstractExponentialFamily,
+    AbstractModel,
+    AbstractSurrogate,
+    Latents,
+    Params,
+    leading,
+    log_joints,
+    mapped,
+)
 
 
 class AbstractStatistic(eqx.Module):
@@ -26,6 +37,12 @@ class AbstractStatistic(eqx.Module):
     @abc.abstractmethod
     def per_unit(self, model: Any, params: Params, z: Latents, w: Float[Array, "m b"], batch: PyTree) -> PyTree:
         """One value a unit, on the leading axis."""
+
+    def averaged(self, model: Any, estep: AbstractEStep, params: Params, rows: PyTree, batch: PyTree, noise: PyTree, k: Array,
+                 each: bool) -> tuple[PyTree, PyTree, dict[str, Array]]:  # fmt: skip
+        """By an E-step: one value a unit (`each`) or the sum over the batch; the E-step's rows; its figures."""
+        read = self.per_unit if each else self.total
+        return estep.expect(lambda z, w: read(model, params, z, w, batch), noise, model, params, rows, batch, k)
 
     @abc.abstractmethod
     def requires(self, model: AbstractModel) -> str | None:
@@ -57,8 +74,6 @@ class SufficientStatistics(AbstractStatistic):
     """The conditional mean of S(z_i, y_i) of a curved exponential family, or of a model's own surrogate's coefficients."""
 
     def total(self, model, params, z, w, batch):
-        if isinstance(model, AbstractSurrogate):
-            return model.total_surrogate(params, z, w, batch)
         return jax.tree.map(lambda s: jnp.sum(s, axis=0), self.per_unit(model, params, z, w, batch))
 
     def per_unit(self, model, params, z, w, batch):
@@ -67,6 +82,14 @@ class SufficientStatistics(AbstractStatistic):
         units = mapped(unit, leading(batch))
         stats = mapped(lambda z_j: units(z_j, batch), leading(z))(z)
         return jax.tree.map(lambda s: jnp.einsum("mb,mb...->b...", w, s), stats)
+
+    def averaged(self, model, estep, params, rows, batch, noise, k, each):
+        if not isinstance(model, AbstractBatchSurrogate):
+            return super().averaged(model, estep, params, rows, batch, noise, k, each)
+        ready, known = model.prepared(params, batch)
+        sums = lambda z, w: ready.moments(params, z, w, known)  # noqa: E731
+        moments, rows, info = estep.expect(sums, noise, ready, params, rows, known, k)
+        return (ready.surrogates if each else ready.total_surrogate)(params, moments, known), rows, info
 
     def requires(self, model):
         if isinstance(model, AbstractExponentialFamily | AbstractSurrogate):

@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, PyTree
 
-from .model import AbstractModel, AbstractSurrogate, Params
+from .model import AbstractModel, Params
 from .penalty import AbstractPenalty, NoPenalty
 from .schedule import AbstractSchedule
 from .space import AbstractSpace
@@ -29,13 +29,6 @@ class Problem(eqx.Module):
     space: AbstractSpace
     penalty: AbstractPenalty
     n: int = eqx.field(static=True)
-
-    def prepared(self, params: Params, batch: Any) -> tuple[Problem, Any]:
-        """With the model and the data of a batch prepared for these parameters (see `AbstractSurrogate.prepared`)."""
-        if not isinstance(self.model, AbstractSurrogate):
-            return self, batch
-        model, batch = self.model.prepared(params, batch)
-        return Problem(model, self.space, self.penalty, self.n), batch
 
     def land(self, params: Params, step: Array) -> Params:
         """Proximal step of g / n, then projection onto Theta."""

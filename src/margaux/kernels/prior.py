@@ -37,10 +37,10 @@ class CrankNicolson(AbstractKernel):
         return ()
 
     def noise(self, key, z):
-        # The last normal becomes the uniform number of the acceptance.
+        # Normal and uniform numbers from one stream of bits.
         size, dtype = flat_size(z)
-        normal = jax.random.normal(key, (size + 1,), dtype)
-        return normal[:-1], jax.scipy.special.ndtr(normal[-1])
+        uniform = jax.random.uniform(key, (size + 1,), dtype, np.nextafter(np.array(-1, dtype), np.array(0, dtype)), 1.0)
+        return np.sqrt(2.0).astype(dtype) * jax.lax.erf_inv(uniform[:-1]), (uniform[-1] + 1) / 2
 
     def refresh(self, z, kstate, logdensity):
         return kstate

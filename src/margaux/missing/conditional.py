@@ -94,8 +94,10 @@ def at_places(values: Float[Array, "b p"], places: Int[Array, "b m"]) -> Float[A
     return jnp.take_along_axis(padded, places, axis=1).T
 
 
-def in_rows(parts: Float[Array, "m b"], places: Int[Array, "b m"], p: int) -> Float[Array, "b p"]:
+def in_rows(parts: Float[Array, "... m b"], places: Int[Array, "b m"], p: int) -> Float[Array, "... b p"]:
     """The other way round: rows with zeros where nothing is missing."""
-    b = places.shape[0]
-    out = jnp.zeros((b, p + 1), parts.dtype).at[jnp.arange(b)[:, None], places].set(parts.T)
-    return out[:, :p]
+    b, m = places.shape
+    out = jnp.zeros((b, p + 1, *parts.shape[:-2]), parts.dtype)
+    if m:
+        out = out.at[jnp.arange(b)[:, None], places].set(parts.T)
+    return jnp.moveaxis(out[:, :p], (0, 1), (-2, -1))

@@ -18,7 +18,7 @@ from jaxtyping import Array, Float
 
 from ..compiling import compiled
 from .families import AbstractFamily, Gaussian, marginal_scale_slope
-from .observed import Groups, Params, Rows, completed, given_observed, spread
+from .observed import Groups, Params, Rows, filled, given_observed, spread, symmetric
 
 
 class Moments(NamedTuple):
@@ -40,10 +40,10 @@ def moments(family: AbstractFamily, groups: Groups, params: Params, rows: Rows) 
     variance = before.sd**2
     log_z, g1, g2 = family.marginal(rows.y, before.mean, variance, params.get("scale", jnp.ones((), rows.y.dtype)))
     # Of z = (eta - m) / sd the mean is sd g1 and the variance 1 + v g2.
-    x = completed(params, rows, known, groups, before.sd * g1)
-    origin = completed(params, rows, known, groups, jnp.zeros_like(g1))
-    along = (completed(params, rows, known, groups, jnp.ones_like(g1)) - origin) * before.sd[:, None]
-    covariance = spread(rows, known, groups, rows.weights, rows.weights * (1 + variance * g2))
+    origin, along = filled(params, rows, known, groups)
+    along = before.sd[:, None] * along
+    x = origin + g1[:, None] * along
+    covariance = symmetric(spread(rows, known, groups, rows.weights, rows.weights * (1 + variance * g2)))
     return Moments(log_z + before.log_x, before.mean, variance, g1, g2, x, along), covariance
 
 

@@ -2,23 +2,24 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array
 
-from ..model import AbstractSurrogate, leading
+from ..model import AbstractBatchSurrogate, leading
 from ..space import AbstractSpace, Positive, PositiveDefinite, Real
 from .families import AbstractFamily, Gaussian
-from .observed import Predictor, Rows, completed, given_observed, spread
+from .observed import Predictor, Rows, filled, given_observed, spread, spreads, symmetric
 
 #: how the surrogate of beta is curved: the tightest bound at the current predictor, the largest, or the curvature itself
 CURVATURES = ("tight", "largest", "newton")
 
 
-class MissingCovariates(AbstractSurrogate):
+class MissingCovariates(AbstractBatchSurrogate):
     r"""$x_i\sim N(B^\top c_i, \Sigma)$ with entries missing at random, $y_i\mid x_i$ a generalised linear model in
     $\eta_i=\beta^\top(c_i, x_i)$.
 
@@ -93,60 +94,100 @@ class MissingCovariates(AbstractSurrogate):
             h = (self.family.bound if self.curvature == "tight" else self.family.largest_bound)(rows.y, eta, scale)
         return first * scale, h * scale
 
-    def surrogate(self, params, z, y):
-        model, batch = self.prepared(params, jax.tree.map(lambda leaf: leaf[None], y))
-        return model.total_surrogate(params, z[None, None], jnp.ones((1, 1), z.dtype), batch)
-
-    def total_surrogate(self, params, z, w, batch):
+    def moments(self, params, z, w, batch):
         rows, known = batch
-        k = rows.c.shape[1]
-        eta = known.mean + known.sd * z
-        first, h = self._slopes(params, rows, eta)
-        w = w * rows.weights
-        whole, curved = jnp.sum(w, axis=0), jnp.sum(w * h, axis=0)
-        # Given eta a row is its fill-in at z = 0 plus z times a direction. Of several draws, sums over draws come first.
-        if len(z) == 1:
-            point = self._design(params, rows, z[0])
-            products = point.T @ jnp.concatenate([whole[:, None] * point, curved[:, None] * point], axis=1)
-            score = point.T @ (w[0] * first[0])
-        else:
-            origin = self._design(params, rows, jnp.zeros_like(z[0]))
-            along = self._design(params, rows, jnp.ones_like(z[0])) - origin
-            moments = lambda u: (jnp.sum(u * z, axis=0), jnp.sum(u * z**2, axis=0))  # noqa: E731
-            pairs = [_products(origin, along, sums, *moments(u)) for sums, u in ((whole, w), (curved, w * h))]
-            products = jnp.concatenate(pairs, axis=1)
-            score = origin.T @ jnp.sum(w * first, axis=0) + along.T @ jnp.sum(w * first * z, axis=0)
-        square, information = jnp.split(products, 2, axis=1)
-        zero = jnp.zeros_like(whole)
-        covariances = [spread(rows, self.known, self.groups, sums, zero) for sums in (whole, curved)]
-        information = information.at[k:, k:].add(covariances[1])
-        out = {
-            "weight": jnp.sum(whole),
-            "cc": square[:k, :k],
-            "cx": square[:k, k:],
-            "xx": square[k:, k:] + covariances[0],
-            "information": information,
-            "target": information @ params["beta"] + score,
-        }
-        if isinstance(self.family, Gaussian):
-            out["yy"] = jnp.sum(whole * (rows.y - rows.offset) ** 2)
-        return out
+        first, h = self._slopes(params, rows, known.mean + known.sd * z)
+        total = lambda u: jnp.sum(w * u, axis=0) * rows.weights  # noqa: E731
+        return _Moments(total(z), total(z**2), total(h), total(h * z), total(h * z**2), total(first), total(first * z))
 
-    def _design(self, params: dict, rows: Rows, z: Array) -> Array:
-        """(c, E[x | x_o, z]) of each row, (b, k + p)."""
-        return jnp.concatenate([rows.c, completed(params, rows, self.known, self.groups, z)], axis=1)
+    def surrogates(self, params, moments, batch):
+        found = self._centred(params, moments, batch)
+        x, turn = found.point, found.turn
+        b, q = x.shape
+        lower = np.flatnonzero(np.tri(q))
+        outer = x[:, :, None] * x[:, None, :]
+        mixed = x[:, :, None] * turn[:, None, :]
+        square = found.weight[:, None, None] * outer
+        information = found.curvature[:, None, None] * outer + mixed + jnp.swapaxes(mixed, 1, 2)
+        packed = [m.reshape(b, q * q)[:, lower] for m in (square, information)]
+        target = found.on_point[:, None] * x + found.on_direction[:, None] * found.direction
+        covariances = [spreads(batch[0], self.known, self.groups, *pair) for pair in found.spreads]
+        return self._coefficients(packed, target, covariances, found.weight, batch[0])
+
+    def total_surrogate(self, params, moments, batch):
+        found = self._centred(params, moments, batch)
+        x = found.point
+        right = [found.weight[:, None] * x, found.curvature[:, None] * x + 2 * found.turn, found.on_point[:, None]]
+        q = x.shape[1]
+        products = x.T @ jnp.concatenate(right, axis=1)
+        square, information = products[:, :q], products[:, q : 2 * q]
+        packed = [m[np.tril_indices(q)] for m in (square, (information + information.T) / 2)]
+        target = products[:, -1] + found.direction.T @ found.on_direction
+        covariances = [spread(batch[0], self.known, self.groups, *pair) for pair in found.spreads]
+        return self._coefficients(packed, target, covariances, jnp.sum(found.weight), batch[0])
+
+    def _centred(self, params: dict, moments: _Moments, batch: Any) -> _Centred:
+        """A row is its point at the mean of z plus the rest of z times a direction."""
+        rows, known = batch
+        s, w = moments, rows.weights
+        z = jnp.where(w > 0, s.z / jnp.where(w > 0, w, 1.0), 0.0)
+        origin, along = filled(params, rows, self.known, self.groups)
+        point = jnp.concatenate([origin + z[:, None] * along, rows.c], axis=1)
+        direction = jnp.concatenate([along, jnp.zeros_like(rows.c)], axis=1)
+        cross, squared = s.hz - z * s.h, s.hzz - 2 * z * s.hz + z**2 * s.h
+        # The predictor has no variance given z, so that Cov(x | x_o, z) beta = 0, and direction' beta is its SD.
+        eta = known.mean + known.sd * z - rows.offset
+        on_point = s.h * eta + cross * known.sd + s.first
+        on_direction = cross * eta + squared * known.sd + s.firstz - z * s.first
+        return _Centred(point, direction, w, s.h, cross[:, None] * direction, [(w, s.zz - z * s.z), (s.h, squared)],
+                        on_point, on_direction)  # fmt: skip
+
+    def _coefficients(self, packed: list[Array], target: Array, covariances: list[Array], weight: Array, rows: Rows) -> dict:
+        """Of E[uu'], E[h uu'] and E[h uu']beta + score with u = (x, c): lower triangles row by row, so that x comes first."""
+        count = covariances[0].shape[-1]
+        (xx, rest), (first, second) = ((m[..., :count] + c, m[..., count:]) for m, c in zip(packed, covariances, strict=True))
+        out = {"weight": weight, "xx": xx, "rest": rest, "information": jnp.concatenate([first, second], axis=-1)}
+        out["target"] = target
+        if isinstance(self.family, Gaussian):
+            each = rows.weights * (rows.y - rows.offset) ** 2
+            out["yy"] = each if weight.ndim else jnp.sum(each)
+        return out
 
     def m_step(self, mean_surrogate):
         s = mean_surrogate
-        coefficients = jnp.linalg.solve(s["cc"], s["cx"])
-        covariance = (s["xx"] - s["cx"].T @ coefficients) / s["weight"]
-        beta = jax.scipy.linalg.solve(s["information"], s["target"], assume_a="pos")
-        out = {"beta": beta, "mean": coefficients, "covariance": (covariance + covariance.T) / 2}
+        square, information = symmetric(jnp.concatenate([s["xx"], s["rest"]])), symmetric(s["information"])
+        p = int(np.sqrt(2 * len(s["xx"])))
+        coefficients = jnp.linalg.solve(square[p:, p:], square[p:, :p])
+        covariance = (square[:p, :p] - square[:p, p:] @ coefficients) / s["weight"]
+        beta = jax.scipy.linalg.solve(information, s["target"], assume_a="pos")
+        out = {"beta": jnp.roll(beta, len(beta) - p), "mean": coefficients, "covariance": (covariance + covariance.T) / 2}
         if isinstance(self.family, Gaussian):
-            out["scale"] = (s["yy"] - 2 * beta @ s["target"] + beta @ s["information"] @ beta) / s["weight"]
+            out["scale"] = (s["yy"] - 2 * beta @ s["target"] + beta @ information @ beta) / s["weight"]
         return out
 
 
-def _products(a: Array, b: Array, aa: Array, ab: Array, bb: Array) -> Array:
-    """$\\sum_i (aa_i a_ia_i^\\top + ab_i(a_ib_i^\\top + b_ia_i^\\top) + bb_i b_ib_i^\\top)$."""
-    return a.T @ (aa[:, None] * a + ab[:, None] * b) + b.T @ (ab[:, None] * a + bb[:, None] * b)
+class _Moments(NamedTuple):
+    """Weighted sums over the draws of each row, of z, its square, h times one, z and its square, and the slope alike, (b,)."""
+
+    z: Array
+    zz: Array
+    h: Array
+    hz: Array
+    hzz: Array
+    first: Array
+    firstz: Array
+
+
+class _Centred(NamedTuple):
+    r"""u = (x, c) = point + (z - E z) direction, (b, p + k) both. Over draws: sums of the weight, of h (`curvature`), of h
+    (z - E z) times direction (`turn`); weights of $Cov(x\mid x_o, z)$ and of the squared direction, without and with h
+    (`spreads`); and what point and direction are multiplied with in E[h uu']beta + score."""
+
+    point: Array
+    direction: Array
+    weight: Array
+    curvature: Array
+    turn: Array
+    spreads: list[tuple[Array, Array]]
+    on_point: Array
+    on_direction: Array

@@ -90,20 +90,59 @@ def by_group(known: list[Conditional], groups: Groups, rows: Rows) -> Iterator[t
         first += count
 
 
+def filled(
+    params: Params, rows: Rows, known: list[Conditional], groups: Groups
+) -> tuple[Float[Array, "b p"], Float[Array, "b p"]]:
+    """E[x | x_o, z] of each row at z = 0, and how it changes with z."""
+    p = rows.x.shape[1]
+    parts = [jnp.stack([-found.shift, found.along]) for found in known]
+    placed = [in_rows(part, places, p) for part, (_, places, _) in zip(parts, by_group(known, groups, rows), strict=True)]
+    rest, along = jnp.concatenate(placed, axis=1)
+    return rows.x + (1 - rows.observed) * (rows.c @ params["mean"]) + rest, along
+
+
 def completed(params: Params, rows: Rows, known: list[Conditional], groups: Groups, z: Array) -> Float[Array, "b p"]:
     """E[x | x_o, z] of each row."""
-    p = rows.x.shape[1]
-    parts = [in_rows(found.along * z[span] - found.shift, places, p) for found, places, span in by_group(known, groups, rows)]
-    return rows.x + (1 - rows.observed) * (rows.c @ params["mean"]) + jnp.concatenate(parts)
+    origin, along = filled(params, rows, known, groups)
+    return origin + z[:, None] * along
 
 
-def spread(rows: Rows, known: list[Conditional], groups: Groups, weights: Array, along: Array) -> Float[Array, "p p"]:
-    r"""$\sum_i w_i Cov(x_i\mid x_{i,o}, z_i) + a_i u_iu_i^\top$ in its places, u the `along` of a row and a the last argument."""
+def spread(rows: Rows, known: list[Conditional], groups: Groups, weights: Array, along: Array) -> Float[Array, " t"]:
+    r"""$\sum_i w_i Cov(x_i\mid x_{i,o}, z_i) + a_i u_iu_i^\top$ in its places, u the `along` of a row and a the last argument;
+    the lower triangle, row by row (see `symmetric`)."""
     p = rows.x.shape[1]
-    out = jnp.zeros((p + 1) ** 2, weights.dtype)
+    out = jnp.zeros((p + 1) * (p + 2) // 2, weights.dtype)
     for found, places, span in by_group(known, groups, rows):
         if places.shape[1]:
-            at = places.T
-            part = weights[span] * found.inverse + along[span] * found.along[:, None] * found.along[None]
-            out = out.at[at[:, None] * (p + 1) + at[None]].add(part)
-    return out.reshape(p + 1, p + 1)[:p, :p]
+            at, part = _lower(found, places, weights[span], along[span])
+            out = out.at[at].add(part)
+    return out[: p * (p + 1) // 2]
+
+
+def spreads(rows: Rows, known: list[Conditional], groups: Groups, weights: Array, along: Array) -> Float[Array, "b t"]:
+    """The same of each row by itself."""
+    p = rows.x.shape[1]
+    parts = []
+    for found, places, span in by_group(known, groups, rows):
+        out = jnp.zeros((len(places), (p + 1) * (p + 2) // 2), weights.dtype)
+        if places.shape[1]:
+            at, part = _lower(found, places, weights[span], along[span])
+            out = out.at[jnp.arange(len(places)), at].set(part)
+        parts.append(out[:, : p * (p + 1) // 2])
+    return jnp.concatenate(parts)
+
+
+def _lower(found: Conditional, places: Array, weights: Array, along: Array) -> tuple[Array, Array]:
+    """Where the lower triangle of each row goes, and what, (t, b). Places rise, so that it goes into the lower triangle."""
+    j, k = np.tril_indices(places.shape[1])
+    at = places.T
+    part = weights * found.inverse[j, k] + along * found.along[j] * found.along[k]
+    return at[j] * (at[j] + 1) // 2 + at[k], part
+
+
+def symmetric(lower: Float[Array, " t"]) -> Float[Array, "q q"]:
+    """A symmetric matrix from its lower triangle, row by row."""
+    q = int(np.sqrt(2 * len(lower)))
+    j, k = np.indices((q, q))
+    high, low = np.maximum(j, k), np.minimum(j, k)
+    return lower[high * (high + 1) // 2 + low]
