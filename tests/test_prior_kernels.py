@@ -79,6 +79,14 @@ def test_kernels_of_a_normal_prior_take_latents_of_any_shape():
         assert states["a"].shape == (20_000, 2, 2)
 
 
+def test_a_slice_keeps_out_of_where_the_likelihood_is_not_a_number():
+    z, _ = chain(mx.EllipticalSlice(), lambda z: jnp.log(1.0 - z) - z**2 / 2)
+    grid = np.linspace(-9, 1, 4001)
+    weight = (1 - grid) * np.exp(-(grid**2) / 2)
+    assert z.max() < 1
+    assert abs(z.mean() - weight @ grid / weight.sum()) < 4 * error_of_mean(z)
+
+
 def test_rho_is_checked():
     for rho in (0.0, 1.5, -0.1):
         with pytest.raises(ValueError, match="rho"):

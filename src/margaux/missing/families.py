@@ -132,8 +132,8 @@ class Probit(AbstractFamily):
         # With x = -sign eta the Mills ratio is x + 1/x - 2/x^3 + ... far out, where its difference from x would cancel.
         sign = 2 * y - 1
         x = -sign * eta
-        far = x > 30
-        safe = jnp.where(far, x, 30.0)
+        far = x > 20
+        safe = jnp.where(far, x, 20.0)
         gap = (1 - (2 - (10 - 74 / safe**2) / safe**2) / safe**2) / safe
         near = jnp.where(far, 0.0, eta)
         mills = jnp.where(far, x + gap, jnp.exp(norm.logpdf(near) - log_ndtr(sign * near)))
