@@ -1,4 +1,4 @@
-"""The two demonstrations and the command line, against the reference numbers."""
+"""The demonstrations and the command line, against the reference numbers."""
 
 import numpy as np
 import pandas as pd
@@ -8,7 +8,7 @@ from typer.testing import CliRunner
 import margaux as mx
 from margaux.cli import app
 from margaux.datasets import load_theophylline, load_wisconsin
-from margaux.examples import theophylline, wisconsin
+from margaux.examples import measurements, theophylline, wisconsin
 
 
 def test_theophylline_is_exact_for_eight_seeds():
@@ -67,7 +67,10 @@ def test_command_line(tmp_path, monkeypatch):
     monkeypatch.setattr(wisconsin, "fit", lambda: short(n_iter=30_000, progress=False))
     shown = runner.invoke(app, ["demo", "--out", str(tmp_path)])
     assert shown.exit_code == 0, shown.output
-    assert "omega2_ka" in shown.output and "theta" in shown.output
+    assert "omega2_ka" in shown.output and "theta" in shown.output and "complete" in shown.output
+    holes = pd.read_csv(tmp_path / "measurements" / "coefficients.csv", index_col=0)
+    assert holes["estimate"].to_dict() == pytest.approx(measurements.EXACT, abs=2e-5)
+    assert holes["se"].to_dict() == pytest.approx(measurements.EXACT_SE, rel=1e-3)
     assert len(list(tmp_path.glob("*.png"))) == 2 and len(list((tmp_path / "theophylline").glob("*.png"))) == 9
 
 

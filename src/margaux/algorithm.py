@@ -103,7 +103,7 @@ class Algorithm(AbstractAlgorithm):
         return self.memory.has_rows
 
     def requires(self, problem):
-        return self.statistic.requires(problem.model)
+        return self.update.requires(problem) or self.statistic.requires(problem.model)
 
     def init(self, problem, params, per_unit):
         return {"memory": self.memory.init(per_unit), "update": self.update.init(params)}

@@ -29,7 +29,7 @@ def datasets() -> None:
 
 @app.command()
 def demo(out: Annotated[Path, typer.Option(help="Folder for the figures.")] = Path("demo-output")) -> None:
-    """Fit two real data sets, print the results beside the exact answers, and save figures."""
+    """Fit two real data sets and a table with holes, print the results beside the exact answers, and save figures."""
     from .examples import wisconsin
 
     out.mkdir(parents=True, exist_ok=True)
@@ -42,6 +42,7 @@ def demo(out: Annotated[Path, typer.Option(help="Folder for the figures.")] = Pa
         getattr(fit.plot, kind)(truth=wisconsin.EXACT).savefig(path, dpi=120)
         typer.echo(f"saved {path}")
     _pharmacokinetics(out / "theophylline")
+    _table_with_holes(out / "measurements")
 
 
 def _pharmacokinetics(out: Path) -> None:
@@ -60,6 +61,28 @@ def _pharmacokinetics(out: Path) -> None:
     exact = {name: (EXACT[name], EXACT_SE[name]) for name in EXACT}
     show(fitted, "Theophylline: one-compartment pharmacokinetics by SAEM", exact)
     typer.echo(f"exact log-likelihood {EXACT_LOGLIK:.3f}; fitted from five starts in {seconds:.1f} s, compilation included")
+    for line in [*lines(fitted), *write(fitted, out)]:
+        typer.echo(line)
+
+
+def _table_with_holes(out: Path) -> None:
+    from .estimators.missing import MissingLogistic
+    from .examples.measurements import EXACT, EXACT_LOGLIK, EXACT_SE, table
+    from .missing.cli import lines, show, write
+
+    data = table()
+    began = time.perf_counter()
+    fitted = MissingLogistic().fit("y ~ age + pressure + pulse", data)
+    seconds = time.perf_counter() - began
+    complete = MissingLogistic(verbose=False).fit("y ~ age + pressure + pulse", data.dropna()).summary()
+    beside = {
+        "exact": EXACT,
+        "exact se": EXACT_SE,
+        "complete rows": complete["estimate"],
+        "their se": complete["se"],
+    }
+    show(fitted, "Simulated measurements: logistic regression with missing covariates", beside)
+    typer.echo(f"exact log-likelihood {EXACT_LOGLIK:.3f}; fitted in {seconds:.1f} s, compilation included")
     for line in [*lines(fitted), *write(fitted, out)]:
         typer.echo(line)
 

@@ -194,6 +194,13 @@ class Fit:
 
         return bias_probe(self, n_iter, key)
 
+    def stationarity(self, n_draws: int = 500, estep: AbstractEStep | None = None, **settings: Any) -> Any:
+        """How far the estimate is from a stationary point of its constrained problem, with its Monte Carlo error:
+        see `margaux.inference.stationarity`."""
+        from .inference.stationarity import stationarity
+
+        return stationarity(self, n_draws, estep, **settings)
+
     def diagnostics(self) -> pd.DataFrame:
         """One row a check, each with a figure and a sentence of verdict."""
         from .inference import diagnostics

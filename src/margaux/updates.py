@@ -40,6 +40,10 @@ class Problem(eqx.Module):
 class AbstractUpdate(eqx.Module):
     """Turns the estimated mean statistic into the next parameters."""
 
+    def requires(self, problem: Problem) -> str | None:
+        """Why the update cannot work on the problem, or None."""
+        return None
+
     @abc.abstractmethod
     def init(self, params: Params) -> PyTree:
         """State before the first iteration."""
@@ -88,6 +92,14 @@ class Optax(AbstractUpdate):
 
 class MStep(AbstractUpdate):
     """The model's closed-form maximiser of the complete likelihood, projected."""
+
+    def requires(self, problem):
+        if isinstance(problem.penalty, NoPenalty):
+            return None
+        return (
+            f"a penalty ({type(problem.penalty).__name__}) has no place in the model's own M-step; use a gradient algorithm such "
+            "as margaux.soul, margaux.isgd or margaux.misso(lipschitz=...), or put the penalty into m_step"
+        )
 
     def init(self, params):
         return ()

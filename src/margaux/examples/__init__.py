@@ -1,1 +1,1 @@
-"""The two demonstrations, written with the public API only."""
+"""The demonstrations, written with the public API only."""

@@ -75,17 +75,19 @@ def write(fitted: Any, folder: Path, draws: int = 0, seed: int = 0) -> Iterator[
         yield f"saved {path}"
 
 
-def show(fitted: Any, title: str) -> None:
-    """Print the coefficients."""
+def show(fitted: Any, title: str, beside: dict[str, Any] | None = None) -> None:
+    """Print the coefficients with z, p and interval, or with other values of theirs by the name of a column."""
     from rich.console import Console
     from rich.markup import escape
     from rich.table import Table
 
     table = Table(title=title)
-    for column in ("coefficient", "estimate", "se", "z", "p", "95% interval"):
+    columns = ("estimate", "se", *(beside or ("z", "p", "95% interval")))
+    for column in ("coefficient", *columns):
         table.add_column(column, justify="left" if column == "coefficient" else "right")
     for name, row in fitted.summary().iterrows():
-        interval = f"{row['ci_low']:.4g} to {row['ci_high']:.4g}"
-        cells = [f"{row['estimate']:.4f}", f"{row['se']:.4f}", f"{row['z']:.2f}", f"{row['p']:.2g}", interval]
-        table.add_row(escape(str(name)), *cells)
+        rest = [f"{row['z']:.2f}", f"{row['p']:.2g}", f"{row['ci_low']:.4g} to {row['ci_high']:.4g}"]
+        if beside:
+            rest = [f"{values[name]:.4f}" for values in beside.values()]
+        table.add_row(escape(str(name)), f"{row['estimate']:.4f}", f"{row['se']:.4f}", *rest)
     Console().print(table)
