@@ -126,7 +126,8 @@ def poisson_density(params: dict[str, np.ndarray], x: np.ndarray, y: np.ndarray,
     nodes, weights = special.roots_hermite(n_nodes)
     kept = weights > 0  # the outermost weights underflow
     z = (x @ params["beta"])[:, None] + np.sqrt(2) * params["sigma"] * nodes[kept]
-    logs = y[:, None] * z - np.exp(z) - special.gammaln(y[:, None] + 1)
+    with np.errstate(over="ignore"):  # a rate too large for a float has density zero
+        logs = y[:, None] * z - np.exp(z) - special.gammaln(y[:, None] + 1)
     density: Any = special.logsumexp(logs + np.log(weights[kept] / np.sqrt(np.pi)), axis=1)
     return float(np.mean(density))
 

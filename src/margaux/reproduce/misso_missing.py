@@ -24,7 +24,6 @@ Departures:
 
 from __future__ import annotations
 
-import dataclasses
 import time
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -32,13 +31,13 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.flatten_util import ravel_pytree
 from matplotlib.figure import Figure
 from rich.console import Console
 from rich.table import Table
 from scipy import special
 
 import margaux as mx
-from margaux.algorithm import Algorithm
 from margaux.callbacks import AbstractCallback
 from margaux.missing.exact import Likelihood
 from margaux.missing.families import Logistic
@@ -53,7 +52,7 @@ METHODS: dict[str, tuple[float, int, float, str]] = {
     "MCEM": (1.0, 25, 1972.4, "sums over the rows, one M-step an epoch"),
     "MISSO": (0.0, 12, 2244.8, "an M-step a row"),
     "MISSO10": (0.1, 15, 2139.4, "10 M-steps an epoch"),
-    "MISSO50": (0.5, 18, 2005.2, "2 M-steps an epoch; a surrogate a row at every draw"),
+    "MISSO50": (0.5, 18, 2005.2, "2 M-steps an epoch"),
 }
 CURVATURES = {"largest": "bound 1/4", "tight": "Jaakkola-Jordan"}
 COLOURS = dict(zip(METHODS, ("tab:blue", "tab:orange", "tab:green", "tab:red", "tab:purple"), strict=True))
@@ -81,14 +80,6 @@ class Draws(AbstractSchedule):
     def __call__(self, k):
         begun = self.passed + jnp.ceil(jnp.asarray(k, jnp.result_type(float)) / self.epoch)
         return jnp.minimum(10 + begun**2, CAP)
-
-
-class Traced(Algorithm):
-    """Keeps beta and the mean of every iteration; `Fit.trace` has no parameters where they are more than 256, as here."""
-
-    def step(self, *args: Any, **settings: Any):
-        params, state, rows, info = super().step(*args, **settings)
-        return params, state, rows, info | {"beta": params["beta"], "mean": params["mean"][0]}
 
 
 class Clock(AbstractCallback):
@@ -136,8 +127,7 @@ def run(method: str, model: MissingCovariates, rows: Any, start: dict[str, np.nd
     size = max(int(share * n), 1)
     table = size < n
     per_epoch = n // size
-    parts = {"SAEM": mx.saem(mx.Polynomial(1.0, power=0.6)), "MCEM": mx.mcem(mx.LastIterate())}.get(method, mx.misso())
-    algorithm = Traced(**{field.name: getattr(parts, field.name) for field in dataclasses.fields(parts)})
+    algorithm = {"SAEM": mx.saem(mx.Polynomial(1.0, power=0.6)), "MCEM": mx.mcem(mx.LastIterate())}.get(method, mx.misso())
     sizes = Draws(np.asarray(float(per_epoch)), np.asarray(float(table)))
     estep = mx.MCMC(mx.CrankNicolson(), n_steps=sizes)
     n_iter = (epochs - table) * per_epoch
@@ -152,9 +142,10 @@ def run(method: str, model: MissingCovariates, rows: Any, start: dict[str, np.nd
     # Between ends of chunks time goes by draws.
     draws = np.concatenate([[0.0], np.cumsum(sizes(k[1:]))])
     seconds = np.interp(draws, draws[clock.iterations], clock.seconds)
-    with_start = lambda name, first: np.concatenate([first[None], fit.trace[name][:, 0]])  # noqa: E731
-    return Course(table + k / per_epoch, seconds, with_start("beta", start["beta"]), with_start("mean", start["mean"][0]),
-                 cold.seconds[-1])  # fmt: skip
+    first, _ = ravel_pytree(start)
+    course = np.concatenate([first[None], fit.trace["params"][:, 0]])
+    of = lambda name: course[:, [entry.split("[")[0] == name for entry in fit.names]]  # noqa: E731
+    return Course(table + k / per_epoch, seconds, of("beta"), of("mean"), cold.seconds[-1])
 
 
 def draw(courses: dict[tuple[str, str], Course], exact: dict[str, np.ndarray], by: str, label: str) -> Figure:
