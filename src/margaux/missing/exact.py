@@ -1,13 +1,16 @@
-r"""Exact maximum likelihood where the outcome depends on one linear predictor.
+r"""Exact maximum likelihood where the outcome depends on one linear predictor, or a few.
 
 Given $x_o$ the predictor $\eta_i=\beta^\top(c_i, x_i)$ is Gaussian, $N(m_i, v_i)$, so that
 $\log p(y_i, x_{i,o}) = \log N(x_{i,o}) + \log\int p(y_i|u)N(u; m_i, v_i)du$ takes one dimension of quadrature at most. Its
 gradient is that of Fisher's identity in closed form: with $g_1, g_2$ the derivatives of the second term in m,
-$E[x_m|x_o,y]=\xi+g_1 t$ and $Cov=A^{-1}+g_2 tt^\top$, $t=A^{-1}\beta_m$.
+$E[x_m|x_o,y]=\xi+g_1 t$ and $Cov=A^{-1}+g_2 tt^\top$, $t=A^{-1}\beta_m$. With J predictors, a row of "beta" each, $g_1$ is a
+vector, $g_2$ a matrix, and t has J columns; of such a family `moments` is registered where the family is.
 """
 
 from __future__ import annotations
 
+import functools
+import math
 from typing import Any, NamedTuple
 
 import jax
@@ -22,20 +25,30 @@ from .observed import Groups, Params, Rows, filled, given_observed, spread, symm
 
 
 class Moments(NamedTuple):
-    r"""Of each row given all that is observed of it: $\log p(y, x_o)$; the predictor before y is seen, $m$ and $v$; the
-    derivatives $g_1, g_2$; $E[x\mid x_o, y]$ (n, p), and $A^{-1}\beta_m$ in its places (n, p)."""
+    r"""Of each row given all that is observed of it: $\log p(y\mid x_o)$, $\log p(x_o)$; the predictor before y is seen, $m$ and
+    $v$; the derivatives $g_1, g_2$; $E[x\mid x_o, y]$ (n, p), and $A^{-1}\beta_m$ in its places (n, p).
 
-    log_density: Float[Array, " n"]
-    predictor: Float[Array, " n"]
-    variance: Float[Array, " n"]
-    first: Float[Array, " n"]
-    second: Float[Array, " n"]
+    With several predictors m and $g_1$ are (n, j), v and $g_2$ (n, j, j), and the last (n, j, p).
+    """
+
+    log_outcome: Float[Array, " n"]
+    log_x: Float[Array, " n"]
+    predictor: Float[Array, "n ..."]
+    variance: Float[Array, "n ..."]
+    first: Float[Array, "n ..."]
+    second: Float[Array, "n ..."]
     x: Float[Array, "n p"]
-    along: Float[Array, "n p"]
+    along: Float[Array, "n ... p"]
 
 
-def moments(family: AbstractFamily, groups: Groups, params: Params, rows: Rows) -> tuple[Moments, Array]:
+@functools.singledispatch
+def moments(family: Any, groups: Groups, params: Params, rows: Rows) -> tuple[Moments, Array]:
     r"""And $\sum_i w_i Cov(x_i\mid x_{i,o}, y_i)$, (p, p)."""
+    raise TypeError(f"no exact likelihood for {type(family).__name__}")
+
+
+@moments.register
+def _(family: AbstractFamily, groups: Groups, params: Params, rows: Rows) -> tuple[Moments, Array]:
     before, known = given_observed(params, rows, groups)
     variance = before.sd**2
     log_z, g1, g2 = family.marginal(rows.y, before.mean, variance, params.get("scale", jnp.ones((), rows.y.dtype)))
@@ -44,18 +57,21 @@ def moments(family: AbstractFamily, groups: Groups, params: Params, rows: Rows) 
     along = before.sd[:, None] * along
     x = origin + g1[:, None] * along
     covariance = symmetric(spread(rows, known, groups, rows.weights, rows.weights * (1 + variance * g2)))
-    return Moments(log_z + before.log_x, before.mean, variance, g1, g2, x, along), covariance
+    return Moments(log_z, before.log_x, before.mean, variance, g1, g2, x, along), covariance
 
 
-def score(family: AbstractFamily, params: Params, rows: Rows, found: Moments, covariance: Array) -> dict[str, Array]:
+def score(family: Any, params: Params, rows: Rows, found: Moments, covariance: Array) -> dict[str, Array]:
     """Gradient of the observed log-likelihood in beta, mean, covariance and scale: Fisher's identity."""
     w, g1 = rows.weights, found.first
     gap = found.x - rows.c @ params["mean"]
     weighted = w[:, None] * gap
     precision = jnp.linalg.inv(params["covariance"])
     second = gap.T @ weighted + covariance
+    # Written for one predictor and for several: transposes put the rows last, where the weights are.
+    push = w * g1.T
+    curved = (w * found.second.T).T.reshape(-1, *g1.shape[1:]).T @ found.along.reshape(-1, found.x.shape[1])
     out = {
-        "beta": jnp.concatenate([rows.c.T @ (w * g1), found.x.T @ (w * g1) + (w * found.second) @ found.along]),
+        "beta": jnp.concatenate([push @ rows.c, push @ found.x + curved], axis=-1),
         "mean": rows.c.T @ weighted @ precision,
         "covariance": (precision @ second @ precision - jnp.sum(w) * precision) / 2,
     }
@@ -65,12 +81,12 @@ def score(family: AbstractFamily, params: Params, rows: Rows, found: Moments, co
 
 
 @compiled
-def value_and_gradient(family: AbstractFamily, groups: tuple, struct: Any, flat: Array, rows: Rows) -> tuple[Array, Array]:
+def value_and_gradient(family: Any, groups: tuple, struct: Any, flat: Array, rows: Rows) -> tuple[Array, Array]:
     """Observed log-likelihood and its gradient in the free coordinates of `pack`."""
 
     here, back = jax.vjp(struct.natural, flat)
     found, covariance = moments(family, groups, here, rows)
-    return rows.weights @ found.log_density, back(score(family, here, rows, found, covariance))[0]
+    return rows.weights @ (found.log_outcome + found.log_x), back(score(family, here, rows, found, covariance))[0]
 
 
 def _factor(root: Float[Array, "p p"]) -> Float[Array, "p p"]:
@@ -79,27 +95,31 @@ def _factor(root: Float[Array, "p p"]) -> Float[Array, "p p"]:
 
 
 @compiled
-def _log_outcome(family: AbstractFamily, groups: Groups, params: Params, rows: Rows) -> Array:
-    before, _ = given_observed(params, rows, groups)
-    scale = params.get("scale", jnp.ones((), rows.y.dtype))
-    return rows.weights @ family.marginal(rows.y, before.mean, before.sd**2, scale)[0]
+def _log_outcome(family: Any, groups: Groups, params: Params, rows: Rows) -> Array:
+    return rows.weights @ moments(family, groups, params, rows)[0].log_outcome
 
 
 class Struct(NamedTuple):
-    """How free coordinates are laid out; hashable, so that it is no reason to compile again."""
+    """How free coordinates are laid out; hashable, so that it is no reason to compile again. `lead` is (j,) with several
+    predictors."""
 
     k: int
     p: int
     scale: bool
+    lead: tuple[int, ...] = ()
+
+    @property
+    def n_beta(self) -> int:
+        return math.prod(self.lead) * (self.k + self.p)
 
     @property
     def size(self) -> int:
-        return self.k + self.p + self.k * self.p + self.p * (self.p + 1) // 2 + self.scale
+        return self.n_beta + self.k * self.p + self.p * (self.p + 1) // 2 + self.scale
 
     def unravel(self, flat: Array) -> dict[str, Array]:
         k, p = self.k, self.p
-        cuts = np.cumsum([k + p, k * p, p * (p + 1) // 2])
-        out = {"beta": flat[: cuts[0]], "mean": flat[cuts[0] : cuts[1]].reshape(k, p)}
+        cuts = np.cumsum([self.n_beta, k * p, p * (p + 1) // 2])
+        out = {"beta": flat[: cuts[0]].reshape(*self.lead, k + p), "mean": flat[cuts[0] : cuts[1]].reshape(k, p)}
         out["root"] = jnp.zeros((p, p), flat.dtype).at[np.tril_indices(p)].set(flat[cuts[1] : cuts[2]])
         return out | ({"log_scale": flat[cuts[2]]} if self.scale else {})
 
@@ -108,7 +128,7 @@ class Struct(NamedTuple):
         factor = np.linalg.cholesky(np.linalg.inv(params["covariance"]))
         factor[np.diag_indices(self.p)] = np.log(np.diagonal(factor))
         last = [np.log(params["scale"])] if self.scale else []
-        return np.concatenate([params["beta"], np.ravel(params["mean"]), factor[np.tril_indices(self.p)], last])
+        return np.concatenate([np.ravel(params["beta"]), np.ravel(params["mean"]), factor[np.tril_indices(self.p)], last])
 
     def natural(self, flat: Array) -> dict[str, Array]:
         """Parameters at free coordinates, differentiable."""
@@ -131,16 +151,31 @@ class Maximum(NamedTuple):
     gradient: float
 
 
+def start(family: Any, rows: Rows) -> Params:
+    """Where to begin with standardised covariates: no slopes, and intercepts that suit the outcome's mean or shares."""
+    k, p = rows.c.shape[1], rows.x.shape[1]
+    out: Params = {"mean": np.zeros((k, p)), "covariance": np.eye(p)}
+    if isinstance(family, AbstractFamily):
+        out["beta"] = np.zeros(k + p)
+        out["beta"][0] = family.link(float(np.average(rows.y, weights=rows.weights)))
+    else:
+        out["beta"] = np.zeros((family.n_classes - 1, k + p))
+        shares = np.bincount(np.asarray(rows.y, int), rows.weights, family.n_classes)
+        out["beta"][:, 0] = np.log(shares[1:] / shares[0])
+    return out | ({"scale": np.asarray(np.var(rows.y))} if isinstance(family, Gaussian) else {})
+
+
 class Likelihood:
     r"""The observed log-likelihood of some rows over the free coordinates, those of coefficients left out held at zero.
 
     Args:
-        dropped: positions of beta that are zero.
+        family: an `AbstractFamily`, or `multinomial.Multinomial`. dropped: positions of beta, row by row, that are zero.
     """
 
-    def __init__(self, family: AbstractFamily, rows: Rows, groups: tuple, dropped: tuple[int, ...] = ()) -> None:
+    def __init__(self, family: Any, rows: Rows, groups: tuple, dropped: tuple[int, ...] = ()) -> None:
         self.family, self.groups = family, groups
-        self.struct = Struct(rows.c.shape[1], rows.x.shape[1], isinstance(family, Gaussian))
+        lead = () if isinstance(family, AbstractFamily) else (family.n_classes - 1,)
+        self.struct = Struct(rows.c.shape[1], rows.x.shape[1], isinstance(family, Gaussian), lead)
         self.data = jax.tree.map(jnp.asarray, rows)
         self.size = float(np.sum(rows.weights))
         self.free = np.setdiff1d(np.arange(self.struct.size), np.asarray(dropped, int))

@@ -35,21 +35,22 @@ class Standard:
     def natural(self, params: Params) -> dict[str, Array]:
         """Parameters in the units of the data."""
         k = params["mean"].shape[0]
-        slopes = params["beta"][k:] / self.width
-        fixed = params["beta"][:k]
+        slopes = params["beta"][..., k:] / self.width
+        fixed = params["beta"][..., :k]
         intercept = jnp.arange(k) == 0
         mean = params["mean"] * self.width + intercept[:, None] * self.centre
         covariance = params["covariance"] * self.width[:, None] * self.width
-        beta = jnp.concatenate([fixed - intercept * (slopes @ self.centre), slopes])
+        beta = jnp.concatenate([fixed - intercept * (slopes @ self.centre)[..., None], slopes], axis=-1)
         out = {"beta": beta, "mean": mean, "covariance": covariance}
         return out | ({"scale": params["scale"]} if "scale" in params else {})
 
     def internal(self, params: Params) -> Params:
         """The other way round."""
         k = params["mean"].shape[0]
-        slopes = params["beta"][k:] * self.width
+        slopes = params["beta"][..., k:] * self.width
         intercept = np.arange(k) == 0
-        beta = np.concatenate([params["beta"][:k] + intercept * (params["beta"][k:] @ self.centre), slopes])
+        shift = params["beta"][..., k:] @ self.centre
+        beta = np.concatenate([params["beta"][..., :k] + intercept * shift[..., None], slopes], axis=-1)
         mean = (params["mean"] - intercept[:, None] * self.centre) / self.width
         covariance = params["covariance"] / self.width[:, None] / self.width
         return params | {"beta": beta, "mean": mean, "covariance": covariance}

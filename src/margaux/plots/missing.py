@@ -17,11 +17,14 @@ class MissingPlots:
         self._fitted = fitted
 
     def coefficients(self, level: float = 0.95) -> Figure:
-        """Coefficients per standard deviation of their column, with intervals; the intercept is left out."""
+        """Coefficients per standard deviation of their column, with intervals; intercepts are left out."""
         from matplotlib.figure import Figure
 
-        frame = self._fitted.summary(level).iloc[1:]
+        frame = self._fitted.summary(level)
         widths = np.nanstd(self._fitted.table_.x, axis=0)
+        # A multinomial outcome has as many blocks of rows as classes after the first.
+        blocks = len(frame) // (1 + len(widths))
+        frame, widths = frame[np.arange(len(frame)) % (1 + len(widths)) > 0], np.tile(widths, blocks)
         places = np.arange(len(frame))[::-1]
         figure = Figure(figsize=(6.0, 1.2 + 0.28 * len(frame)), layout="constrained")
         axis = figure.subplots()
