@@ -1,6 +1,7 @@
 """Regression with missing covariates: the exact likelihood against NumPy row by row, and the engine against the exact one."""
 
 import functools
+import re
 from typing import Any, NamedTuple
 
 import jax
@@ -10,6 +11,7 @@ import pytest
 from scipy import special, stats
 
 import margaux as mx
+from margaux import job
 from margaux.missing.conditional import at_places, conditionals, group_rows, in_rows, sweep
 from margaux.missing.exact import Likelihood, moments, score
 from margaux.missing.families import FAMILIES
@@ -284,6 +286,20 @@ def test_misso_works_row_by_row():
     fit = fitted(data, "tight", mx.misso(), mx.Quadrature(21), n_iter=6 * 300, batch_size=1)
     assert far(fit, truth)[-1] < 0.02
     assert mx.misso() == mx.incremental_em()
+
+
+def test_the_table_of_surrogates_stays_out_of_the_compiled_iterations(monkeypatch):
+    data, original, captured = simulated("logistic", n=211, p=12), job.batch_chunk, []
+
+    def spy(inputs, carry, **static):
+        captured.append(original.lower(inputs, carry, **static).compile().compiled.as_text())
+        return original(inputs, carry, **static)
+
+    monkeypatch.setattr(job, "batch_chunk", spy)
+    fitted(data, "tight", mx.misso(), mx.Quadrature(5), n_iter=20, batch_size=1)
+    # Its rows come and go by chunks: nothing there has one entry a unit, the table least of all.
+    assert captured and not re.search(r"\[(\d+,)*211[,\]]", captured[0])
+    assert re.search(r"f64\[\d+,1,91\]", captured[0])
 
 
 @pytest.mark.parametrize("name", ["logistic", pytest.param("gaussian", marks=pytest.mark.slow)])

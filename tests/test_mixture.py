@@ -26,6 +26,23 @@ def test_incremental_em_and_miso_reach_the_em_fixed_point():
     assert gap(miso, truth) < 1e-8
 
 
+@pytest.mark.parametrize("batch_size", [1, 10, 100])
+@pytest.mark.parametrize("algorithm", [mx.saga, mx.svrg], ids=["saga", "svrg"])
+def test_variance_reduced_em_needs_no_tuning(algorithm, batch_size):
+    x = simulate_mixture(1000, seed=2)
+    truth, _ = mixture_em(x)
+    found = fit(x, algorithm(of="suffstats"), 40 * 1000 // batch_size, batch_size)
+    assert gap(found, truth) < 1e-4
+
+
+def test_online_em_by_single_units_keeps_the_components_apart():
+    x = simulate_mixture(1000, seed=3)
+    truth, _ = mixture_em(x)
+    found = fit(x, mx.online_em(mx.Polynomial(1.0, 0.7)), 20_000, 1, runs=9, spread=0.0)
+    gaps = [max(np.abs(found.run_params[name][r] - truth[name]).max() for name in truth) for r in range(9)]
+    assert np.median(gaps) < 0.05  # one unit at a time, a run in ten strays at first and is late
+
+
 def test_reference_mixture(data_folder, reference):
     x = np.genfromtxt(data_folder / "gmm1d_n2000.csv", skip_header=1)
     told = reference("soul")["gmm1d"]

@@ -6,14 +6,15 @@ import abc
 
 import equinox as eqx
 import jax
+import jax.numpy as jnp
 from jax.flatten_util import ravel_pytree
 from jaxtyping import Array, PyTree
 
 from .average import AbstractAverage
 from .esteps import AbstractEStep
-from .memory import AbstractMemory
+from .memory import AbstractMemory, Saga
 from .model import Latents, Params, leading
-from .statistics import AbstractStatistic
+from .statistics import AbstractStatistic, SufficientStatistics
 from .updates import AbstractUpdate, Problem
 
 
@@ -50,6 +51,11 @@ class AbstractAlgorithm(eqx.Module):
     @abc.abstractmethod
     def has_rows(self) -> bool:
         """Whether a row a unit is kept."""
+
+    @property
+    def sampling(self) -> str:
+        """How mini-batches are drawn unless `fit` is told otherwise."""
+        return "reshuffled"
 
     @abc.abstractmethod
     def refreshed(self, state: PyTree, total: PyTree) -> PyTree:
@@ -97,10 +103,18 @@ class Algorithm(AbstractAlgorithm):
     update: AbstractUpdate
     average: AbstractAverage
     refresh_epochs: int | None = eqx.field(static=True)
+    #: no update before enough units are seen to tell the parameters: at first there are the statistics of one batch alone
+    held: bool = eqx.field(static=True, default=False)
 
     @property
     def has_rows(self) -> bool:
         return self.memory.has_rows
+
+    @property
+    def sampling(self) -> str:
+        # A reshuffled epoch visits the oldest rows of the table. The statistics then overshoot, and diverge.
+        by_table = isinstance(self.memory, Saga) and isinstance(self.statistic, SufficientStatistics)
+        return "uniform" if by_table else "reshuffled"
 
     def requires(self, problem):
         return self.update.requires(problem) or self.statistic.requires(problem.model)
@@ -126,9 +140,13 @@ class Algorithm(AbstractAlgorithm):
         local, own_rows = self.memory.contribution(own_rows, value)
         total, info = sum_over_devices((local, info), axis)
         mean, memory = self.memory.combine(state["memory"], total, problem.n, b, k)
-        params, update = self.update(problem, params, mean, state["update"], k)
+        moved, update = self.update(problem, params, mean, state["update"], k)
+        if self.held:
+            size = sum(leaf.size for leaf in jax.tree.leaves(params))
+            enough = k * b >= min(max(20, 2 * size), problem.n)
+            moved = jax.tree.map(lambda new, old: jnp.where(enough, new, old), moved, params)
         info = {name: figure / b for name, figure in info.items()}
-        return params, {"memory": memory, "update": update}, (estep_rows, own_rows), info
+        return moved, {"memory": memory, "update": update}, (estep_rows, own_rows), info
 
 
 def sum_over_devices(tree: PyTree, axis: str | None) -> PyTree:

@@ -35,11 +35,14 @@ def _positive(name: str, value: float) -> np.ndarray:
     return np.asarray(float(value))
 
 
-def _score_or_statistics(of: str, step: Step) -> tuple[AbstractStatistic, AbstractUpdate, AbstractAverage]:
+def _score_or_statistics(
+    of: str, step: Step, weight: float | AbstractSchedule | None
+) -> tuple[AbstractStatistic, AbstractSchedule | None, AbstractUpdate, AbstractAverage]:
     if of == "score":
-        return Score(), _ascent(step), PolyakRuppert()
+        return Score(), as_schedule(1.0 if weight is None else weight, name="weight"), _ascent(step), PolyakRuppert()
     if of == "suffstats":
-        return SufficientStatistics(), MStep(), LastIterate()
+        schedule = None if weight is None else as_schedule(weight, name="weight")
+        return SufficientStatistics(), schedule, MStep(), LastIterate()
     raise ValueError(f'of must be "score" or "suffstats", got {of!r}')
 
 
@@ -49,8 +52,11 @@ def _composed(
     update: AbstractUpdate,
     average: AbstractAverage,
     refresh_epochs: int | None = None,
+    held: bool = False,
 ) -> Algorithm:
-    return Algorithm(statistic=statistic, memory=memory, update=update, average=average, refresh_epochs=refresh_epochs)
+    return Algorithm(
+        statistic=statistic, memory=memory, update=update, average=average, refresh_epochs=refresh_epochs, held=held
+    )
 
 
 def soul(step: Step | None = None, average: AbstractAverage | None = None) -> AbstractAlgorithm:
@@ -104,9 +110,12 @@ def saem(step: float | AbstractSchedule | None = None, average: AbstractAverage 
 
 
 def online_em(step: float | AbstractSchedule = Polynomial(1.0, 0.6), average: AbstractAverage | None = None) -> Algorithm:
-    """Online EM: stochastic approximation of the batch means of the statistics (Cappé and Moulines 2009)."""
+    """Online EM: stochastic approximation of the batch means of the statistics (Cappé and Moulines 2009).
+
+    No M-step before twice as many units as parameters, and 20 at least, are seen.
+    """
     gain = as_schedule(step, name="step")
-    return _composed(SufficientStatistics(), RobbinsMonro(gain), MStep(), average or PolyakRuppert())
+    return _composed(SufficientStatistics(), RobbinsMonro(gain), MStep(), average or PolyakRuppert(), held=True)
 
 
 def mcem(average: AbstractAverage | None = None) -> Algorithm:
@@ -146,26 +155,31 @@ def sag(step: Step, average: AbstractAverage | None = None) -> Algorithm:
 
 
 def saga(
-    step: Step = 0.1, of: str = "score", weight: float | AbstractSchedule = 1.0, average: AbstractAverage | None = None
+    step: Step = 0.1, of: str = "score", weight: float | AbstractSchedule | None = None, average: AbstractAverage | None = None
 ) -> Algorithm:
-    """SAGA on scores, or with of="suffstats" fiEM (see `memory.Saga`), `weight` its gain rho."""
-    statistic, update, default = _score_or_statistics(of, step)
-    return _composed(statistic, Saga(as_schedule(weight, name="weight")), update, average or default)
+    r"""SAGA on scores, or with of="suffstats" fiEM (see `memory.Saga`).
+
+    Args:
+        weight: of the latest batch in the running direction or statistics; by default one for scores, and
+            $\min(1, bn^{-2/3})$ for the statistics of batches of b of n units, which are then drawn uniformly.
+    """
+    statistic, schedule, update, default = _score_or_statistics(of, step, weight)
+    return _composed(statistic, Saga(schedule), update, average or default)
 
 
 def svrg(
     step: Step = 0.1,
     of: str = "score",
-    weight: float | AbstractSchedule = 1.0,
+    weight: float | AbstractSchedule | None = None,
     refresh_epochs: int = 1,
     average: AbstractAverage | None = None,
 ) -> Algorithm:
-    """SVRG on scores, or with of="suffstats" sEM-vr (see `memory.Anchor`); a full pass every `refresh_epochs`."""
+    """SVRG on scores, or with of="suffstats" sEM-vr (see `memory.Anchor`), `weight` as in `saga`; a full pass every
+    `refresh_epochs`."""
     if refresh_epochs < 1:
         raise ValueError(f"refresh_epochs must be at least 1, got {refresh_epochs}")
-    statistic, update, default = _score_or_statistics(of, step)
-    memory = Anchor(as_schedule(weight, name="weight"))
-    return _composed(statistic, memory, update, average or default, refresh_epochs)
+    statistic, schedule, update, default = _score_or_statistics(of, step, weight)
+    return _composed(statistic, Anchor(schedule), update, average or default, refresh_epochs)
 
 
 def pgd(step: float | AbstractSchedule, average: AbstractAverage | None = None) -> ParticleLangevin:

@@ -76,11 +76,18 @@ def visits(key: PRNGKeyArray, n: int, b: int, first: int, count: int, reshuffled
     done = 0
     while done < count:
         epoch, offset = divmod(first - 1 + done, per_epoch)
-        order = np.asarray(_permutation(key, n, epoch))
+        order = _order(tuple(np.asarray(jax.random.key_data(key)).tolist()), str(jax.random.key_impl(key)), n, epoch)
         size = min(per_epoch - offset, count - done)
         out[done : done + size] = order[offset * b : (offset + size) * b].reshape(size, b)
         done += size
     return out
+
+
+@functools.lru_cache(maxsize=4)
+def _order(key_data: tuple[int, ...], impl: str, n: int, epoch: int) -> np.ndarray:
+    """The order of an epoch, kept for its next chunks."""
+    key = jax.random.wrap_key_data(jnp.asarray(key_data, jnp.uint32), impl=impl)
+    return np.asarray(_permutation(key, n, epoch))
 
 
 @functools.partial(jax.jit, static_argnums=1)

@@ -31,7 +31,7 @@ def fit(
     params: PyTree,
     n_iter: int,
     batch_size: int | None = None,
-    sampling: str = "reshuffled",
+    sampling: str | None = None,
     space: Any = None,
     penalty: AbstractPenalty | None = None,
     average: AbstractAverage | None = None,
@@ -54,7 +54,7 @@ def fit(
         algorithm, estep: how the parameters move, and how expectations given the data are taken.
         key: an int or a PRNG key. params: starting values, a pytree of floats.
         n_iter: iterations. batch_size: units an iteration; None for all.
-        sampling: "reshuffled" epochs, or "uniform" draws without replacement.
+        sampling: "reshuffled" epochs, or "uniform" draws without replacement; by default the algorithm's own.
         space, penalty: $\Theta$ (a space, or a pytree of them) and g.
         average: how iterates are averaged; by default the algorithm's own choice.
         runs: parallel runs: a number (the first from `params`, the others around it, `spread` standard

@@ -45,6 +45,7 @@ class Job:
             raise ValueError(f"batch_size {self.batch_size} exceeds the {self.n} units; pass at most {self.n}, or None for all")
         if self.batch_size == self.n:
             self.batch_size = None
+        sampling = algorithm.sampling if sampling is None else sampling
         if sampling not in ("reshuffled", "uniform"):
             raise ValueError(f'sampling must be "reshuffled" or "uniform", got {sampling!r}')
         if penalty is not None and not isinstance(penalty, AbstractPenalty):

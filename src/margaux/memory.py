@@ -97,10 +97,11 @@ class Saga(AbstractMemory):
     r"""Unbiased table memory: $V = \frac1b\sum_{i\in B}(s_i - \bar s_i) + \frac1n\sum_j \bar s_j$.
 
     Of scores it is SAGA (Defazio, Bach and Lacoste-Julien 2014, eq. 1) with weight one; of sufficient
-    statistics it is fiEM (Karimi, Wai, Moulines and Lavielle 2019, eq. 12): $S_k = (1-\rho)S_{k-1} + \rho V$.
+    statistics it is fiEM (Karimi, Wai, Moulines and Lavielle 2019, eq. 12): $S_k = (1-\rho)S_{k-1} + \rho V$, by default with
+    $\rho=\min(1, bn^{-2/3})$.
     """
 
-    weight: AbstractSchedule
+    weight: AbstractSchedule | None
     has_rows: ClassVar[bool] = True
 
     def init(self, struct):
@@ -111,9 +112,7 @@ class Saga(AbstractMemory):
 
     def combine(self, state, total, n, b, k):
         table = {"total": state["total"], "lost": state["lost"]}
-        direction = jax.tree.map(lambda t, m: t / b + m, total, _table_mean(table, n))
-        rho = jnp.where(k == 1, 1.0, self.weight(k))
-        mean = jax.tree.map(lambda m, v: m + rho.astype(m.dtype) * (v - m), state["mean"], direction)
+        mean = _moved(self.weight, state["mean"], _table_mean(table, n), total, n, b, k)
         return mean, {**_compensated_add(table, total), "mean": mean}
 
 
@@ -124,7 +123,7 @@ class Anchor(AbstractMemory):
     (Chen, Zhu, Teh and Zhang 2018, algorithm 1).
     """
 
-    weight: AbstractSchedule
+    weight: AbstractSchedule | None
     has_rows: ClassVar[bool] = True
 
     def init(self, struct):
@@ -134,10 +133,19 @@ class Anchor(AbstractMemory):
         return jax.tree.map(lambda new, old: jnp.sum(new - old, axis=0), s, rows), rows
 
     def combine(self, state, total, n, b, k):
-        direction = jax.tree.map(lambda t, m: t / b + m, total, _table_mean(state, n))
-        rho = jnp.where(k == 1, 1.0, self.weight(k))
-        mean = jax.tree.map(lambda m, v: m + rho.astype(m.dtype) * (v - m), state["mean"], direction)
+        mean = _moved(self.weight, state["mean"], _table_mean(state, n), total, n, b, k)
         return mean, {**state, "mean": mean}
+
+
+def _moved(weight: AbstractSchedule | None, mean: PyTree, table: PyTree, total: PyTree, n: int, b: int, k: Any) -> PyTree:
+    r"""$(1-\rho)S + \rho V$, V the table's mean and what the batch is from it; S starts as the table's mean."""
+    rho = jnp.minimum(1.0, b / n ** (2 / 3)) if weight is None else weight(k)
+
+    def move(s, t, d):
+        s = jnp.where(k == 1, t, s)
+        return s + rho.astype(s.dtype) * (d / b + t - s)
+
+    return jax.tree.map(move, mean, table, total)
 
 
 def _table_mean(state: PyTree, n: int) -> PyTree:
