@@ -16,7 +16,8 @@ from margaux.missing.conditional import at_places, conditionals, group_rows, in_
 from margaux.missing.exact import Likelihood, moments, score
 from margaux.missing.families import FAMILIES
 from margaux.missing.model import MissingCovariates
-from margaux.missing.observed import arrange, symmetric
+from margaux.missing.observed import arrange
+from margaux.packing import symmetric
 
 NAMES = ("logistic", "probit", "gaussian", "poisson")
 #: plain ones, and ones with weights, an offset and a covariate that is always observed

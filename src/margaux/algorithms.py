@@ -54,9 +54,7 @@ def _composed(
     refresh_epochs: int | None = None,
     held: bool = False,
 ) -> Algorithm:
-    return Algorithm(
-        statistic=statistic, memory=memory, update=update, average=average, refresh_epochs=refresh_epochs, held=held
-    )
+    return Algorithm(statistic=statistic, memory=memory, update=update, average=average, refresh_epochs=refresh_epochs, held=held)
 
 
 def soul(step: Step | None = None, average: AbstractAverage | None = None) -> AbstractAlgorithm:

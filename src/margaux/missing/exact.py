@@ -20,8 +20,9 @@ import scipy
 from jaxtyping import Array, Float
 
 from ..compiling import compiled
+from ..packing import symmetric
 from .families import AbstractFamily, Gaussian, marginal_scale_slope
-from .observed import Groups, Params, Rows, filled, given_observed, spread, symmetric
+from .observed import Groups, Params, Rows, filled, given_observed, spread
 
 
 class Moments(NamedTuple):

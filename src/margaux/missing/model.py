@@ -11,9 +11,10 @@ import numpy as np
 from jaxtyping import Array
 
 from ..model import AbstractBatchSurrogate, leading
+from ..packing import symmetric
 from ..space import AbstractSpace, Positive, PositiveDefinite, Real
 from .families import AbstractFamily, Gaussian
-from .observed import Predictor, Rows, filled, given_observed, spread, spreads, symmetric
+from .observed import Predictor, Rows, filled, given_observed, spread, spreads
 
 #: how the surrogate of beta is curved: the tightest bound at the current predictor, the largest, or the curvature itself
 CURVATURES = ("tight", "largest", "newton")

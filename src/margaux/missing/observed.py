@@ -138,11 +138,3 @@ def _lower(found: Conditional, places: Array, weights: Array, along: Array) -> t
     at = places.T
     part = weights * found.inverse[j, k] + along * found.along[j] * found.along[k]
     return at[j] * (at[j] + 1) // 2 + at[k], part
-
-
-def symmetric(lower: Float[Array, " t"]) -> Float[Array, "q q"]:
-    """A symmetric matrix from its lower triangle, row by row."""
-    q = int(np.sqrt(2 * len(lower)))
-    j, k = np.indices((q, q))
-    high, low = np.maximum(j, k), np.minimum(j, k)
-    return lower[high * (high + 1) // 2 + low]
