@@ -1,0 +1,118 @@
+"""Variational EM of PLN-PCA: its bound against NumPy, its optimum against quadrature and reference values."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import scipy
+from scipy import special
+
+from margaux.packing import symmetric
+from margaux.pln.counts import Counts
+from margaux.pln.fitting import Design, maximise
+from margaux.pln.start import by_log_counts
+
+
+@pytest.fixture(autouse=True)
+def double():
+    with jax.enable_x64(True):
+        yield
+
+
+def case(seed, n, p, q, scale, base, k, off):
+    """The recipe of the reference cases."""
+    rng = np.random.default_rng(seed)
+    x = np.column_stack([np.ones(n), rng.standard_normal((n, k - 1))]) if k > 1 else np.ones((n, 1))
+    B = rng.normal(0, 0.3, (k, p))
+    B[0] = rng.normal(base, 0.5, p)
+    C = rng.normal(0, scale, (p, q))
+    w = rng.standard_normal((n, q))
+    offset = np.log(rng.gamma(5, 0.2, (n, 1))) if off else np.zeros((n, 1))
+    y = rng.poisson(np.exp(offset + x @ B + w @ C.T)).astype(float)
+    return Design(Counts(y), x, offset), B, C
+
+
+def paper():
+    """The synthetic data of Batardiere, Chiquet, Kwon and Stoehr, section 6.1, by the reference's recipe."""
+    rng = np.random.default_rng(0)
+    correlation = rng.uniform(0.6, 0.8)
+    B = rng.normal(2, 1, (1, 150))
+    values, vectors = np.linalg.eigh(3 * np.eye(150) + correlation ** np.abs(np.subtract.outer(np.arange(150), np.arange(150))))
+    C = vectors[:, ::-1][:, :5] * np.sqrt(values[::-1][:5])
+    w = rng.standard_normal((300, 5))
+    y = rng.poisson(np.exp(w @ (C * np.sign(C[0])).T + B)).astype(float)
+    return Design(Counts(y), np.ones((300, 1)), np.zeros((300, 1)))
+
+
+def bound(design, loadings, posterior):
+    """The evidence lower bound, term by term."""
+    B, C = (np.asarray(leaf) for leaf in loadings)
+    m, S = np.asarray(posterior.mean), np.asarray(symmetric(posterior.spread))
+    y = np.asarray(scipy.sparse.csr_matrix(design.counts.values).todense())
+    eta = design.offset + design.x @ B + m @ C.T
+    expected = y * eta - np.exp(eta + np.einsum("jk,ikl,jl->ij", C, S, C) / 2) - special.gammaln(y + 1)
+    divergence = np.sum(m**2, axis=1) + np.trace(S, axis1=1, axis2=2) - np.linalg.slogdet(S)[1] - S.shape[1]
+    return expected.sum() - divergence.sum() / 2
+
+
+def loglik(design, loadings):
+    """By Gauss-Hermite around nothing, for one latent: 200 nodes."""
+    node, weight = np.polynomial.hermite_e.hermegauss(200)
+    eta = design.offset + design.x @ np.asarray(loadings.B)
+    u = eta[:, :, None] + np.asarray(loadings.C)[None] * node
+    y = design.counts.values[:, :, None]
+    logs = np.sum(y * u - np.exp(u) - special.gammaln(y + 1), axis=1)
+    return np.sum(special.logsumexp(logs, b=weight / weight.sum(), axis=1))
+
+
+def fitted(design, rank, **settings):
+    return maximise(design, *by_log_counts(design, rank), **settings)
+
+
+@pytest.mark.parametrize("args", [(1, 40, 12, 2, 0.6, 0.5, 2, True), (2, 30, 9, 3, 0.5, -0.5, 1, False)], ids=["offset", "low"])
+def test_the_bound_is_the_bound_and_never_falls(args):
+    design, *_ = case(*args)
+    solution = fitted(design, args[3])
+    assert solution.converged and np.all(np.diff(solution.bounds) > -1e-7)
+    assert bound(design, solution.loadings, solution.posterior) == pytest.approx(solution.bounds[-1], abs=1e-7)
+    rng = np.random.default_rng(0)
+    # Nothing near it is higher.
+    for _ in range(20):
+        B, C = (leaf + 1e-2 * rng.normal(size=leaf.shape) for leaf in solution.loadings)
+        assert bound(design, type(solution.loadings)(B, C), solution.posterior) < solution.bounds[-1] + 1e-6
+
+
+def test_sparse_counts_blocks_and_offsets_of_every_entry_change_nothing():
+    design, *_ = case(3, 60, 15, 2, 0.6, 0.0, 2, True)
+    whole = fitted(design, 2, tol=1e-7)
+    sparse = Design(Counts(scipy.sparse.csr_matrix(design.counts.values)), design.x, design.offset)
+    wide = Design(design.counts, design.x, np.tile(design.offset, (1, 15)))
+    for other in (fitted(sparse, 2, tol=1e-7), fitted(design, 2, tol=1e-7, block=15 * 7), fitted(wide, 2, tol=1e-7)):
+        assert other.bounds[-1] == pytest.approx(whole.bounds[-1], abs=1e-6)
+        C, D = (np.asarray(s.loadings.C) for s in (whole, other))
+        np.testing.assert_allclose(C @ C.T, D @ D.T, atol=1e-4)
+
+
+def test_float32_agrees():
+    design, *_ = case(4, 80, 20, 2, 0.6, 0.5, 1, False)
+    exact = fitted(design, 2)
+    start = jax.tree.map(lambda leaf: jnp.asarray(leaf, jnp.float32), by_log_counts(design, 2))
+    rough = maximise(design, *start, relative=1e-6)
+    assert rough.loadings.C.dtype == np.float32 and rough.converged
+    assert rough.bounds[-1] == pytest.approx(exact.bounds[-1], abs=0.05)
+
+
+def test_one_latent_against_quadrature():
+    design, *_ = case(11, 50, 8, 1, 0.7, 1.0, 1, False)
+    assert design.counts.values.sum() == 1423
+    solution = fitted(design, 1, tol=1e-8)
+    # P1 of the reference: the maximum likelihood is -796.17225.
+    there = loglik(design, solution.loadings)
+    assert solution.bounds[-1] < there < -796.172
+    assert there == pytest.approx(-796.17225, abs=0.02)
+
+
+def test_the_papers_data():
+    solution = fitted(paper(), 5)
+    assert solution.bounds[-1] == pytest.approx(-111575.22, abs=0.01)
+    assert len(solution.bounds) < 12
