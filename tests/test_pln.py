@@ -10,7 +10,8 @@ from scipy import special
 from margaux.packing import symmetric
 from margaux.pln.counts import Counts
 from margaux.pln.fitting import Design, maximise
-from margaux.pln.start import by_log_counts
+from margaux.pln.restarts import best_of
+from margaux.pln.start import at_random, by_log_counts
 
 
 @pytest.fixture(autouse=True)
@@ -116,3 +117,17 @@ def test_the_papers_data():
     solution = fitted(paper(), 5)
     assert solution.bounds[-1] == pytest.approx(-111575.22, abs=0.01)
     assert len(solution.bounds) < 12
+
+
+def test_restarts_leave_poor_maxima():
+    # Six kinds of units, each with features of its own: too many for two directions.
+    rng = np.random.default_rng(0)
+    own = (np.arange(60) % 6)[:, None] == np.arange(30) % 6
+    y = rng.poisson(np.exp(np.where(own, 2.5, 0.0) + rng.normal(0, 0.3, (60, 30)))).astype(float)
+    design = Design(Counts(y), np.ones((60, 1)), np.zeros((60, 1)))
+    solution, table = best_of(design, 2)
+    assert len(table) == 16 and solution.converged and np.all(np.diff(solution.bounds) > -1e-7)
+    assert solution.bounds[-1] == table["bound"].max()
+    assert bound(design, solution.loadings, solution.posterior) == pytest.approx(solution.bounds[-1], abs=1e-6)
+    single = [maximise(design, *at_random(design, 2, seed)).bounds[-1] for seed in range(6)]
+    assert max(single) - min(single) > 20 and solution.bounds[-1] > max(single) - 1e-3

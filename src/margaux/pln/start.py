@@ -41,7 +41,9 @@ def by_log_counts(design: Design, rank: int, seed: int = 0, dtype: Any = np.floa
     return Loadings(as_device(B), as_device(C)), Posterior(as_device(m), as_device(spread))
 
 
-def at_random(design: Design, rank: int, seed: int = 0, scale: float = 0.3, dtype: Any = np.float64) -> tuple[Loadings, Posterior]:
+def at_random(
+    design: Design, rank: int, seed: int = 0, scale: float = 0.3, dtype: Any = np.float64
+) -> tuple[Loadings, Posterior]:
     """Rates that fit each feature's total, loadings from N(0, scale^2), and the prior as posterior."""
     n, p = design.counts.n, design.counts.p
     C = scale * np.random.default_rng(seed).normal(size=(p, rank))
