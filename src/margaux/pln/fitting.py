@@ -11,7 +11,11 @@ import numpy as np
 from jaxtyping import Float
 
 from .counts import Counts
-from .variational import BLOCK, UNIT_STEPS, Loadings, Posterior, Sums, Units, feature_steps, visit, whitened
+from .variational import BLOCK, Loadings, Posterior, Sums, Units, feature_steps, visit, whitened
+
+
+#: Newton steps of each unit in the first sweep, and in the others
+FIRST_STEPS, STEPS = 4, 1
 
 
 class Design(NamedTuple):
@@ -70,7 +74,7 @@ def maximise(
     here: _Here | None = None
     share = np.ones(design.counts.p, dtype)
     for sweep in range(max_sweeps):
-        moved, sums = _sweep(design, loadings, posterior, block)
+        moved, sums = _sweep(design, loadings, posterior, block, FIRST_STEPS if here is None else STEPS)
         if here is not None:
             fallen = _fallen(here, share, np.asarray(sums.before), slack)
             if fallen.any():
@@ -94,7 +98,7 @@ def maximise(
     return Solution(loadings, posterior, bounds, False)
 
 
-def _sweep(design: Design, loadings: Loadings, posterior: Posterior, block: int) -> tuple[Posterior, Sums]:
+def _sweep(design: Design, loadings: Loadings, posterior: Posterior, block: int, steps: int) -> tuple[Posterior, Sums]:
     """Every unit visited, a block at a time."""
     counts, dtype = design.counts, loadings.C.dtype
     projected = counts.times(np.asarray(loadings.C)).astype(dtype)
@@ -103,7 +107,7 @@ def _sweep(design: Design, loadings: Loadings, posterior: Posterior, block: int)
     for first in range(0, counts.n, size):
         span = slice(first, first + size)
         units = Units(*(jnp.asarray(leaf[span], dtype) for leaf in (design.x, design.offset, projected)))
-        part, sums = visit(loadings, jax.tree.map(lambda leaf, span=span: leaf[span], posterior), units, UNIT_STEPS)
+        part, sums = visit(loadings, jax.tree.map(lambda leaf, span=span: leaf[span], posterior), units, steps)
         parts.append(part)
         total = sums if total is None else jax.tree.map(jnp.add, total, sums)
     assert total is not None

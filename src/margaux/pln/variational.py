@@ -20,8 +20,8 @@ from jaxtyping import Array, Float
 from ..compiling import compiled
 from ..packing import lower_indices, symmetric
 
-#: Newton steps of the units a sweep, and the longest step of a feature's coefficients
-UNIT_STEPS, LONGEST = 2, 2.0
+#: the longest step of a feature's coefficients
+LONGEST = 2.0
 #: rates of a block of units, at most
 BLOCK = 1 << 22
 #: exponents beyond which rates are not followed
