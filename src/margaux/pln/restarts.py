@@ -12,7 +12,7 @@ from .fitting import Design, Solution, maximise
 from .start import at_random, by_log_counts
 
 #: starts, the sweeps of their first round, and entries of a table from which fewer are made
-STARTS, FIRST, ENTRIES = 16, 20, 20_000_000
+STARTS, FIRST, ENTRIES = 16, 12, 20_000_000
 
 
 def default_starts(n: int, p: int) -> int:

@@ -42,6 +42,13 @@ class Posterior(NamedTuple):
     spread: Float[Array, "n t"]
 
 
+class Place(NamedTuple):
+    """Loadings and the means of the units."""
+
+    loadings: Loadings
+    mean: Float[Array, "n q"]
+
+
 class Units(NamedTuple):
     """Of a block of units: covariates (b, k), offsets (b, 1) or (b, p), and y C (b, q)."""
 
@@ -154,15 +161,16 @@ def feature_steps(loadings: Loadings, linear: Loadings, sums: Sums) -> tuple[Loa
 
 
 @compiled
-def whitened(loadings: Loadings, posterior: Posterior, x: Float[Array, "n k"]) -> tuple[Loadings, Posterior]:
+def whitened(loadings: Loadings, posterior: Posterior, x: Float[Array, "n k"], past: Place) -> tuple[Loadings, Posterior, Place]:
     r"""The same predictors with m free of X and $\frac1n\sum_i(m_im_i^\top + S_i) = I$, which raises the bound (parameter
-    expansion: Liu, Rubin and Wu 1998)."""
-    B, C = loadings
+    expansion: Liu, Rubin and Wu 1998); and a past place in these coordinates."""
     m, S = posterior.mean, symmetric(posterior.spread)
     j, k, _ = lower_indices(m.shape[1])
     slope = jnp.linalg.lstsq(x, m)[0]
-    m = m - x @ slope
-    root = jnp.linalg.cholesky((m.T @ m + jnp.sum(S, axis=0)) / len(m))
+    free = m - x @ slope
+    root = jnp.linalg.cholesky((free.T @ free + jnp.sum(S, axis=0)) / len(m))
     back = jnp.linalg.inv(root)
     turned = jnp.einsum("ij,njk,lk->nil", back, S, back)
-    return Loadings(B + slope @ C.T, C @ root), Posterior(m @ back.T, turned[:, j, k])
+    there = lambda l, m: Place(Loadings(l.B + slope @ l.C.T, l.C @ root), (m - x @ slope) @ back.T)  # noqa: E731
+    new = there(loadings, m)
+    return new.loadings, Posterior(new.mean, turned[:, j, k]), there(*past)
