@@ -10,6 +10,7 @@ if "xla_force_host_platform_device_count" not in os.environ.get("XLA_FLAGS", "")
 
 import json
 
+import jax
 import pytest
 
 import margaux.job
@@ -26,6 +27,13 @@ if SHIFT := int(os.environ.get("MARGAUX_SEED", "0")):
 def _folder(name: str, override: str | None = None) -> Path | None:
     path = Path(override) if override else ROOT.parent / "shared" / name
     return path if path.is_dir() else None
+
+
+@pytest.fixture(scope="module", autouse=True)
+def forgotten():
+    """Compiled programs go with the file that needed them: a process may map only so many pieces of memory."""
+    yield
+    jax.clear_caches()
 
 
 @pytest.fixture(scope="session")
