@@ -1,0 +1,324 @@
+"""From a table of counts with covariates and offsets to what fits read: checked, coded, without units and features that have no
+counts."""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+import warnings
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import scipy
+
+from ..missing.checks import is_number, listed
+from .checks import check_counts, check_design, check_names
+from .counts import Counts
+from .covariates import Spec, coded, coded_like, diverging, plain
+from .offsets import ByName, given
+
+
+@dataclasses.dataclass(frozen=True)
+class Table:
+    """Counts, covariates and offsets of a fit, checked; n units and p features that have counts.
+
+    Attributes:
+        counts: (n, p). x: (n, k), with the intercept first unless the formula leaves it out. offset: (n, 1) or (n, p).
+        features, units, covariate_names: names of the p columns, n rows and k covariates.
+        diverging: (k, p), coefficients without finite estimate: of a 0-1 column, if the feature has no counts where it is one;
+            of the intercept and all columns of a term, if it has none in the reference level.
+        kept_rows, kept_columns: masks over rows and columns given. all_features: names of the columns; `named`: not made up.
+        spec: what codes new covariates. rule: what computes new offsets, None where they were given as an array.
+    """
+
+    counts: Counts
+    x: np.ndarray
+    offset: np.ndarray
+    features: pd.Index
+    units: pd.Index
+    covariate_names: list[str]
+    diverging: np.ndarray
+    kept_rows: np.ndarray
+    kept_columns: np.ndarray
+    all_features: pd.Index
+    named: bool
+    spec: Spec
+    rule: ByName | None
+
+
+@dataclasses.dataclass(frozen=True)
+class _Given:
+    """Counts as an array or CSR, and what came with them."""
+
+    values: Any
+    features: pd.Index
+    units: pd.Index
+    named: bool
+    obs: pd.DataFrame | None
+
+
+def read(counts: Any, covariates: Any = None, formula: str | None = None, offsets: Any = None) -> Table:
+    """A table of counts, a row a unit and a column a feature, checked and coded.
+
+    Args:
+        counts: (n, p) whole numbers: an array or what NumPy makes one of (a list, a memory map, a zarr array), a data frame, a
+            SciPy sparse matrix, which stays sparse, or an AnnData (its .X, .obs and .var_names).
+        covariates: (n,) or (n, k), an array or a data frame without intercept; text and categories become dummies.
+        formula: such as "~ site + depth", about the columns of `covariates` or of an AnnData's .obs.
+        offsets: logs of size factors, (n,), (n, 1) or (n, p), or a name (see `margaux.pln.offsets`); zeros unless given.
+
+    Warns:
+        UserWarning: units or features without counts are left out.
+
+    Raises:
+        TypeError, ValueError: what is wrong, with unit, feature or covariate.
+
+    Examples:
+        >>> import pandas as pd
+        >>> counts = pd.DataFrame({"oak": [3, 0, 2, 5], "ash": [0, 1, 4, 1]}, index=["a", "b", "c", "d"])
+        >>> site = pd.DataFrame({"site": ["N", "S", "N", "S"]}, index=counts.index)
+        >>> table = read(counts, site, "~ site", offsets="total")
+        >>> table.covariate_names, table.x.tolist()
+        (['Intercept', 'site[T.S]'], [[1.0, 0.0], [1.0, 1.0], [1.0, 0.0], [1.0, 1.0]])
+        >>> np.exp(table.offset).ravel().round(6).tolist()
+        [3.0, 1.0, 6.0, 6.0]
+    """
+    source = _counts(counts)
+    check_names(source.features)
+    check_counts(source.values, source.features, source.units)
+    whole = Counts(source.values)
+    rows, columns = whole.row_sums() > 0, whole.column_sums() > 0
+    if not rows.any():
+        raise ValueError("every count is zero; there is nothing to fit")
+    frame = _frame(covariates, source, formula is not None)
+    x, names, spec = coded(formula, frame, source.units)
+    array = None if offsets is None or isinstance(offsets, str) else _array_of_offsets(offsets, source)
+    _warn_left_out(source, rows, columns)
+    kept, units, x = Counts(_subset(source.values, rows, columns)), source.units[rows], x[rows]
+    check_design(x, names, units)
+    rule = None if array is not None else ByName("none" if offsets is None else offsets, kept, units)
+    return Table(
+        counts=kept, x=x, offset=_subset_of_offsets(array, rows, columns) if rule is None else rule.fitted,
+        features=source.features[columns], units=units, covariate_names=names, diverging=diverging(kept, x, names, spec),
+        kept_rows=rows, kept_columns=columns, all_features=source.features, named=source.named, spec=spec, rule=rule,
+    )  # fmt: skip
+
+
+def like(table: Table, counts: Any, covariates: Any = None, offsets: Any = None) -> Table:
+    """Counts of new units with the features, the coding and the offsets of a fit.
+
+    Args:
+        table: of the fit. counts: (m, p) of all the features that the fit was given, found by name where both have names.
+        covariates: as in the fit; of an AnnData, its .obs if they are not given.
+        offsets: as an array; unless given, by the fit's name.
+
+    Raises:
+        TypeError, ValueError: what is wrong, with unit, feature or covariate.
+
+    Examples:
+        >>> table = read([[1, 2], [3, 1], [2, 2]], offsets="TSS")
+        >>> new = like(table, [[10, 2]])
+        >>> new.counts.values.tolist(), new.x.tolist(), new.offset.round(3).tolist()
+        ([[10, 2]], [[1.0]], [[1.195]])
+    """
+    source = _counts(counts)
+    check_counts(source.values, source.features, source.units)
+    columns = _places(source, table)
+    x = coded_like(table.spec, _frame(covariates, source, table.spec.columns is None), source.units)
+    if isinstance(offsets, str):
+        raise TypeError(
+            "new units have the offsets that the fit computed by name, or an array; leave offsets out or pass an array"
+        )
+    if offsets is None and table.rule is None:
+        raise ValueError("the fit had offsets in an array, so new units need theirs; pass offsets")
+    array = None if offsets is None else _array_of_offsets(offsets, source)
+    whole = Counts(_subset(source.values, np.ones(len(x), bool), columns))
+    rows = whole.row_sums() > 0
+    if not rows.any():
+        raise ValueError("no new unit has counts of the features in the fit")
+    _warn_left_out(source, rows, np.ones(len(source.features), bool))
+    kept, units = Counts(whole.values if rows.all() else whole.values[rows]), source.units[rows]
+    rule = table.rule if array is None else None
+    offset = _subset_of_offsets(array, rows, columns) if rule is None else rule.of(kept, units)
+    return dataclasses.replace(table, counts=kept, x=x[rows], offset=offset, units=units, kept_rows=rows)
+
+
+def design(table: Table, covariates: Any) -> np.ndarray:
+    """Covariates (m, k) of new units without counts, coded as in the fit.
+
+    Examples:
+        >>> table = read([[1, 2], [3, 1], [2, 2], [4, 1]], covariates=[0.1, 0.7, 0.2, 0.3])
+        >>> design(table, [0.5, 1.0]).tolist()
+        [[1.0, 0.5], [1.0, 1.0]]
+    """
+    frame = plain(covariates)
+    return coded_like(table.spec, frame, pd.RangeIndex(len(frame)))
+
+
+def diverging_message(table: Table) -> str | None:
+    """A sentence that names coefficients without finite estimate, None where there are none.
+
+    Examples:
+        >>> diverging_message(read([[1, 0], [3, 0], [2, 2], [4, 1]], covariates=[1, 1, 0, 0]))
+        '1 feature has no counts in some level, so its coefficients there have no finite estimate: y1 (x0)'
+    """
+    features = np.flatnonzero(table.diverging.any(axis=0))
+    if not features.size:
+        return None
+    shown = [
+        f"{table.features[f]} ({', '.join(table.covariate_names[j] for j in np.flatnonzero(table.diverging[:, f])[:3])})"
+        for f in features[:5]
+    ]
+    more = ", ..." if features.size > 5 else ""
+    subject = "feature has" if features.size == 1 else "features have"
+    whose = "its" if features.size == 1 else "their"
+    return (
+        f"{features.size} {subject} no counts in some level, so {whose} coefficients there have no finite estimate: "
+        f"{', '.join(shown)}{more}"
+    )
+
+
+def _counts(counts: Any) -> _Given:
+    """Numbers and names of whatever holds counts."""
+    obs = features = units = None
+    anndata: Any = sys.modules.get("anndata")
+    if anndata is not None and isinstance(counts, anndata.AnnData):
+        obs, features, units = counts.obs, counts.var_names, counts.obs_names
+        counts = counts.X
+        if counts is None:
+            raise ValueError('the AnnData has no .X; put the raw counts there, often those in .layers["counts"]')
+        counts = counts.to_memory() if hasattr(counts, "to_memory") else counts
+    if isinstance(counts, pd.DataFrame):
+        features, units = counts.columns, counts.index
+        counts = _of_frame(counts)
+    elif not scipy.sparse.issparse(counts):
+        counts = _of_array(counts)
+    if counts.dtype.kind not in "buif":
+        raise TypeError(f"counts must be whole numbers, got {counts.dtype}")
+    if counts.ndim != 2:
+        raise ValueError(f"counts must be a table, a row a unit and a column a feature, got shape {counts.shape}")
+    if counts.dtype == bool:
+        counts = counts.astype(np.uint8)
+    elif counts.dtype == np.float16:
+        counts = counts.astype(np.float32)
+    n, p = counts.shape
+    named = features is not None and not isinstance(features, pd.RangeIndex)
+    return _Given(
+        values=_csr(counts) if scipy.sparse.issparse(counts) else counts,
+        features=features if named and features is not None else pd.Index([f"y{j}" for j in range(p)]),
+        units=pd.RangeIndex(n) if units is None else units, named=named, obs=obs,
+    )  # fmt: skip
+
+
+def _of_frame(frame: pd.DataFrame) -> Any:
+    if len(frame.columns) and all(isinstance(dtype, pd.SparseDtype) for dtype in frame.dtypes):
+        return frame.sparse.to_coo()
+    for place, (name, dtype) in enumerate(frame.dtypes.items()):
+        column = frame.iloc[:, place]
+        if not pd.api.types.is_numeric_dtype(dtype) and not is_number(column):
+            seen = np.flatnonzero(column.notna())
+            stray = next((i for i in seen if not isinstance(column.iloc[i], (int, float, np.number))), 0)
+            raise TypeError(
+                f'counts hold {column.iloc[stray]!r} at unit "{frame.index[stray]}", feature "{name}"; '
+                "make names of units the index, and drop columns that are no counts"
+            )
+        if dtype.kind == "c":
+            raise TypeError(f'the column "{name}" is complex; counts are whole numbers')
+    alike = frame.dtypes.nunique() == 1 and isinstance(frame.dtypes.iloc[0], np.dtype) and frame.dtypes.iloc[0].kind in "buif"
+    return frame.to_numpy() if alike else frame.to_numpy(float, na_value=np.nan)
+
+
+def _of_array(counts: Any) -> np.ndarray:
+    if isinstance(counts, np.ma.MaskedArray):
+        counts = np.ma.filled(counts.astype(float), np.nan)
+    try:
+        values = np.asarray(counts)
+    except ValueError:
+        raise ValueError("the rows of counts differ in length; give as many counts to each unit") from None
+    return _of_frame(pd.DataFrame(values)) if values.dtype.kind in "OUS" and values.ndim == 2 else values
+
+
+def _csr(counts: Any) -> Any:
+    """A CSR array without duplicates, stored zeros and disorder; what was given is left as it is."""
+    table = scipy.sparse.csr_array(counts)
+    if not table.has_canonical_format or not table.data.all():
+        table = table.copy()
+        table.sum_duplicates()
+        table.eliminate_zeros()
+    return table
+
+
+def _subset(values: Any, rows: np.ndarray, columns: np.ndarray) -> Any:
+    """Rows by a mask, columns by a mask or by their places."""
+    values = values if rows.all() else values[rows]
+    every = columns.all() if columns.dtype == bool else np.array_equal(columns, np.arange(values.shape[1]))
+    return values if every else values[:, columns]
+
+
+def _subset_of_offsets(array: Any, rows: np.ndarray, columns: np.ndarray) -> np.ndarray:
+    return array[rows] if array.shape[1] == 1 else array[rows][:, columns]
+
+
+def _warn_left_out(source: _Given, rows: np.ndarray, columns: np.ndarray) -> None:
+    parts = [
+        f"{int((~kept).sum())} {what}{'' if (~kept).sum() == 1 else 's'} ({listed(names[~kept])})"
+        for kept, names, what in ((rows, source.units, "unit"), (columns, source.features, "feature"))
+        if not kept.all()
+    ]
+    if parts:
+        warnings.warn(f"left out for want of counts: {' and '.join(parts)}", stacklevel=3)
+
+
+def _check_aligned(index: Any, source: _Given, what: str) -> None:
+    """Labels of rows, where both sides have some, are the same in the same order."""
+    if isinstance(index, pd.RangeIndex) or isinstance(source.units, pd.RangeIndex) or index.equals(source.units):
+        return
+    if len(index) != len(source.units):
+        return
+    place = int(np.flatnonzero(index.to_numpy(object) != source.units.to_numpy(object))[0])
+    raise ValueError(
+        f'row {place} is "{source.units[place]}" in counts and "{index[place]}" in {what}; put them in one order with '
+        f"{what} = {what}.loc[counts.index]"
+    )
+
+
+def _array_of_offsets(offsets: Any, source: _Given) -> np.ndarray:
+    n, p = source.values.shape
+    if isinstance(offsets, (pd.Series, pd.DataFrame)):
+        _check_aligned(offsets.index, source, "offsets")
+    wide = isinstance(offsets, pd.DataFrame) and offsets.shape[1] == p > 1
+    if wide and source.named and not isinstance(offsets.columns, pd.RangeIndex) and not offsets.columns.equals(source.features):
+        raise ValueError("the columns of offsets are not those of counts in their order; use offsets[counts.columns]")
+    return given(offsets, n, p, source.units, source.features)
+
+
+def _places(source: _Given, table: Table) -> np.ndarray:
+    """Columns of new counts that hold the features of the fit: by name where both have names."""
+    if not (source.named and table.named):
+        if len(source.features) != len(table.all_features):
+            raise ValueError(
+                f"the new counts have {len(source.features)} features and the fit was given {len(table.all_features)}; "
+                "give the same, in the same order"
+            )
+        return np.flatnonzero(table.kept_columns)
+    check_names(source.features)
+    places = source.features.get_indexer(table.features)
+    lost, extra = table.features[places < 0], source.features.difference(table.all_features, sort=False)
+    if len(lost) or len(extra):
+        what = f"lack {len(lost)} of its features" if len(lost) else f"have {len(extra)} features that it had not"
+        raise ValueError(f"the new counts {what} ({listed(lost if len(lost) else extra)}); give the features of the fit")
+    return places
+
+
+def _frame(covariates: Any, source: _Given, by_formula: bool) -> pd.DataFrame:
+    """Covariates of the units of a table; of an AnnData, .obs for a formula."""
+    if covariates is None:
+        used = by_formula and source.obs is not None
+        return plain(source.obs if used else pd.DataFrame(index=range(len(source.units))))
+    if isinstance(covariates, (pd.Series, pd.DataFrame)):
+        _check_aligned(covariates.index, source, "covariates")
+    frame = plain(covariates)
+    if len(frame) != len(source.units):
+        raise ValueError(f"covariates have {len(frame)} rows and counts {len(source.units)}; they must agree")
+    return frame
