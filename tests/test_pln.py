@@ -1,5 +1,7 @@
 """Variational EM of PLN-PCA: its bound against NumPy, its optimum against quadrature and reference values."""
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -63,7 +65,8 @@ def loglik(design, loadings):
     u = eta[:, :, None] + np.asarray(loadings.C)[None] * node
     y = design.counts.values[:, :, None]
     logs = np.sum(y * u - np.exp(u) - special.gammaln(y + 1), axis=1)
-    return np.sum(special.logsumexp(logs, b=weight / weight.sum(), axis=1))
+    per_unit: Any = special.logsumexp(logs, b=weight / weight.sum(), axis=1)
+    return per_unit.sum()
 
 
 def fitted(design, rank, **settings):

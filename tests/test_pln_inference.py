@@ -1,7 +1,7 @@
 """Importance sampling and standard errors of PLN-PCA against adaptive Gauss-Hermite quadrature and reference values."""
 
 import itertools
-from typing import get_args
+from typing import Any, get_args
 
 import jax
 import jax.numpy as jnp
@@ -56,7 +56,7 @@ def quadrature(design, B, C, nodes=20):
         logs.append(log_joint + scale - q / 2 * np.log(2 * np.pi))
         moments.append((v, np.exp(eta)))
     logs = np.array(logs)
-    loglik = special.logsumexp(logs, axis=0)
+    loglik: Any = special.logsumexp(logs, axis=0)
     dB, dC = np.zeros(B.shape), np.zeros(C.shape)
     for share, (v, A) in zip(np.exp(logs - loglik), moments, strict=True):
         residual = share[:, None] * (y - A)

@@ -73,6 +73,7 @@ _ESTIMATORS = {
     "MissingLinear": "missing",
     "MissingLogistic": "missing",
     "NLME": "nlme",
+    "PLNPCA": "pln",
     "SparseInverse": "sparse_inverse",
     "SparseMixedLogistic": "sparse_mixed",
 }

@@ -1,0 +1,72 @@
+"""`PLNPCA`: what it finds, its answers for other units, and its errors."""
+
+import numpy as np
+import pandas as pd
+import pytest
+
+import margaux as mx
+
+
+def simulated(n=200, p=25, q=2, seed=0):
+    rng = np.random.default_rng(seed)
+    site = rng.integers(0, 2, n)
+    B, C = np.array([rng.normal(1.0, 0.5, p), rng.normal(0.0, 0.4, p)]), rng.normal(0, 0.6, (p, q))
+    w = rng.normal(size=(n, q))
+    counts = rng.poisson(np.exp(B[0] + site[:, None] * B[1] + w @ C.T))
+    frame = pd.DataFrame(counts, columns=[f"g{j}" for j in range(p)])
+    return frame, pd.DataFrame({"site": np.where(site, "south", "north")}), B, C, w
+
+
+@pytest.fixture(scope="module")
+def fitted():
+    counts, sites, *_ = simulated()
+    return mx.PLNPCA(rank=2, n_starts=3).fit(counts, covariates=sites, formula="~ site")
+
+
+def test_it_finds_what_was_simulated(fitted):
+    *_, B, C, w = simulated()
+    frame = fitted.summary()
+    assert fitted.converged_ and frame.shape == (50, 6) and frame.index.names == ["covariate", "feature"]
+    z = (frame["estimate"].to_numpy() - B.ravel()) / frame["se"].to_numpy()
+    # Features share the latents, so that z are correlated.
+    assert np.abs(z).max() < 4.5 and np.mean(z**2) < 2.5
+    np.testing.assert_allclose(np.diag(fitted.covariance_), np.sum(C**2, axis=1), rtol=0.5, atol=0.15)
+    # The latents up to a rotation: regressed on the scores they leave little.
+    rest = w - fitted.scores_ @ np.linalg.lstsq(fitted.scores_, w, rcond=None)[0]
+    assert rest.var() < 0.25 * w.var()
+    gram = fitted.loadings_.T @ fitted.loadings_
+    np.testing.assert_allclose(gram, np.diag(np.diagonal(gram)), atol=1e-8)
+    assert fitted.explained_variance_ratio_[0] >= fitted.explained_variance_ratio_[1]
+    assert fitted.elbo_ <= float(fitted.loglik_) + 4 * fitted.loglik_.se
+    assert float(fitted.loglik_) - fitted.elbo_ < 5
+    assert fitted.scores_covariance_.shape == (200, 2, 2)
+
+
+def test_the_units_of_the_fit_are_transformed_to_their_scores(fitted):
+    counts, sites, *_ = simulated()
+    np.testing.assert_allclose(fitted.transform(counts, sites), fitted.scores_, atol=2e-3)
+    some = counts.iloc[:5].copy()
+    some.iloc[2] = 0
+    with pytest.warns(UserWarning, match="left out"):
+        scores = fitted.transform(some[some.columns[::-1]], sites.iloc[:5])
+    assert np.isnan(scores[2]).all()
+    np.testing.assert_allclose(scores[[0, 1, 3, 4]], fitted.scores_[[0, 1, 3, 4]], atol=2e-3)
+
+
+def test_predictions_are_expected_counts(fitted):
+    counts, *_ = simulated()
+    np.testing.assert_allclose(fitted.predict().mean(axis=0), counts.mean(axis=0), rtol=0.3)
+    inside = fitted.predict(scores=fitted.scores_)
+    assert np.corrcoef(np.log(inside.ravel()), np.log1p(counts.to_numpy().ravel()))[0, 1] > 0.8
+    assert fitted.predict(pd.DataFrame({"site": ["south"]})).shape == (1, 25)
+
+
+def test_bad_settings_and_absent_species():
+    counts, sites, *_ = simulated(60, 8)
+    with pytest.raises(ValueError, match="rank must be between"):
+        mx.PLNPCA(rank=9).fit(counts)
+    counts.loc[sites["site"] == "south", "g3"] = 0
+    with pytest.warns(UserWarning, match=r"g3 \(site\[T.south\]\)"):
+        model = mx.PLNPCA(rank=1, n_starts=1).fit(counts, covariates=sites, formula="~ site")
+    assert np.isnan(model.summary().loc[("site[T.south]", "g3"), ["estimate", "se"]]).all()
+    assert np.isfinite(model.summary()["estimate"].drop(("site[T.south]", "g3"))).all()
