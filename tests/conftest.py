@@ -30,10 +30,11 @@ def _folder(name: str, override: str | None = None) -> Path | None:
 
 
 @pytest.fixture(scope="module", autouse=True)
-def forgotten():
-    """Compiled programs go with the file that needed them: a process may map only so many pieces of memory."""
+def forgotten(request):
+    """In the long suite compiled programs go with the file that needed them: a process may map only so much memory."""
     yield
-    jax.clear_caches()
+    if request.config.getoption("markexpr") == "slow":
+        jax.clear_caches()
 
 
 @pytest.fixture(scope="session")

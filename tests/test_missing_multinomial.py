@@ -242,6 +242,7 @@ def test_saem_reaches_the_exact_maximum(kernel):
     assert np.abs((fit.params["beta"] - truth.params["beta"]) / se).max() < 0.15
 
 
+@pytest.mark.slow
 def test_misso_reaches_the_exact_maximum():
     data, (truth, _) = simulated(), maximum()
     fit = fitted(data, "tight", mx.misso(), mx.Quadrature(11), n_iter=150, batch_size=60)
@@ -285,6 +286,7 @@ def test_nothing_missing_is_ordinary_regression():
     np.testing.assert_allclose(one.summary()["se"], np.sqrt(np.diag(np.linalg.inv(information))), rtol=1e-3)
 
 
+@pytest.mark.slow
 def test_the_truth_is_recovered():
     x, y, params = labelled(4000, seed=3)
     one = mx.MissingGLM(family="multinomial", verbose=False).fit(x, y)
@@ -344,6 +346,7 @@ def test_weights_are_copies_and_categories_are_covariates():
     assert weighted.mean_.shape == (2, 3) and weighted.predict_proba(frame).shape == (200, 3)
 
 
+@pytest.mark.slow
 def test_selection_drops_a_column_for_all_classes():
     x, y, _ = labelled()
     extra = np.column_stack([x, np.random.default_rng(1).normal(size=len(x))])

@@ -26,7 +26,7 @@ def test_incremental_em_and_miso_reach_the_em_fixed_point():
     assert gap(miso, truth) < 1e-8
 
 
-@pytest.mark.parametrize("batch_size", [1, 10, 100])
+@pytest.mark.parametrize("batch_size", [pytest.param(1, marks=pytest.mark.slow), 10, pytest.param(100, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("algorithm", [mx.saga, mx.svrg], ids=["saga", "svrg"])
 def test_variance_reduced_em_needs_no_tuning(algorithm, batch_size):
     x = simulate_mixture(1000, seed=2)

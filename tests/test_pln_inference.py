@@ -106,7 +106,14 @@ def test_reference_cases_at_the_truth(args, total, expected):
     np.testing.assert_allclose(found.C, dC, atol=0.03)
 
 
-@pytest.mark.parametrize("name, sobol", [*((name, True) for name in PROPOSALS), ("vem", False)])
+@pytest.mark.parametrize(
+    "name, sobol",
+    [
+        ("vem", True),
+        *(pytest.param(name, True, marks=pytest.mark.slow) for name in PROPOSALS if name != "vem"),
+        pytest.param("vem", False, marks=pytest.mark.slow),
+    ],
+)
 def test_the_log_likelihood_is_within_its_error(name, sobol):
     design, B, C = case(*P2)
     truth = quadrature(design, B, C)[0]
@@ -118,6 +125,7 @@ def test_the_log_likelihood_is_within_its_error(name, sobol):
     assert np.abs(np.mean([each.loglik for each in found], axis=0) - truth).max() < 0.05
 
 
+@pytest.mark.slow
 def test_the_score_has_no_bias():
     design, B, C = case(*P2)
     truth = quadrature(design, B, C)[1:]
@@ -195,6 +203,7 @@ def test_the_control_variate_divides_the_error_of_the_score_by_ten(solved):
     assert controlled / more == pytest.approx(2, rel=0.25)
 
 
+@pytest.mark.slow
 def test_louis_information_is_the_observed_information():
     design, B, C = case(14, 30, 4, 2, 0.6, 0.5, 2, True)
     exact = observed(design, B, C, 16)
