@@ -23,7 +23,7 @@ from .checks import check_separation
 from .conditional import Conditional, in_rows, sweep
 from .exact import Moments, moments
 from .families import FAMILIES, FARTHEST
-from .observed import Groups, Params, Rows, by_group, completed, given_observed
+from .observed import Groups, Params, Rows, by_group, filled, given_observed
 from .table import Table
 
 #: Gauss-Hermite nodes an axis by number of axes, points of the Sobol rule beyond, and Newton steps to its centre
@@ -182,7 +182,7 @@ def given_observed_each(params: Params, rows: Rows, groups: Groups) -> tuple[Pre
     # An outcome that tells nothing leaves A^-1 as it is, and z at zero gives E[x | x_o].
     blank = params | {"beta": jnp.zeros_like(beta[0])}
     before, bare = given_observed(blank, rows, groups)
-    x = completed(blank, rows, bare, groups, jnp.zeros_like(before.sd))
+    x, _ = filled(blank, rows, bare, groups)
     slopes = jnp.pad(beta[:, k:], ((0, 0), (0, 1)))
     known, roots = [], []
     for found, places, _ in by_group(bare, groups, rows):

@@ -101,12 +101,6 @@ def filled(
     return rows.x + (1 - rows.observed) * (rows.c @ params["mean"]) + rest, along
 
 
-def completed(params: Params, rows: Rows, known: list[Conditional], groups: Groups, z: Array) -> Float[Array, "b p"]:
-    """E[x | x_o, z] of each row."""
-    origin, along = filled(params, rows, known, groups)
-    return origin + z[:, None] * along
-
-
 def spread(rows: Rows, known: list[Conditional], groups: Groups, weights: Array, along: Array) -> Float[Array, " t"]:
     r"""$\sum_i w_i Cov(x_i\mid x_{i,o}, z_i) + a_i u_iu_i^\top$ in its places, u the `along` of a row and a the last argument;
     the lower triangle, row by row (see `symmetric`)."""
