@@ -11,9 +11,10 @@ from scipy import special
 
 from margaux.packing import symmetric
 from margaux.pln.counts import Counts
-from margaux.pln.fitting import Design, maximise
+from margaux.pln.fitting import Design, Sweeps, maximise
 from margaux.pln.restarts import best_of
 from margaux.pln.start import at_random, by_log_counts
+from margaux.pln.variational import Loadings, Posterior
 
 
 @pytest.fixture(autouse=True)
@@ -91,19 +92,77 @@ def test_sparse_counts_blocks_and_offsets_of_every_entry_change_nothing():
     whole = fitted(design, 2, tol=1e-7)
     sparse = Design(Counts(scipy.sparse.csr_matrix(design.counts.values)), design.x, design.offset)
     wide = Design(design.counts, design.x, np.tile(design.offset, (1, 15)))
-    for other in (fitted(sparse, 2, tol=1e-7), fitted(design, 2, tol=1e-7, block=15 * 7), fitted(wide, 2, tol=1e-7)):
+    others = [{"design": sparse}, {"design": sparse, "block": 15 * 20}, {"design": design, "block": 15 * 20}, {"design": wide}]
+    for settings in others:
+        other = fitted(rank=2, tol=1e-7, **settings)
+        np.testing.assert_allclose(other.bounds[:12], whole.bounds[:12], rtol=1e-9)
         assert other.bounds[-1] == pytest.approx(whole.bounds[-1], abs=1e-6)
         C, D = (np.asarray(s.loadings.C) for s in (whole, other))
         np.testing.assert_allclose(C @ C.T, D @ D.T, atol=1e-4)
 
 
 def test_float32_agrees():
-    design, *_ = case(4, 80, 20, 2, 0.6, 0.5, 1, False)
+    design, *_ = case(4, 60, 15, 2, 0.6, 0.5, 2, True)
     exact = fitted(design, 2)
     start = jax.tree.map(lambda leaf: jnp.asarray(leaf, jnp.float32), by_log_counts(design, 2))
     rough = maximise(design, *start, relative=1e-6)
     assert rough.loadings.C.dtype == np.float32 and rough.converged
     assert rough.bounds[-1] == pytest.approx(exact.bounds[-1], abs=0.05)
+
+
+@pytest.mark.parametrize("block", [1 << 22, 15 * 20], ids=["whole", "blocks"])
+def test_a_run_can_be_interrupted(block):
+    design, *_ = case(3, 60, 15, 2, 0.6, 0.0, 2, True)
+    start, watched = by_log_counts(design, 2), []
+    at_once = maximise(design, *start, tol=1e-9, relative=0, block=block, watch=lambda *pair: watched.append(pair))
+    # Longer than one call of the program.
+    assert watched == list(enumerate(at_once.bounds)) and len(watched) > 16
+    sweeps = Sweeps(design, np.dtype(float), tol=1e-9, relative=0, block=block)
+    run = sweeps.begin(*start)
+    while not run.converged:
+        run = sweeps.on(run, 5)
+        # What is returned has the last bound.
+        ended = run.solution()
+        assert bound(design, ended.loadings, ended.posterior) == pytest.approx(run.bounds[-1], abs=1e-7)
+    np.testing.assert_allclose(run.bounds, at_once.bounds, rtol=1e-12)
+    assert sweeps.on(run, 5).sweeps == run.sweeps
+
+
+def test_features_that_would_fall_go_a_shorter_way():
+    # Loadings so large that whole steps overshoot.
+    design, *_ = case(5, 60, 15, 2, 0.6, 1.0, 2, True)
+    loadings, posterior = by_log_counts(design, 2)
+    sweeps = Sweeps(design, np.dtype(float))
+    run = sweeps.on(sweeps.begin(loadings._replace(C=-4 * loadings.C), posterior), 500)
+    assert run.converged and run.sweeps > len(run.bounds)
+    assert np.all(np.diff(run.bounds) > -1e-7)
+
+
+def test_diagonal_covariances():
+    design, *_ = case(1, 40, 12, 2, 0.6, 0.5, 2, True)
+    full = fitted(design, 2)
+    # From full ones, which are cut to their diagonals first.
+    solution = maximise(design, full.loadings, full.posterior, covariance="diagonal", tol=1e-8)
+    S = np.asarray(symmetric(solution.posterior.spread))
+    assert np.all(S[:, 0, 1] == 0) and solution.converged and np.all(np.diff(solution.bounds) > -1e-7)
+    there = bound(design, solution.loadings, solution.posterior)
+    assert there == pytest.approx(solution.bounds[-1], abs=1e-7) and full.bounds[-1] - 5 < there < full.bounds[-1] - 1e-3
+    # Nothing near it is higher, in any of B, C, m and the logs of the variances.
+    rng = np.random.default_rng(0)
+    for size in (1e-2, 1e-3):
+        for _ in range(10):
+            B, C = (leaf + size * rng.normal(size=leaf.shape) for leaf in solution.loadings)
+            mean, spread = solution.posterior
+            near = Posterior(mean + size * rng.normal(size=mean.shape), spread * np.exp(size * rng.normal(size=spread.shape)))
+            assert bound(design, Loadings(B, C), near) < there
+    with pytest.raises(ValueError, match='covariance must be "full" or "diagonal", not \'spherical\''):
+        fitted(design, 2, covariance="spherical")
+
+
+@pytest.mark.slow
+def test_diagonal_covariances_on_the_papers_data():
+    solution = fitted(paper(), 5, covariance="diagonal")
+    assert solution.bounds[-1] == pytest.approx(-111585.57, abs=0.01)
 
 
 def test_one_latent_against_quadrature():

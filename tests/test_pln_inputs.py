@@ -7,6 +7,7 @@ import pandas as pd
 import pytest
 import scipy
 
+from margaux.pln import disk
 from margaux.pln.table import design, diverging_message, like, read
 
 
@@ -91,8 +92,9 @@ def test_a_canonical_table_is_not_copied():
 def test_anndata(tmp_path):
     anndata = pytest.importorskip("anndata")
     y = table()
-    obs = pd.DataFrame({"site": list("abc") * 4}, index=[f"s{i}" for i in range(12)])
-    var = pd.DataFrame(index=[f"g{j}" for j in range(7)])
+    # Files hold texts as objects.
+    obs = pd.DataFrame({"site": pd.Categorical(list("abc") * 4)}, index=pd.Index([f"s{i}" for i in range(12)], dtype=object))
+    var = pd.DataFrame(index=pd.Index([f"g{j}" for j in range(7)], dtype=object))
     made = anndata.AnnData(scipy.sparse.csr_matrix(y.astype(np.float32)), obs, var)
     made.write_h5ad(tmp_path / "a.h5ad")
     for one in (made, anndata.read_h5ad(tmp_path / "a.h5ad", backed="r"), made[:, ::-1][:, ::-1]):
@@ -110,11 +112,63 @@ def test_anndata(tmp_path):
         read(made)
 
 
+def with_many_zeros(n, p):
+    """A table with one or two counts in every row, and some in every column."""
+    y = np.zeros((n, p), np.int32)
+    y[:, 0] = 1
+    y[np.arange(n), np.arange(n) % p] += 2
+    return y
+
+
+def on_disk(kind, y, folder):
+    """A table in a file."""
+    if kind == "npy":
+        np.save(folder / "y.npy", y)
+        return np.load(folder / "y.npy", mmap_mode="r")
+    if kind == "zarr":
+        return pytest.importorskip("zarr").array(y, chunks=(5, 3), store=str(folder / "y.zarr"))
+    file = pytest.importorskip("h5py").File(folder / "y.h5", "w")
+    return file.create_dataset("y", data=y, chunks=(4, 7) if kind == "hdf5 in chunks" else None)
+
+
+class Watched:
+    """A stored table that counts the rows it is asked for at once."""
+
+    def __init__(self, y, chunks):
+        self.y, self.chunks, self.rows = y, chunks, []
+        self.shape, self.dtype, self.ndim = y.shape, y.dtype, 2
+
+    def __getitem__(self, span):
+        self.rows.append(len(self.y[span]))
+        return self.y[span]
+
+    def __array__(self, dtype=None, copy=None):
+        self.rows.append(len(self.y))
+        return self.y
+
+
 @pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::DeprecationWarning")
-def test_zarr():
-    zarr = pytest.importorskip("zarr")
-    y = table()
-    np.testing.assert_array_equal(plain(read(zarr.array(y, chunks=(5, 3))).counts), y)
+@pytest.mark.parametrize("kind", ["npy", "zarr", "hdf5", "hdf5 in chunks"])
+@pytest.mark.parametrize("dtype", [np.int32, np.float16, ">u2"])
+def test_tables_on_disk(kind, dtype, tmp_path, monkeypatch):
+    monkeypatch.setattr(disk, "BLOCK", 30)
+    for y, sparse in ((table().astype(dtype), False), (with_many_zeros(24, 16).astype(dtype), True)):
+        folder = tmp_path / str(sparse)
+        folder.mkdir()
+        given = on_disk(kind, y, folder)
+        got = read(given, offsets="total")
+        assert scipy.sparse.issparse(got.counts.values) == sparse
+        np.testing.assert_array_equal(plain(got.counts), y)
+        if kind == "npy" and not sparse and dtype != np.float16:
+            assert np.shares_memory(got.counts.values, given)
+
+
+def test_a_stored_table_with_zeros_is_read_a_few_chunks_at_a_time(monkeypatch):
+    monkeypatch.setattr(disk, "BLOCK", 100)
+    y = with_many_zeros(40, 10)
+    given = Watched(y, (4, 10))
+    np.testing.assert_array_equal(plain(read(given).counts), y)
+    assert given.rows == [8] * 5
 
 
 @pytest.mark.parametrize("sparse", [False, True])

@@ -74,8 +74,10 @@ _ESTIMATORS = {
     "MissingLogistic": "missing",
     "NLME": "nlme",
     "PLNPCA": "pln",
+    "RankChoice": "ranks",
     "SparseInverse": "sparse_inverse",
     "SparseMixedLogistic": "sparse_mixed",
+    "pln_ranks": "ranks",
 }
 __all__ = [*(name for name in dir() if not name.startswith("_") and name != "Any"), *_ESTIMATORS]
 

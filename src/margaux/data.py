@@ -115,20 +115,21 @@ def _uniform(key: PRNGKeyArray, n: int, b: int, ks: Array) -> Array:
 
 def buffer_capacity(rows: PyTree, n: int, b: int) -> int:
     """Rows the buffer of repeated units holds: the compiled loop copies it each iteration, so it grows with the batch."""
-    return max(min(n, int(BUFFER_BYTES * b**0.5) // max(_row_bytes(rows), 1)), b)
+    return max(min(n, int(BUFFER_BYTES * b**0.5) // row_bytes(rows)), b)
 
 
 def chunk_size(data: PyTree, rows: PyTree, n: int, b: int, runs: int, capacity: int, reshuffled: bool) -> int:
     """Iterations a compiled mini-batch chunk may hold: bounded in bytes, and by the repeats its buffer has room for."""
-    size = CHUNK_BYTES / ((_row_bytes(data) + 2 * _row_bytes(rows) + 8) * b * runs)
+    size = CHUNK_BYTES / ((row_bytes(data) + 2 * row_bytes(rows) + 8) * b * runs)
     if capacity < n:
         fresh = n if reshuffled else (2 * n * capacity) ** 0.5
         size = min(size, (fresh + capacity) / b)
     return int(2 ** np.floor(np.log2(np.clip(size, 1, CHUNK))))
 
 
-def _row_bytes(rows: PyTree) -> int:
-    return sum(leaf.nbytes // leaf.shape[0] for leaf in jax.tree.leaves(rows))
+def row_bytes(rows: PyTree) -> int:
+    """Bytes of one unit."""
+    return max(sum(leaf.nbytes // leaf.shape[0] for leaf in jax.tree.leaves(rows)), 1)
 
 
 def plan_chunk(ids: np.ndarray, capacity: int) -> tuple[int, np.ndarray, np.ndarray]:

@@ -15,7 +15,7 @@ from jaxtyping import PyTree
 from . import storage
 from .algorithms import describe
 from .callbacks import AbstractCallback, Progress
-from .data import CHUNK, DeviceRows, HostRows, buffer_capacity, chunk_size, plan_chunk, visits
+from .data import CHUNK, CHUNK_BYTES, DeviceRows, HostRows, buffer_capacity, chunk_size, plan_chunk, row_bytes, visits
 from .loop import INIT, Carry, Settings, Visits, batch_chunk, first_state, full_chunk, init_rows, statistic_struct, visit_all
 from .naming import scalar_names, settle
 from .penalty import AbstractPenalty, NoPenalty
@@ -120,10 +120,10 @@ class Job:
         whole_data = not first and len(ids) == self.n and np.array_equal(ids, np.arange(self.n))
 
         def one(leaf: Any) -> Any:
-            part = leaf[0] if first else leaf if whole_data else leaf[ids]
+            part = np.asarray(leaf[:1])[0] if first else leaf if whole_data else leaf[ids]
             return jnp.asarray(part, self.dtype if jnp.issubdtype(part.dtype, jnp.floating) else None)
 
-        return jax.tree.map(one, jax.tree.map(np.asarray, self.raw_data) if first else self.data)
+        return jax.tree.map(one, self.raw_data if first else self.data)
 
     def _starts(self) -> list[PyTree]:
         if self.starts is not None:
@@ -136,7 +136,7 @@ class Job:
         return out
 
     def _blocks(self) -> list[np.ndarray]:
-        size = min(self.n, 4096)
+        size = min(self.n, 4096, max(CHUNK_BYTES // row_bytes(self.raw_data), 1))
         return [np.minimum(np.arange(first, first + size), self.n - 1) for first in range(0, self.n, size)]
 
     def _initial_rows(self, params: list[PyTree]) -> PyTree:

@@ -1,47 +1,93 @@
-"""A table of counts, dense or sparse, as fits read it: products with it and a few sums, never a dense copy of a sparse one."""
+"""A table of counts, dense or sparse, as fits read it: a block of rows at a time, never a dense copy of a sparse table nor a
+second copy of any."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
 import scipy
 from jaxtyping import Float
 
+#: entries of a block of rows, at most
+BLOCK = 1 << 22
+
 
 class Counts:
-    """Counts Y (n, p): an array, or a SciPy sparse matrix, which stays sparse.
+    """Counts Y (n, p): an array, which may lie on disk as a memory map, or a SciPy sparse matrix, which stays sparse.
 
     Args:
         values: counts of at least zero.
+
+    >>> counts = Counts([[1, 0], [2, 3]])
+    >>> counts.times(np.eye(2)).tolist(), counts.row_sums(np.sqrt).round(3).tolist()
+    ([[1.0, 0.0], [2.0, 3.0]], [1.0, 3.146])
     """
 
     def __init__(self, values: Any) -> None:
         self.values: Any = values.tocsr() if scipy.sparse.issparse(values) else np.asarray(values)
         self.n, self.p = self.values.shape
 
-    @property
-    def entries(self) -> np.ndarray:
-        """What is stored, flat."""
-        return np.asarray(self.values.data) if scipy.sparse.issparse(self.values) else self.values.ravel()
+    def blocks(
+        self, dtype: Any = np.float64, of: Callable[[np.ndarray], np.ndarray] | None = None
+    ) -> Iterator[tuple[slice, Any]]:
+        """Blocks of rows of f(Y), entries of the given dtype, with the places of their rows; `of` is an f with f(0) = 0."""
+        change = of or (lambda entries: entries)
+        for span in self._spans():
+            if scipy.sparse.issparse(self.values):
+                starts = self.values.indptr[span.start : span.stop + 1]
+                stored = slice(starts[0], starts[-1])
+                parts = (
+                    change(self.values.data[stored].astype(dtype, copy=False)),
+                    self.values.indices[stored],
+                    starts - starts[0],
+                )
+                yield span, scipy.sparse.csr_array(parts, shape=(len(starts) - 1, self.p))
+            else:
+                yield span, change(self.values[span].astype(dtype, copy=False))
 
-    def times(self, right: Float[np.ndarray, "p q"]) -> Float[np.ndarray, "n q"]:
-        """Y R."""
-        return np.asarray(self.values @ right)
+    def times(self, right: Float[np.ndarray, "p q"], of: Callable | None = None) -> Float[np.ndarray, "n q"]:
+        """f(Y) R, of the dtype of R."""
+        right = np.asarray(right)
+        return np.concatenate([block @ right for _, block in self.blocks(right.dtype, of)])
 
-    def transposed_times(self, right: Float[np.ndarray, "n q"]) -> Float[np.ndarray, "p q"]:
-        """Y' R."""
-        return np.asarray(self.values.T @ right)
+    def transposed_times(self, right: Float[np.ndarray, "n q"], of: Callable | None = None) -> Float[np.ndarray, "p q"]:
+        """f(Y)' R, of the dtype of R; blocks add up in float64."""
+        right = np.asarray(right)
+        total = np.zeros((self.p, right.shape[1]))
+        for span, block in self.blocks(right.dtype, of):
+            total += block.T @ right[span]
+        return total.astype(right.dtype)
+
+    def row_sums(self, of: Callable | None = None) -> Float[np.ndarray, " n"]:
+        """Sums of f(Y) over features."""
+        return self.times(np.ones((self.p, 1)), of)[:, 0]
+
+    def column_sums(self, of: Callable | None = None) -> Float[np.ndarray, " p"]:
+        """Sums of f(Y) over units."""
+        return self.transposed_times(np.ones((self.n, 1)), of)[:, 0]
+
+    def row_products(self, weights: Float[np.ndarray, "n o"]) -> Float[np.ndarray, " n"]:
+        r"""$\sum_jy_{ij}w_{ij}$, for weights (n, 1) or (n, p)."""
+        if weights.shape[1] == 1:
+            return self.row_sums() * weights[:, 0]
+        return np.concatenate([np.asarray((block * weights[span]).sum(axis=1), float) for span, block in self.blocks()])
+
+    def row_log_factorials(self) -> Float[np.ndarray, " n"]:
+        r"""$\sum_j\log y_{ij}!$, in float64."""
+        return self.row_sums(lambda entries: scipy.special.gammaln(entries + 1))
 
     def log_factorials(self) -> float:
         r"""$\sum_{ij}\log y_{ij}!$, in float64."""
-        found, times = np.unique(self.entries, return_counts=True)
-        return float(times @ scipy.special.gammaln(found.astype(float) + 1))
+        return float(self.row_log_factorials().sum())
 
-    def column_sums(self) -> Float[np.ndarray, " p"]:
-        """Sums over units."""
-        return np.asarray(self.values.sum(axis=0), float).ravel()
-
-    def row_sums(self) -> Float[np.ndarray, " n"]:
-        """Sums over features."""
-        return np.asarray(self.values.sum(axis=1), float).ravel()
+    def _spans(self) -> Iterator[slice]:
+        """Rows whose stored entries fill a block, or single rows that hold more."""
+        sparse = scipy.sparse.issparse(self.values)
+        ends = self.values.indptr if sparse else np.arange(self.n + 1) * self.p
+        first = 0
+        while first < self.n:
+            last = max(int(np.searchsorted(ends, int(ends[first]) + BLOCK, "right")) - 1, first + 1)
+            yield slice(first, min(last, self.n))
+            first = last

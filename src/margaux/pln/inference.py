@@ -39,10 +39,14 @@ from ..compiling import compiled
 from ..packing import lower_indices, symmetric
 from .fitting import Design
 from .importance import BLOCK, PROPOSALS, Block, Draws, Plan, Proposal, blocks, conditional, drawn, nets
+from .leading import hidden_variances
 from .variational import HIGHEST, Loadings, Posterior, Units, rates
 
 #: draws of a unit behind Louis' information: it moves by less than a thousandth with more
 LOUIS = Plan(draws=32, replicates=1)
+
+#: order of the largest matrix
+LARGEST = 4096
 
 Kind = Literal["adjusted", "louis", "expected", "outer product", "sandwich", "variational"]
 
@@ -58,9 +62,10 @@ def covariance(
             which always draws.
 
     Raises:
-        ValueError: if the information is not positive definite.
+        ValueError: if there are too many coefficients for matrices of order kp, or the information is not positive definite.
     """
     k, p = loadings.B.shape
+    _check_order(p * (k + loadings.C.shape[1]) if kind == "louis" else k * p, kind)
     if kind == "variational":
         return _by_feature(np.linalg.inv(variational(design, loadings, posterior)))
     if kind == "louis":
@@ -74,16 +79,42 @@ def covariance(
         return _inverse(outer_product(design, loadings, posterior, plan), kind)
     known = _inverse(expected(design, loadings, posterior, plan), kind)
     if kind == "adjusted":
-        joint = np.linalg.inv(complete(design, loadings, posterior))[:, :k, :k]
-        return known + _by_feature(joint - np.linalg.inv(variational(design, loadings, posterior)))
+        return known + _by_feature(_estimated_loadings(design, loadings, posterior))
     return known if kind == "expected" else known @ outer_product(design, loadings, posterior, plan) @ known
 
 
 def standard_errors(
     design: Design, loadings: Loadings, posterior: Posterior, kind: Kind = "adjusted", plan: Plan | None = None
 ) -> Float[np.ndarray, "k p"]:
-    """Of B: see `covariance`."""
-    return np.sqrt(np.diag(covariance(design, loadings, posterior, kind, plan))).reshape(loadings.B.shape)
+    """Of B: see `covariance`. For more than `LARGEST` coefficients there are "adjusted" and "expected", to a thousandth (see
+    `margaux.pln.leading`), and "variational".
+
+    Raises:
+        ValueError: for another kind then, or as of `covariance`.
+    """
+    k, p = loadings.B.shape
+    diagonal = lambda matrices: np.einsum("pkk->kp", matrices)  # noqa: E731
+    if kind == "variational":
+        return np.sqrt(diagonal(np.linalg.inv(variational(design, loadings, posterior))))
+    if k * p <= LARGEST or kind not in ("adjusted", "expected"):
+        return np.sqrt(np.diag(covariance(design, loadings, posterior, kind, plan))).reshape(k, p)
+    known = hidden_variances(lambda: _rates(design, loadings, posterior, plan, p), loadings.C)
+    return np.sqrt(known if kind == "expected" else known + diagonal(_estimated_loadings(design, loadings, posterior)))
+
+
+def _check_order(order: int, kind: str) -> None:
+    if order > LARGEST:
+        raise ValueError(
+            f"the {kind!r} covariance matrix of so many coefficients needs a matrix of order {order}, more than {LARGEST}; "
+            'ask for standard_errors with kind "adjusted", "expected" or "variational", which need no such matrix'
+        )
+
+
+def _estimated_loadings(design: Design, loadings: Loadings, posterior: Posterior) -> Float[np.ndarray, "p k k"]:
+    """What the variance of each feature's coefficients gains when its loadings are estimated."""
+    k = len(loadings.B)
+    joint = np.linalg.inv(complete(design, loadings, posterior))[:, :k, :k]
+    return joint - np.linalg.inv(variational(design, loadings, posterior))
 
 
 def expected(design: Design, loadings: Loadings, posterior: Posterior, plan: Plan | None = None) -> Float[np.ndarray, "kp kp"]:

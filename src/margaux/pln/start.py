@@ -6,7 +6,6 @@ from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
-import scipy
 
 from .fitting import Design
 from .variational import Loadings, Posterior
@@ -15,22 +14,17 @@ from .variational import Loadings, Posterior
 def by_log_counts(design: Design, rank: int, seed: int = 0, dtype: Any = np.float64) -> tuple[Loadings, Posterior]:
     """Regression and principal components of log(1 + y) less the offsets, by a randomised range finder (Halko, Martinsson and
     Tropp 2011, algorithm 4.4), which sees products with the table only."""
-    values = design.counts.values
-    logs: Any = values.astype(float)
-    if scipy.sparse.issparse(logs):
-        logs.data = np.log1p(logs.data)
-    else:
-        logs = np.log1p(logs)
-    x, offset = np.asarray(design.x, float), np.asarray(design.offset, float)
-    n, p = logs.shape
+    counts = design.counts
+    x, offset = np.asarray(design.x, dtype), np.asarray(design.offset, dtype)
+    n, p = counts.n, counts.p
     over_offset = (lambda r: offset @ r.sum(axis=0, keepdims=True)) if offset.shape[1] == 1 else (lambda r: offset @ r)
     under_offset = (lambda r: np.tile(offset.T @ r, (p, 1))) if offset.shape[1] == 1 else (lambda r: offset.T @ r)
     inverse = np.linalg.pinv(x)
-    B = (logs.T @ inverse.T - under_offset(inverse.T)).T
-    times = lambda r: logs @ r - over_offset(r) - x @ (B @ r)  # noqa: E731
-    transposed = lambda r: logs.T @ r - under_offset(r) - B.T @ (x.T @ r)  # noqa: E731
+    B = (counts.transposed_times(inverse.T, np.log1p) - under_offset(inverse.T)).T
+    times = lambda r: counts.times(r, np.log1p) - over_offset(r) - x @ (B @ r)  # noqa: E731
+    transposed = lambda r: counts.transposed_times(r, np.log1p) - under_offset(r) - B.T @ (x.T @ r)  # noqa: E731
     size = min(rank + 8, n, p)
-    basis = np.linalg.qr(times(np.random.default_rng(seed).normal(size=(p, size))))[0]
+    basis = np.linalg.qr(times(np.random.default_rng(seed).normal(size=(p, size)).astype(dtype)))[0]
     for _ in range(4):
         basis = np.linalg.qr(times(np.linalg.qr(transposed(basis))[0]))[0]
     u, d, vt = np.linalg.svd(transposed(basis).T, full_matrices=False)

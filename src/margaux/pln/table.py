@@ -16,6 +16,7 @@ from ..missing.checks import is_number, listed
 from .checks import check_counts, check_design, check_names
 from .counts import Counts
 from .covariates import Spec, coded, coded_like, diverging, plain
+from .disk import from_disk, on_disk
 from .offsets import ByName, given
 
 
@@ -62,8 +63,9 @@ def read(counts: Any, covariates: Any = None, formula: str | None = None, offset
     """A table of counts, a row a unit and a column a feature, checked and coded.
 
     Args:
-        counts: (n, p) whole numbers: an array or what NumPy makes one of (a list, a memory map, a zarr array), a data frame, a
-            SciPy sparse matrix, which stays sparse, or an AnnData (its .X, .obs and .var_names).
+        counts: (n, p) whole numbers: an array or what NumPy makes one of (a list), a data frame, a SciPy sparse matrix, which
+            stays sparse, a memory map, a zarr array or an HDF5 dataset, or an AnnData in memory or backed (its .X, .obs and
+            .var_names). What lies on disk is read a block of rows at a time: see `from_disk`.
         covariates: (n,) or (n, k), an array or a data frame without intercept; text and categories become dummies.
         formula: such as "~ site + depth", about the columns of `covariates` or of an AnnData's .obs.
         offsets: logs of size factors, (n,), (n, 1) or (n, p), or a name (see `margaux.pln.offsets`); zeros unless given.
@@ -95,7 +97,7 @@ def read(counts: Any, covariates: Any = None, formula: str | None = None, offset
     x, names, spec = coded(formula, frame, source.units)
     array = None if offsets is None or isinstance(offsets, str) else _array_of_offsets(offsets, source)
     _warn_left_out(source, rows, columns)
-    kept, units, x = Counts(_subset(source.values, rows, columns)), source.units[rows], x[rows]
+    kept, units, x = Counts(_with_counts(source.values, rows, columns)), source.units[rows], x[rows]
     check_design(x, names, units)
     rule = None if array is not None else ByName("none" if offsets is None else offsets, kept, units)
     return Table(
@@ -192,6 +194,8 @@ def _counts(counts: Any) -> _Given:
     if isinstance(counts, pd.DataFrame):
         features, units = counts.columns, counts.index
         counts = _of_frame(counts)
+    elif on_disk(counts):
+        counts = from_disk(counts)
     elif not scipy.sparse.issparse(counts):
         counts = _of_array(counts)
     if counts.dtype.kind not in "buif":
@@ -247,6 +251,18 @@ def _csr(counts: Any) -> Any:
         table.sum_duplicates()
         table.eliminate_zeros()
     return table
+
+
+def _with_counts(values: Any, rows: np.ndarray, columns: np.ndarray) -> Any:
+    """Rows and columns that have counts, by masks; a sparse table stores nothing of the others, so its entries are shared."""
+    if not scipy.sparse.issparse(values):
+        return _subset(values, rows, columns)
+    if rows.all() and columns.all():
+        return values
+    places = (np.cumsum(columns) - 1).astype(values.indices.dtype)
+    indices = values.indices if columns.all() else places[values.indices]
+    starts = values.indptr[np.append(True, rows)]
+    return scipy.sparse.csr_array((values.data, indices, starts), shape=(int(rows.sum()), int(columns.sum())))
 
 
 def _subset(values: Any, rows: np.ndarray, columns: np.ndarray) -> Any:

@@ -81,8 +81,11 @@ def rates(loadings: Loadings, posterior: Posterior, units: Units) -> Float[Array
     return jnp.exp(jnp.minimum(mean + (posterior.spread * twice) @ (C[:, j] * C[:, k]).T / 2, HIGHEST))
 
 
-def unit_steps(loadings: Loadings, posterior: Posterior, units: Units, steps: int) -> tuple[Posterior, Array, Array]:
-    """Newton steps of each unit's m with $S = (I + C^\\top\\mathrm{diag}(A)C)^{-1}$, halved where the bound would fall.
+def unit_steps(
+    loadings: Loadings, posterior: Posterior, units: Units, steps: int, diagonal: bool = False
+) -> tuple[Posterior, Array, Array]:
+    r"""Newton steps of each unit's m with $S = (I + C^\top\mathrm{diag}(A)C)^{-1}$, a quarter as long where the bound would fall.
+    A diagonal S has the inverses of the diagonal.
 
     Returns:
         The posterior, its rates, and each unit's part of the bound less what is linear in y and B.
@@ -102,8 +105,9 @@ def unit_steps(loadings: Loadings, posterior: Posterior, units: Units, steps: in
         information = symmetric(A @ products) + jnp.eye(q, dtype=C.dtype)
         S = jnp.linalg.inv(information)
         step = jnp.einsum("bij,bj->bi", S, units.projected - A @ C - posterior.mean)
+        spread = own / information[:, j, k] if diagonal else S[:, j, k]
         tried = Posterior(posterior.mean + share[:, None] * step,
-                          posterior.spread + share[:, None] * (S[:, j, k] - posterior.spread))  # fmt: skip
+                          posterior.spread + share[:, None] * (spread - posterior.spread))  # fmt: skip
         moved = rates(loadings, tried, units)
         there = value(tried, moved)
         good = there >= best
@@ -118,10 +122,10 @@ def unit_steps(loadings: Loadings, posterior: Posterior, units: Units, steps: in
 
 
 @compiled
-def visit(loadings: Loadings, posterior: Posterior, units: Units, steps: int) -> tuple[Posterior, Sums]:
+def visit(loadings: Loadings, posterior: Posterior, units: Units, steps: int, diagonal: bool = False) -> tuple[Posterior, Sums]:
     """A block of units: their steps, and the sums that the features need."""
     before = jnp.sum(rates(loadings, posterior, units), axis=0)
-    posterior, A, value = unit_steps(loadings, posterior, units, steps)
+    posterior, A, value = unit_steps(loadings, posterior, units, steps, diagonal)
     x, m = units.x, posterior.mean
     (a, b, _), (j, k, _) = lower_indices(x.shape[1]), lower_indices(m.shape[1])
     mixed = (x[:, :, None] * m[:, None, :]).reshape(len(x), -1)
@@ -161,14 +165,18 @@ def feature_steps(loadings: Loadings, linear: Loadings, sums: Sums) -> tuple[Loa
 
 
 @compiled
-def whitened(loadings: Loadings, posterior: Posterior, x: Float[Array, "n k"], past: Place) -> tuple[Loadings, Posterior, Place]:
+def whitened(
+    loadings: Loadings, posterior: Posterior, x: Float[Array, "n k"], past: Place, diagonal: bool = False
+) -> tuple[Loadings, Posterior, Place]:
     r"""The same predictors with m free of X and $\frac1n\sum_i(m_im_i^\top + S_i) = I$, which raises the bound (parameter
-    expansion: Liu, Rubin and Wu 1998); and a past place in these coordinates."""
+    expansion: Liu, Rubin and Wu 1998); and a past place in these coordinates. Where S stays diagonal, only the diagonal is that
+    of I."""
     m, S = posterior.mean, symmetric(posterior.spread)
     j, k, _ = lower_indices(m.shape[1])
     slope = jnp.linalg.lstsq(x, m)[0]
     free = m - x @ slope
-    root = jnp.linalg.cholesky((free.T @ free + jnp.sum(S, axis=0)) / len(m))
+    second = (free.T @ free + jnp.sum(S, axis=0)) / len(m)
+    root = jnp.diag(jnp.sqrt(jnp.diag(second))) if diagonal else jnp.linalg.cholesky(second)
     back = jnp.linalg.inv(root)
     turned = jnp.einsum("ij,njk,lk->nil", back, S, back)
     there = lambda l, m: Place(Loadings(l.B + slope @ l.C.T, l.C @ root), (m - x @ slope) @ back.T)  # noqa: E731

@@ -1,0 +1,291 @@
+r"""From the variational estimate of PLN-PCA to the maximum of its likelihood, by importance sampling through the engine.
+
+The paper's algorithms 1 and 2 (ISGD and AISGD) are stochastic ascent on single units from four proposals; `paper` gives their
+settings. The default is another member of the family: all units an iteration, draws of a Sobol net from a Student t at the
+curvature, a control variate, and steps scaled by the information, so that a few iterations do.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pandas as pd
+import scipy
+
+from ..algorithm import Algorithm
+from ..average import PolyakRuppert
+from ..fit import fit
+from ..memory import NoMemory
+from ..result import RESULTS
+from ..schedule import Constant, Polynomial
+from ..space import Box
+from ..updates import Ascent, Optax
+from .answers import settled
+from .ascent import ConditionalScore, Information, InformationAscent, decrement, two_levels
+from .conditional import VARIANTS, ConditionalSampling
+from .fitting import Design
+from .growth import first_draws
+from .importance import marginal, scores
+from .inference import complete
+from .model import PLN, units
+from .proposals import Plan
+from .variational import Loadings, Posterior
+
+#: entries of a table up to which all units are visited an iteration, and of a batch of a larger one
+WHOLE, BATCH = 1 << 24, 1 << 20
+#: entries of a table beyond which the variational estimate is left alone unless a method is named
+BEYOND = 50_000_000
+#: initial steps that a search compares
+GRID = tuple(10.0 ** np.arange(-3.0, 0.6, 0.5))
+
+
+class Refinement(NamedTuple):
+    r"""How the likelihood is ascended.
+
+    Attributes:
+        variant: a proposal and how it follows the parameters, one of `margaux.pln.conditional.VARIANTS`.
+        n_draws: N, a power of two with `sobol`. batch_size: units an iteration; by default all, or of a large table some.
+        epochs: passes over the units, at most. warm_epochs: passes by Rprop before them, with all units an iteration.
+        preconditioned: steps scaled by the information (`InformationAscent`); else $\gamma_0/\sqrt T$ with `gain` $\gamma_0$.
+        gain: multiplies the steps; None searches it (`GRID`). sobol, control: see `ConditionalSampling`.
+        radius: $\Theta$ is the box of coefficients within so much of the start. tol: nats that are worth a further round.
+    """
+
+    variant: str = "student"
+    n_draws: int = 128
+    batch_size: int | None = None
+    epochs: int = 40
+    warm_epochs: int = 0
+    preconditioned: bool = True
+    gain: float | None = 0.5
+    sobol: bool = True
+    control: bool = True
+    radius: float = 10.0
+    tol: float = 0.01
+
+
+def paper(variant: str, n_draws: int = 1000, warm_epochs: int = 1000, epochs: int = 10) -> Refinement:
+    """The paper's own settings (section 6.1): Rprop on all units, then single units with a step that is searched."""
+    return Refinement(variant, n_draws, 1, epochs, warm_epochs, preconditioned=False, gain=None, sobol=False, control=False)
+
+
+class Refined(NamedTuple):
+    """Where it ended: a row a round in `history`, one sentence, and whether the likelihood rose beyond its error."""
+
+    loadings: Loadings
+    posterior: Posterior
+    history: pd.DataFrame
+    verdict: str
+    improved: bool
+
+
+class _Here(NamedTuple):
+    loadings: Loadings
+    posterior: Posterior
+    row: dict[str, float]
+    information: Information
+    replicates: np.ndarray = np.zeros(0)
+
+
+def check(settings: Refinement) -> None:
+    """Raises ValueError for settings that make no sense, before anything is compiled."""
+    if settings.variant not in VARIANTS:
+        raise ValueError(f"variant must be one of {', '.join(map(repr, VARIANTS))}, not {settings.variant!r}")
+    if settings.n_draws < 2 or (settings.sobol and settings.n_draws & (settings.n_draws - 1)):
+        raise ValueError(f"n_draws must be at least 2, and a power of two with sobol=True; got {settings.n_draws}")
+    if not (settings.epochs >= 1 and settings.warm_epochs >= 0 and settings.radius > 0 and settings.tol > 0):
+        raise ValueError("epochs must be at least 1, warm_epochs at least 0, radius and tol positive")
+    if settings.gain is not None and not settings.gain > 0:
+        raise ValueError(f"gain must be positive, or None for a search; got {settings.gain}")
+
+
+def refine(
+    design: Design, loadings: Loadings, posterior: Posterior, settings: Refinement = Refinement(),  # noqa: B008
+    seed: int = 0, forced: bool = False, progress: bool = False, watch: Callable[[dict[str, float]], None] | None = None,
+) -> Refined:  # fmt: skip
+    r"""Rounds of ascent until a step promises less than its own noise or `tol`, or a round no longer raises the likelihood.
+
+    Before the first round and after each, the score at the mean of the iterates is estimated from fresh draws, four times.
+    What a step promises is $\frac12s^\top Ps$, less its value for the error of s; inside the box the gradient mapping
+    of theorem 4.5 is s itself. A round is kept if the likelihood rose.
+
+    Args:
+        forced: a round is made whatever the first estimate promises, and kept even if the likelihood has not risen.
+
+    Raises:
+        ValueError: from `check`.
+    """
+    check(settings)
+    n, p = design.counts.n, design.counts.p
+    start = _seen(design, loadings, posterior, seed)
+    ended = _nothing_promised(start, settings)
+    if ended and not forced:
+        told = "the variational estimate is the maximum likelihood estimate as far as draws can tell"
+        return Refined(loadings, posterior, pd.DataFrame([{"epoch": 0.0} | start.row]), f"{told}: {ended}", False)
+    rows: list[dict[str, float]] = []
+    n, p = design.counts.n, design.counts.p
+    draws = first_draws(n, p)
+
+    def weighed(epoch: int, here: _Here) -> _Here:
+        found = marginal(design, here.loadings, here.posterior, "student", Plan(draws, 8, True, seed))
+        loglik, error = found.total
+        rows.append({"epoch": float(epoch), "loglik": loglik, "error": error} | here.row)
+        if watch is not None:
+            watch(rows[-1])
+        return here._replace(replicates=found.replicates)
+
+    start = best = weighed(0, start)
+    batch = settings.batch_size or (n if n * p <= WHOLE else max(min(n, BATCH // p), 1))
+    per_round = max(settings.epochs // 4, 1) if settings.preconditioned else settings.epochs
+    epoch, ended, gain = 0, "", settings.gain
+    while epoch < settings.epochs and not ended:
+        here = best
+        if settings.warm_epochs and epoch == 0:
+            here = _ascended(design, here, settings, n, settings.warm_epochs, seed, progress, warm=True)
+        moved = _ascended(design, here, settings._replace(gain=gain), batch, per_round, seed + 1 + epoch, progress)
+        epoch += per_round
+        here = weighed(epoch + settings.warm_epochs, _seen(design, moved.loadings, moved.posterior, seed))
+        rise, error = _gain(best, here)
+        if rise > 0 or (forced and not settings.preconditioned):
+            best = here
+        if rise < -error and gain is not None:
+            gain /= 4
+        else:
+            ended = _nothing_promised(best, settings)
+            if rise < max(error, settings.tol):
+                ended = ended or "a further round no longer raises the likelihood"
+    rise, error = _gain(start, best)
+    improved = rise > 2 * error
+    if not (improved or forced):
+        best = start
+    told = f"after {epoch} epochs the log-likelihood is {rise:.3f} above that of the variational estimate (error {error:.3f})"
+    verdict = f"{told}; {ended or 'it was still rising'}" if improved else f"{told}: no improvement beyond its error"
+    return Refined(best.loadings, best.posterior, pd.DataFrame(rows), verdict, improved)
+
+
+def _nothing_promised(here: _Here, settings: Refinement) -> str:
+    promised, noise = here.row["decrement"], here.row["decrement_error"]
+    told = f"a further step promises {max(promised, 0):.3f} nats (noise {noise:.3f})"
+    return told if promised <= max(settings.tol, noise) else ""
+
+
+def _gain(before: _Here, after: _Here) -> tuple[float, float]:
+    """The rise of the log-likelihood and its standard error, from replicates that share their digits."""
+    rise = after.replicates - before.replicates
+    return float(rise.mean()), float(rise.std(ddof=1) / np.sqrt(len(rise)))
+
+
+def _seen(design: Design, loadings: Loadings, posterior: Posterior, seed: int) -> _Here:
+    """The norm of the score and what a step promises, with their errors."""
+    n, C = design.counts.n, loadings.C
+    information = two_levels(
+        complete(design, loadings, posterior),
+        np.asarray(C, float),
+        np.asarray(design.x, float),
+        np.asarray(posterior.mean, float),
+    )
+    draws = min(128, first_draws(n, design.counts.p))
+    found = scores(design, loadings, posterior, "student", Plan(draws, 4, True, seed + 7))
+    mean = jax.tree.map(lambda *leaf: sum(leaf) / len(leaf), *found)
+    off = [jax.tree.map(jnp.subtract, each, mean) for each in found]
+    pairs = len(off) * (len(off) - 1)
+    noise = sum(decrement(information, C, each, n) for each in off) / pairs
+    norm = lambda s: float(jnp.sqrt(jnp.sum(s["B"] ** 2) + jnp.sum(s["C"] ** 2)))  # noqa: E731
+    spread = float(np.sqrt(sum(norm(each) ** 2 for each in off) / pairs))
+    row = {"gradient_norm": norm(mean), "gradient_error": spread,
+           "decrement": decrement(information, C, mean, n) - noise, "decrement_error": noise}  # fmt: skip
+    return _Here(loadings, posterior, row, information)
+
+
+def _ascended(
+    design: Design, here: _Here, settings: Refinement, batch: int, epochs: int, seed: int, progress: bool, warm: bool = False,
+) -> _Here:  # fmt: skip
+    """Some epochs through `margaux.fit`."""
+    n = design.counts.n
+    whole = batch == n
+    length = epochs * max(n // batch, 1)
+    if warm:
+        import optax
+
+        update: Any = Optax(optax.rprop(1e-3), Constant(1.0))
+    elif settings.preconditioned:
+        size, gain = n / batch, settings.gain or 1.0
+        # One epoch of a mini-batch fit moves as far as one iteration on all units; from the second on, steps fall.
+        update = InformationAscent(Constant(gain) if whole else Polynomial(gain * size**-0.4, 0.6, size), here.information)
+    else:
+        gain = _searched(design, here, settings, batch, seed) if settings.gain is None else settings.gain
+        update = Ascent(Constant(gain / np.sqrt(length)))
+    found = _run(design, here, settings, update, batch, length, seed, progress)
+    if found.result is RESULTS.diverged:
+        return here
+    moved = _loadings(found.params, here.loadings.C.dtype)
+    return here._replace(loadings=moved, posterior=_posterior(design, moved))
+
+
+def _searched(design: Design, here: _Here, settings: Refinement, batch: int, seed: int) -> float:
+    """The step of the grid after which two epochs leave the likelihood highest."""
+    n = design.counts.n
+    length = 2 * max(n // batch, 1)
+    best, chosen = -np.inf, GRID[0]
+    for gain in GRID:
+        found = _run(design, here, settings, Ascent(Constant(gain / np.sqrt(length))), batch, length, seed, False)
+        if found.result is RESULTS.diverged:
+            break
+        moved = _loadings(found.params, here.loadings.C.dtype)
+        there = marginal(design, moved, _posterior(design, moved), "student", Plan(128, 2, True, seed)).total[0]
+        if there > best:
+            best, chosen = there, gain
+    return float(chosen)
+
+
+def _run(
+    design: Design, here: _Here, settings: Refinement, update: Any, batch: int, length: int, seed: int, progress: bool
+) -> Any:
+    C = here.loadings.C
+    dtype, q = np.asarray(C).dtype, C.shape[1]
+    proposal, follow = VARIANTS[settings.variant]
+    data = units(design, here.posterior, dtype)
+    if batch == design.counts.n and scipy.sparse.issparse(design.counts.values):
+        data["counts"] = data["counts"][np.arange(design.counts.n)]
+    algorithm = Algorithm(
+        statistic=ConditionalScore(moments=isinstance(update, InformationAscent)), memory=NoMemory(), update=update,
+        average=PolyakRuppert(), refresh_epochs=None,
+    )  # fmt: skip
+    estep = ConditionalSampling(q, settings.n_draws, proposal, follow, settings.sobol, settings.control, seed)
+    params = {"B": np.asarray(here.loadings.B), "C": np.asarray(C)}
+    space = {name: Box(leaf - settings.radius, leaf + settings.radius) for name, leaf in params.items()}
+    return fit(
+        PLN(), data, algorithm, estep, key=seed, params=params, n_iter=length, space=space, dtype=dtype, progress=progress,
+        batch_size=None if batch == design.counts.n else batch, rows="device" if batch == design.counts.n else "host",
+        throw=False,
+    )  # fmt: skip
+
+
+def _loadings(params: Any, dtype: Any) -> Loadings:
+    return Loadings(jnp.asarray(params["B"], dtype), jnp.asarray(params["C"], dtype))
+
+
+def _posterior(design: Design, loadings: Loadings) -> Posterior:
+    return jax.tree.map(jnp.asarray, settled(design, loadings))
+
+
+def of_method(method: str, refinement: Refinement | None) -> tuple[Refinement | None, bool]:
+    """What `PLNPCA(method=, refinement=)` asks for: settings, or None for no refinement; and whether it is forced.
+
+    Raises:
+        ValueError: an unknown method, or settings that make no sense. TypeError: settings of another kind.
+    """
+    known = ("auto", "variational", *VARIANTS)
+    if method not in known:
+        raise ValueError(f"method must be one of {', '.join(map(repr, known))}, not {method!r}")
+    if refinement is not None and not isinstance(refinement, Refinement):
+        raise TypeError(f"refinement must be a margaux.pln.refinement.Refinement, not {type(refinement).__name__}")
+    settings = refinement or Refinement()
+    if method in VARIANTS:
+        settings = settings._replace(variant=method)
+    check(settings)
+    return (None if method == "variational" else settings), method in VARIANTS
