@@ -1,11 +1,15 @@
 """The experiments of the PLN-PCA paper, at small sizes."""
 
+from typing import Any
+
 import numpy as np
 import pandas as pd
 import pytest
 
 from margaux.naming import precision
+from margaux.pln.inference import Kind, standard_errors
 from margaux.pln.refinement import Refinement
+from margaux.pln.restarts import best_of
 from margaux.reproduce import plnpca_scmark as scmark
 from margaux.reproduce import plnpca_synthetic as synthetic
 
@@ -16,14 +20,16 @@ def test_the_design_is_the_references(reference):
     truth = synthetic.Truth.of_rank(5)
     # The reference draws the latents by the same generator, after u and B.
     rng = np.random.default_rng(0)
-    rng.uniform(0.6, 0.8), rng.normal(2, 1, (1, 150))
+    rng.uniform(0.6, 0.8)
+    rng.normal(2, 1, (1, 150))
     w = rng.standard_normal((300, 5))
     assert rng.poisson(np.exp(w @ truth.C.T + truth.B)).sum() == told["sum_Y"]
 
 
+@pytest.mark.slow
 def test_the_curvature_is_a_better_proposal_than_a_diagonal_posterior():
     with precision(np.dtype(float)):
-        frame = synthetic.proposals((3,), (256,), 1)
+        frame: Any = synthetic.proposals((5,), (512,), 1)
     assert len(frame) == 300 * (len(synthetic.NAMES) + 1)
     median = frame.groupby("proposal")[["kl_from_conditional", "ess"]].median()
     assert median.loc["Hessian", "ess"] > median.loc["VEM", "ess"]
@@ -51,12 +57,33 @@ def test_summaries_of_errors_that_are_known():
 
 
 @pytest.mark.slow
+def test_coverage_is_the_references(reference):
+    told = reference("pln")["coverage_81_replicates_of_synthetic(seeds 1000+m, B and C fixed)"]
+    truth, parts = synthetic.Truth.of_rank(5), []
+    kinds: dict[str, Kind] = {"variational information": "variational", "pxp outer product of B scores": "outer product"}
+    with precision(np.dtype(float)):
+        for m in range(81):
+            design = truth.drawn(1000 + m)
+            fitted = best_of(design, 5, 1)[0]
+            error = np.asarray(fitted.loadings.B)[0] - truth.B[0]
+            for name, kind in kinds.items():
+                se = standard_errors(design, fitted.loadings, fitted.posterior, kind)[0]
+                part = {"replicate": m, "stage": name, "feature": 1 + np.arange(150), "error": error, "z": error / se}
+                parts.append(pd.DataFrame(part))
+    summary: Any = synthetic.summarised(pd.concat(parts, ignore_index=True))
+    for name in kinds:
+        assert summary.loc[name, "coverage"] == pytest.approx(told[name], abs=0.005)
+    # The variational estimate is not biased.
+    assert abs(summary["mean error"].iloc[0]) < 3 * summary["error of mean"].iloc[0]
+
+
+@pytest.mark.slow
 def test_synthetic_counts_end_to_end(tmp_path, capsys):
     settings = Refinement("aisgd-hessian", 64, epochs=4, tol=0.05)
     synthetic.main(tmp_path, ranks=(3,), sizes=(64, 128), datasets=1, replicates=3, settings=settings)
     assert "adjusted" in capsys.readouterr().out
     assert {path.name for path in tmp_path.glob("*.png")} == {f"plnpca_synthetic_{k}.png" for k in (1, 2, 3)}
-    gains = pd.read_csv(tmp_path / "plnpca_synthetic_2_likelihood.csv")
+    gains: Any = pd.read_csv(tmp_path / "plnpca_synthetic_2_likelihood.csv")
     assert (gains["AISGD"] > gains["VEM"]).all() and np.allclose(gains["AISGD"], gains[synthetic.FULL], atol=0.5)
     summary = pd.read_csv(tmp_path / "plnpca_synthetic_2.csv", index_col=0)
     assert summary.loc["VEM, variational", "sd of z"] > 1.5 * summary.loc["AISGD-Hessian, adjusted", "sd of z"]
@@ -81,12 +108,12 @@ def test_cells_are_reduced_to_two_types_and_the_genes_that_vary_most(tmp_path, m
     design, kinds, genes = scmark.reduced(held, labels, 50, 10)
     assert sorted(kinds) == ["CD4", "CD8"] and design.counts.values.shape == (50, 10)
     assert np.array_equal(design.x.sum(axis=1), np.ones(50)) and set(np.unique(design.x)) == {0.0, 1.0}
-    own = counts[types.isin(kinds)]
+    labels, own = types.to_numpy(), counts[types.isin(kinds)]
     # Each row is one of the cells, with the type that its indicator says.
     for row, x in zip(design.counts.values[:5], design.x[:5], strict=True):
-        same = own.index[(own[genes].to_numpy() == row).all(axis=1)]
-        assert types[same[0]] == kinds[int(np.argmax(x))]
-    assert len(genes) == 10 and design.counts.values.var(axis=0).min() > np.median(own.var())
+        same = np.flatnonzero((counts[genes].to_numpy() == row).all(axis=1))
+        assert kinds[int(np.argmax(x))] in labels[same]
+    assert len(genes) == 10 and design.counts.values.var(axis=0).min() > np.median(own.to_numpy().var(axis=0))
 
 
 @pytest.mark.slow
@@ -98,18 +125,18 @@ def test_single_cells_end_to_end(tmp_path, monkeypatch, capsys):
     shown = capsys.readouterr().out
     assert "neither scmark.h5ad nor scmark_counts.csv" in shown and "simulated here" in shown
     assert {path.name for path in tmp_path.glob("*.png")} == {"plnpca_scmark_4.png", "plnpca_scmark_5.png"}
-    frame = pd.read_csv(tmp_path / "plnpca_scmark_4.csv")
+    frame: Any = pd.read_csv(tmp_path / "plnpca_scmark_4.csv")
     ours = frame[frame["steps"] == "steps by the information"]
     assert ours["loglik"].iloc[-1] > ours["loglik"].iloc[0] and ours["gradient"].iloc[-1] < 0.5 * ours["gradient"].iloc[0]
-    others = pd.read_csv(tmp_path / "plnpca_scmark_4_others.csv")
+    others: Any = pd.read_csv(tmp_path / "plnpca_scmark_4_others.csv")
     assert ours["loglik"].iloc[-1] == pytest.approx(others["full VEM"].iloc[0], abs=1.0)
-    found = pd.read_csv(tmp_path / "plnpca_scmark_5.csv")
+    found: Any = pd.read_csv(tmp_path / "plnpca_scmark_5.csv")
     assert len(found) == 200 and (found["last se"] > 0).all()
 
 
 @pytest.mark.slow
 def test_a_whole_table_takes_an_epoch(capsys):
-    found = scmark.whole(1000, 200, 3, n_draws=64, seen=200)
+    found = scmark.whole(3000, 200, 3, n_draws=64, seen=200)
     assert found["sweeps"] > 3 and found["CPU s of the epoch"] > 0
     # An epoch of mini-batches stays near the maximum that the variational estimate is close to.
     assert abs(found["gain, nats a cell"]) < 0.05

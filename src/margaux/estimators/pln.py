@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import warnings
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -48,6 +48,7 @@ class PLNPCA(TransformerMixin, BaseEstimator):
         method: "auto", as said, for tables of up to fifty million entries; "variational", the first part alone; or one of
             "isgd-vem", "isgd-vemmix", "aisgd-snis", "aisgd-hessian" and "student", the second part with that proposal (section
             6) whatever it promises. refinement: its settings, a `margaux.pln.refinement.Refinement`.
+        posterior_covariance: "full", or "diagonal" for variational posteriors whose latents are independent.
         tol: rise of the bound in a sweep, in nats, at which a fit ends. max_sweeps: sweeps at most.
         random_state: an int. dtype: "float64", or "float32" for large tables. verbose: show progress.
 
@@ -55,7 +56,7 @@ class PLNPCA(TransformerMixin, BaseEstimator):
         coef_ (k, p), NaN where the estimate is infinite; loadings_ (p, q), columns by falling variance; scores_ (n, q) and
         scores_covariance_ (n, q, q), means and covariances of w given y; explained_variance_ratio_ (q,); elbo_, the bound with
         every constant at the variational estimate, and bounds_, that of each sweep; starts_, a row a start; table_, what was
-        fitted; n_sweeps_, converged_; verdict_, what came of the ascent of the likelihood, and refinement_, a row a round or None.
+        fitted; n_sweeps_, converged_; verdict_, what came of the ascent, and refinement_, a row a round or None.
 
     Raises:
         TypeError, ValueError: bad input, before anything is compiled.
@@ -75,6 +76,7 @@ class PLNPCA(TransformerMixin, BaseEstimator):
         method: str = "auto",
         refinement: Refinement | None = None,
         n_starts: int | None = None,
+        posterior_covariance: Literal["full", "diagonal"] = "full",
         tol: float = 1e-3,
         max_sweeps: int = 1000,
         random_state: int = 0,
@@ -85,6 +87,7 @@ class PLNPCA(TransformerMixin, BaseEstimator):
         self.method = method
         self.refinement = refinement
         self.n_starts = n_starts
+        self.posterior_covariance = posterior_covariance
         self.tol = tol
         self.max_sweeps = max_sweeps
         self.random_state = random_state
@@ -102,7 +105,7 @@ class PLNPCA(TransformerMixin, BaseEstimator):
     def _estimate(self, table: Table, fitter: Callable[..., tuple[Solution, pd.DataFrame]] = best_of) -> None:
         """Fit a table, by a function with the arguments of `best_of`."""
         check_rank(self.rank, table.counts.n, table.counts.p)
-        check_settings(self.n_starts, self.tol, self.max_sweeps, self.random_state)
+        check_settings(self.n_starts, self.posterior_covariance, self.tol, self.max_sweeps, self.random_state)
         settings, forced = of_method(self.method, self.refinement)
         keep_compilations()
         dtype = default_dtype(self.dtype)
@@ -111,7 +114,7 @@ class PLNPCA(TransformerMixin, BaseEstimator):
         with precision(dtype), SweepLine(f"PLNPCA of rank {self.rank}", n_starts) as line:
             solution, starts = fitter(
                 self._design(table), self.rank, n_starts, self.random_state, dtype, self.tol, relative, self.max_sweeps,
-                line if self.verbose else None,
+                line if self.verbose else None, self.posterior_covariance,
             )  # fmt: skip
             solution = self._refined(table, solution, settings, forced)
             self._keep(table, solution, starts)
@@ -337,7 +340,7 @@ class PLNPCA(TransformerMixin, BaseEstimator):
         return PLNPlots(self)
 
 
-def check_settings(n_starts: int | None, tol: float, max_sweeps: int, random_state: int) -> None:
+def check_settings(n_starts: int | None, covariance: str, tol: float, max_sweeps: int, random_state: int) -> None:
     """Raises: TypeError, ValueError: a setting of the fit is out of range."""
     for name, value, least in (("n_starts", n_starts, 1), ("max_sweeps", max_sweeps, 1), ("random_state", random_state, 0)):
         if value is None and name == "n_starts":
@@ -346,6 +349,8 @@ def check_settings(n_starts: int | None, tol: float, max_sweeps: int, random_sta
             raise TypeError(f"{name} must be a whole number, got {value!r}")
         if value < least:
             raise ValueError(f"{name} must be at least {least}, got {value}")
+    if covariance not in ("full", "diagonal"):
+        raise ValueError(f'posterior_covariance must be "full" or "diagonal", not {covariance!r}')
     if not 0 < tol < np.inf:
         raise ValueError(f"tol must be positive, the rise of the bound in nats at which a fit ends, got {tol}")
 

@@ -6,7 +6,7 @@ import dataclasses
 import time
 import warnings
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import pandas as pd
@@ -106,10 +106,11 @@ class _From:
 
     def __call__(
         self, design: Design, rank: int, n_starts: int, seed: int, dtype: Any, tol: float, relative: float, max_sweeps: int,
-        watch: Any,
+        watch: Any, covariance: Literal["full", "diagonal"],
     ) -> tuple[Solution, pd.DataFrame]:  # fmt: skip
         own = self.below.loadings, self.below.posterior
-        settings: dict[str, Any] = {"tol": tol, "relative": relative, "max_sweeps": max_sweeps, "watch": watch}
+        settings: dict[str, Any] = {"tol": tol, "relative": relative, "max_sweeps": max_sweeps, "watch": watch,
+                                     "covariance": covariance}  # fmt: skip
         best, starts = best_of(design, rank, n_starts, seed, dtype, **settings)
 
         def tried(name: str, start: tuple[Loadings, Posterior]) -> None:

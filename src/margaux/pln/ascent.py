@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
+from ..compiling import compiled
 from ..packing import lower_indices, symmetric
 from ..schedule import AbstractSchedule
 from ..statistics import AbstractStatistic, Score
@@ -98,11 +99,8 @@ class InformationAscent(AbstractUpdate):
 def preconditioned(information: Information, C: Array, s: dict[str, Array]) -> dict[str, Array]:
     """P s."""
     size, q = s["slope"].shape
-    a, b, twice = lower_indices(q)
     step = jnp.einsum("pij,pj->pi", information.inverse, jnp.concatenate([s["B"].T, s["C"]], axis=1))
-    within = C.T @ s["C"]
-    along = jnp.concatenate([(s["B"] @ C).ravel(), jnp.where(a == b, within[a, b], within[a, b] + within[b, a])])
-    seen = jnp.concatenate([s["slope"].ravel(), jnp.asarray(twice, C.dtype) * s["scale"]])
+    along, seen = _within(C, s)
     found = information.observed @ seen - information.fine @ along
     M, R = found[: size * q].reshape(size, q), symmetric(found[size * q :])
     return {"B": step[:, :size].T + M @ C.T, "C": step[:, size:] + C @ R}
@@ -110,13 +108,23 @@ def preconditioned(information: Information, C: Array, s: dict[str, Array]) -> d
 
 def decrement(information: Information, C: Array, s: dict[str, Array], n: int) -> float:
     r"""$\frac12s^\top Ps$ in nats for the score s of all n units: about what the likelihood lacks."""
+    return float(_square(information, C, s)) / (2 * n)
+
+
+@compiled
+def _square(information: Information, C: Array, s: dict[str, Array]) -> Array:
     move = preconditioned(information, C, s)
+    along, seen = _within(C, s)
+    outside = jnp.sum(s["B"] * move["B"]) + jnp.sum(s["C"] * move["C"])
+    return outside + (seen - along) @ (information.observed @ seen)
+
+
+def _within(C: Array, s: dict[str, Array]) -> tuple[Float[Array, " r"], Float[Array, " r"]]:
+    """The score along the directions T, from (B, C) and from the moments of the latents."""
     a, b, twice = lower_indices(C.shape[1])
-    whole = jnp.sum(s["B"] * move["B"]) + jnp.sum(s["C"] * move["C"])
-    within = C.T @ s["C"]
-    along = jnp.concatenate([(s["B"] @ C).ravel(), jnp.where(a == b, within[a, b], within[a, b] + within[b, a])])
-    seen = jnp.concatenate([s["slope"].ravel(), jnp.asarray(twice, C.dtype) * s["scale"]])
-    return float(whole + (seen - along) @ (information.observed @ seen)) / (2 * n)
+    span = C.T @ s["C"]
+    along = jnp.concatenate([(s["B"] @ C).ravel(), jnp.where(a == b, span[a, b], span[a, b] + span[b, a])])
+    return along, jnp.concatenate([s["slope"].ravel(), jnp.asarray(twice, C.dtype) * s["scale"]])
 
 
 def two_levels(

@@ -105,7 +105,7 @@ def read_frame(path: Path, index: str | None = None) -> pd.DataFrame:
     if not path.exists():
         raise FileNotFoundError(f"there is no file {path}")
     separator = "\t" if {".tsv", ".tab"} & set(path.suffixes) else ","
-    frame = pd.read_csv(path, sep=separator)
+    frame: Any = pd.read_csv(path, sep=separator)
     if index is None:
         # What a data frame's own row names are called in a file: a column of text or of no name.
         first = frame.columns[0]

@@ -19,7 +19,7 @@ from ..compiling import compiled
 from ..packing import lower_indices, symmetric
 from .fitting import Design
 from .proposals import LOG_2PI, PROPOSALS, Plan, Proposal, chosen, nets, proposed
-from .variational import HIGHEST, Loadings, Posterior, Units
+from .variational import HIGHEST, Loadings, Posterior, Units, product
 from .weighted import span_score, weighted
 
 __all__ = ["PROPOSALS", "Plan", "Proposal", "blocks", "conditional", "curvature", "drawn", "marginal", "nets", "score", "scores"]
@@ -224,7 +224,7 @@ def conditional(loadings: Loadings, units: Units, gaussian: Posterior, draws: Dr
 
     def add(total: tuple, each: tuple) -> tuple:
         v, weight = each
-        A = weight[:, None] * jnp.exp(jnp.minimum(fixed + v @ C.T, HIGHEST))
+        A = weight[:, None] * jnp.exp(jnp.minimum(fixed + product(v, C.T), HIGHEST))
         return (total[0] + weight[:, None] * v, total[1] + A, total[2] + A.T @ v), None
 
     return jax.lax.scan(add, start, (jnp.swapaxes(draws.v, 0, 1), weight.T))[0]
@@ -240,10 +240,11 @@ def _drawn(
     make = lambda mean, S, bits: proposed(mean, S, bits, net, proposal)  # noqa: E731
     v, log_proposal, log_gaussian = jax.vmap(make)(gaussian.mean, symmetric(gaussian.spread), bits)
 
-    def rates(v: Array) -> Array:
-        return jnp.sum(jnp.exp(jnp.minimum(fixed[:, None] + jnp.einsum("bnq,pq->bnp", v, C), HIGHEST)), axis=2)
+    def total_rates(v: Array) -> Array:
+        linear = product(v.reshape(b * chunk, q), C.T).reshape(b, chunk, -1)
+        return jnp.sum(jnp.exp(jnp.minimum(fixed[:, None] + linear, HIGHEST)), axis=2)
 
-    parts = jax.lax.map(rates, jnp.moveaxis(v.reshape(b, n_draws // chunk, chunk, q), 1, 0))
+    parts = jax.lax.map(total_rates, jnp.moveaxis(v.reshape(b, n_draws // chunk, chunk, q), 1, 0))
     log_joint = jnp.einsum("bnq,bq->bn", v, units.projected) - jnp.moveaxis(parts, 0, 1).reshape(b, n_draws)
     log_joint = log_joint - jnp.sum(v**2, axis=2) / 2 - q * LOG_2PI / 2
     return Draws(v, log_joint - log_proposal, log_gaussian - log_proposal)

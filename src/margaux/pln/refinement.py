@@ -190,11 +190,12 @@ def _seen(design: Design, loadings: Loadings, posterior: Posterior, seed: int) -
     )
     draws = min(128, first_draws(n, design.counts.p))
     found = scores(design, loadings, posterior, "student", Plan(draws, 4, True, seed + 7))
-    mean = jax.tree.map(lambda *leaf: sum(leaf) / len(leaf), *found)
-    off = [jax.tree.map(jnp.subtract, each, mean) for each in found]
+    found = jax.tree.map(np.asarray, found)
+    mean = jax.tree.map(lambda *leaf: np.mean(leaf, axis=0), *found)
+    off = [jax.tree.map(np.subtract, each, mean) for each in found]
     pairs = len(off) * (len(off) - 1)
     noise = sum(decrement(information, C, each, n) for each in off) / pairs
-    norm = lambda s: float(jnp.sqrt(jnp.sum(s["B"] ** 2) + jnp.sum(s["C"] ** 2)))  # noqa: E731
+    norm = lambda s: float(np.hypot(np.linalg.norm(s["B"]), np.linalg.norm(s["C"])))  # noqa: E731
     spread = float(np.sqrt(sum(norm(each) ** 2 for each in off) / pairs))
     row = {"gradient_norm": norm(mean), "gradient_error": spread,
            "decrement": decrement(information, C, mean, n) - noise, "decrement_error": noise}  # fmt: skip

@@ -16,7 +16,7 @@ from jaxtyping import Array, Float
 from ..compiling import compiled
 from ..packing import lower_indices, symmetric
 from .proposals import LOG_2PI, Proposal, proposed
-from .variational import HIGHEST, Loadings, Posterior, Units
+from .variational import HIGHEST, Loadings, Posterior, Units, product, rates
 
 #: rates of a unit that are held; beyond, they are made twice, a chunk of draws at a time
 HELD = 1 << 22
@@ -53,13 +53,13 @@ def weighted(
         own, (mean, spread), digits = unit
         fixed = own.offset + own.x @ B
         v, log_proposal, log_gaussian = proposed(mean, symmetric(spread), digits, net, proposal)
-        rates = lambda v: jnp.exp(jnp.minimum(fixed + v @ C.T, HIGHEST))  # noqa: E731
+        made = lambda v: jnp.exp(jnp.minimum(fixed + product(v, C.T), HIGHEST))  # noqa: E731
         split = lambda leaf: leaf.reshape(chunks, -1, *leaf.shape[1:])  # noqa: E731
         if chunks == 1:
-            A = rates(v)
+            A = made(v)
             sums = jnp.sum(A, axis=1)
         else:
-            sums = jax.lax.map(lambda v: jnp.sum(rates(v), axis=1), split(v)).ravel()
+            sums = jax.lax.map(lambda v: jnp.sum(made(v), axis=1), split(v)).ravel()
         log_joint = v @ own.projected - sums - jnp.sum(v**2, axis=1) / 2 - q * LOG_2PI / 2
         log_ratio = log_joint - log_proposal
         weight = jax.nn.softmax(log_ratio)
@@ -68,7 +68,7 @@ def weighted(
         if chunks == 1:
             total = total + A.T @ right
         else:
-            add = lambda total, part: (total + rates(part[0]).T @ part[1], None)  # noqa: E731
+            add = lambda total, part: (total + made(part[0]).T @ part[1], None)  # noqa: E731
             total = jax.lax.scan(add, total, (split(v), split(right)))[0]
         free = v - mean
         shift, second = signed @ free, ((signed[:, None] * free).T @ free)[j, l]
@@ -85,10 +85,7 @@ def weighted(
 def _in_closed_form(loadings: Loadings, units: Units, gaussian: Posterior) -> Float[Array, "p u"]:
     r"""$\sum_iE_g[A_{ij}u_i]$: weighted by its rate, a Gaussian moves by $S_ic_j$."""
     B, C = loadings
-    j, l, twice = lower_indices(C.shape[1])  # noqa: E741
-    exponent = units.offset + units.x @ B + gaussian.mean @ C.T
-    half = (gaussian.spread * jnp.asarray(twice / 2, C.dtype)) @ (C[:, j] * C[:, l]).T
-    A = jnp.exp(jnp.minimum(exponent + half, HIGHEST))
+    A = rates(loadings, gaussian, units)
     own = A.T @ jnp.concatenate([units.x, gaussian.mean, gaussian.spread], axis=1)
     k, q = len(B), C.shape[1]
     moved = jnp.einsum("pij,pj->pi", symmetric(own[:, k + q :]), C)

@@ -14,7 +14,7 @@ Departures:
   `scmark_counts.csv` (a column a gene) and `scmark_labels.csv` (a column). Without them a table of 2000 cells and 3000 genes is
   simulated with the same share of zeros, where the sign of a latent is the type.
 - "VEM" has a diagonal covariance matrix a unit, as theirs, but is run until the bound stops rising.
-- Beside the paper's steps (single units, $\gamma_0/\sqrt T$ with the best of eight $\gamma_0$) there are those that `PLNPCA`
+- Beside the paper's steps (single units, $\gamma_0/\sqrt T$ with the best of nine $\gamma_0$) there are those that `PLNPCA`
   takes (all units, scaled by the information), which end by themselves. Numbers of draws are powers of two.
 - The gradient is that of the mean over units.
 - "Due to memory limitations" the paper leaves out 13,959 genes. `--full` fits all genes of all cells too, simulated, and takes
@@ -52,17 +52,20 @@ from margaux.pln.fitting import Design
 from margaux.pln.importance import Plan, marginal, score
 from margaux.pln.inference import complete, standard_errors
 from margaux.pln.model import PLN, units
-from margaux.pln.refinement import GRID, Refinement, paper, refine
+from margaux.pln.refinement import Refinement, paper, refine
 from margaux.pln.restarts import best_of
 from margaux.pln.table import read
 from margaux.pln.variational import Loadings, Posterior
 from margaux.reproduce._atlas import atlas
+from margaux.result import RESULTS
 from margaux.updates import AbstractUpdate, Ascent
 
 VARIANT = "aisgd-hessian"
 CELLS, GENES = 300, 100
 #: coefficients that figure 5 shows lie between these, at most so many
 RANGE, MOST = (-1.0, 2.0), 40
+#: initial steps that are tried
+GRID = tuple(float(gain) for gain in 10.0 ** np.arange(-4.0, 0.1, 0.5))
 COLOURS = {"paper's steps": "black", "steps by the information": "tab:blue"}
 
 
@@ -94,7 +97,7 @@ def scmark() -> tuple[pd.DataFrame, pd.Series, str]:
     return pd.DataFrame(simulated.toarray(), columns=genes), types, "simulated here"
 
 
-def reduced(counts: pd.DataFrame, types: pd.Series, cells: int = CELLS, genes: int = GENES) -> tuple[Design, list[str], pd.Index]:
+def reduced(counts: pd.DataFrame, types: Any, cells: int = CELLS, genes: int = GENES) -> tuple[Design, list[str], pd.Index]:
     """Random cells of the two most frequent types, the genes of largest variance among them, and an indicator of each type."""
     kinds = list(types.value_counts().index[:2])
     places = np.flatnonzero(types.isin(kinds))
@@ -106,8 +109,8 @@ def reduced(counts: pd.DataFrame, types: pd.Series, cells: int = CELLS, genes: i
 
 
 def diagonal(design: Design, q: int) -> Place:
-    """The variational estimate with diagonal covariance matrices."""
-    return Place(*best_of(design, q, covariance="diagonal")[0][:2])
+    """The variational estimate with diagonal covariance matrices, and full posteriors at it, so that draws are good."""
+    return settled_at(design, Place(*best_of(design, q, covariance="diagonal")[0][:2]))
 
 
 def stepped(
@@ -126,10 +129,9 @@ def stepped(
         PLN(), units(design, here.posterior, dtype), algorithm, estep, key=seed, params=params, n_iter=n_iter, batch_size=batch,
         rows="device" if batch is None else "host", dtype=dtype, progress=False, throw=False,
     )  # fmt: skip
-    loadings = Loadings(*(jnp.asarray(found.params[name], dtype) for name in ("B", "C")))
-    if not all(bool(jnp.all(jnp.isfinite(leaf))) for leaf in loadings):
+    if found.result is RESULTS.diverged:
         return None
-    return Place(loadings, here.posterior)
+    return here._replace(loadings=Loadings(*(jnp.asarray(found.params[name], dtype) for name in ("B", "C"))))
 
 
 def loglik(design: Design, here: Place) -> float:
@@ -137,17 +139,16 @@ def loglik(design: Design, here: Place) -> float:
     return marginal(design, *here, "student", Plan(256, 2)).total[0]
 
 
-def searched(design: Design, start: Place, n_draws: int) -> float:
-    r"""The $\gamma_0$ after which two epochs leave the likelihood highest."""
+def searched(design: Design, start: Place, n_draws: int, epochs: int) -> float:
+    r"""The $\gamma_0$ of which the first two epochs leave the likelihood highest."""
     n = design.counts.n
     gains: dict[float, float] = {}
     for gain in GRID:
-        found = stepped(design, start, Ascent(mx.Constant(gain / np.sqrt(2 * n))), 1, 2 * n, n_draws, 0)
-        value = -np.inf if found is None else loglik(design, settled_at(design, found))
-        gains[float(gain)] = value if np.isfinite(value) else -np.inf
-        if gains[float(gain)] == -np.inf:
+        found = stepped(design, start, Ascent(mx.Constant(gain / np.sqrt(epochs * n))), 1, 2 * n, n_draws, 0)
+        if found is None:
             break
-    return max(gains, key=lambda gain: gains[gain])
+        gains[gain] = loglik(design, settled_at(design, found))
+    return max(gains, key=lambda gain: gains[gain] if np.isfinite(gains[gain]) else -np.inf)
 
 
 def settled_at(design: Design, here: Place) -> Place:
@@ -180,12 +181,11 @@ def courses(
     ours = Refinement(VARIANT, n_draws, epochs=20)
     for q in ranks:
         start = diagonal(design, q)
-        gain = searched(design, start, n_draws)
+        gain = searched(design, start, n_draws, epochs)
         for run in range(runs):
-            found = {"paper's steps": course(design, start, gain, n_draws, epochs, every, run)}
+            found: dict[str, Any] = {"paper's steps": course(design, start, gain, n_draws, epochs, every, run)}
             history = refine(design, *start, ours, seed=run, forced=True).history
-            history = history.rename(columns={"gradient_norm": "gradient"})
-            history["gradient"] /= design.counts.n
+            history = history.assign(gradient=history["gradient_norm"] / design.counts.n)
             # Where steps end by themselves, the last place stays.
             last = history.iloc[[-1]].assign(epoch=float(epochs))
             whole = pd.concat([history, last]) if history["epoch"].iloc[-1] < epochs else history
@@ -196,7 +196,7 @@ def courses(
     return pd.concat(parts, ignore_index=True), pd.DataFrame(others).set_index("q")
 
 
-def draw_courses(frame: pd.DataFrame, others: pd.DataFrame) -> Figure:
+def draw_courses(frame: Any, others: pd.DataFrame) -> Figure:
     """Figure 4: a column a rank, means over runs with intervals of 95%."""
     figure = Figure(figsize=(4.2 * len(others), 6.4), layout="constrained")
     axes = figure.subplots(2, len(others), squeeze=False, sharex=True)
@@ -206,7 +206,8 @@ def draw_courses(frame: pd.DataFrame, others: pd.DataFrame) -> Figure:
             for axis, name, sign in ((top, "loglik", -1), (bottom, "gradient", 1)):
                 group = part.groupby("epoch")[name]
                 centre, half = sign * group.mean(), 1.96 * (group.std() / np.sqrt(group.size())).fillna(0.0)
-                axis.fill_between(centre.index, centre - half, centre + half, color="0.8", lw=0)
+                low = centre - half if name == "loglik" else np.maximum(centre - half, centre / 10)
+                axis.fill_between(centre.index, low, centre + half, color="0.8", lw=0)
                 axis.plot(centre.index, centre, ".-", color=colour, lw=1, ms=4, label=steps)
         top.axhline(-other["full VEM"], color="tab:red", ls="--", lw=1, label="full VEM")
         top.ticklabel_format(axis="y", useOffset=False)
@@ -235,7 +236,7 @@ def intervals(
     return pd.DataFrame(columns, index=index), refined.verdict
 
 
-def draw_intervals(frame: pd.DataFrame) -> Figure:
+def draw_intervals(frame: Any) -> Figure:
     """Figure 5: intervals of 95% at the first and the last iteration."""
     part = frame[frame["first"].between(*RANGE)]
     part = part.loc[part["first"].abs().sort_values().index[:MOST]].sort_values("first")
@@ -317,7 +318,7 @@ def main(
     report(frame, others, found, verdict, source)
 
 
-def report(frame: pd.DataFrame, others: pd.DataFrame, found: pd.DataFrame, verdict: str, source: str) -> None:
+def report(frame: Any, others: pd.DataFrame, found: pd.DataFrame, verdict: str, source: str) -> None:
     """What the paper says, what is seen, and why they differ."""
     ends = frame.sort_values("epoch").groupby(["q", "steps", "run"])[["loglik", "gradient"]].agg(["first", "last"])
     rise = (ends["loglik"]["last"] - ends["loglik"]["first"]).groupby(["q", "steps"]).mean()
@@ -350,5 +351,5 @@ def report(frame: pd.DataFrame, others: pd.DataFrame, found: pd.DataFrame, verdi
     Console(width=140).print(table)
 
 
-def _away(found: pd.DataFrame, name: str, kind: str) -> Any:
+def _away(found: Any, name: str, kind: str) -> Any:
     return found[name].abs() > 1.96 * found[f"{name} {kind}"]
