@@ -22,6 +22,7 @@ from margaux.pln.fitting import Design
 from margaux.pln.growth import precise
 from margaux.pln.importance import PROPOSALS
 from margaux.pln.progress import SweepLine
+from margaux.pln.refinement import Refinement
 from margaux.pln.variational import Loadings, Posterior
 from test_pln import case, loglik
 
@@ -186,6 +187,10 @@ def test_what_is_refused(fitted, call, message):
         ({"random_state": -1}, ValueError, "random_state must be at least 0"),
         ({"tol": 0.0}, ValueError, "tol must be positive"),
         ({"dtype": "int32"}, ValueError, "dtype must be float32 or float64"),
+        ({"posterior_covariance": "low rank"}, ValueError, 'must be "full" or "diagonal"'),
+        ({"method": "vem"}, ValueError, "method must be one of 'auto', 'variational', 'isgd-vem'"),
+        ({"refinement": {"epochs": 3}}, TypeError, "must be a margaux.pln.refinement.Refinement, not dict"),
+        ({"refinement": Refinement(n_draws=100)}, ValueError, "n_draws must be at least 2, and a power of two"),
     ],
 )
 def test_settings_that_are_refused(settings, error, message):

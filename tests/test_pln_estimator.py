@@ -70,3 +70,27 @@ def test_bad_settings_and_absent_species():
         model = mx.PLNPCA(rank=1, n_starts=1).fit(counts, covariates=sites, formula="~ site")
     assert np.isnan(model.summary().loc[("site[T.south]", "g3"), ["estimate", "se"]]).all()
     assert np.isfinite(model.summary()["estimate"].drop(("site[T.south]", "g3"))).all()
+
+
+def test_the_likelihood_is_ascended_where_that_raises_it():
+    rng = np.random.default_rng(2)
+    counts = rng.poisson(np.exp(-1 + rng.normal(size=(150, 2)) @ rng.normal(0, 1.4, (2, 8))))
+    counts = counts[counts.sum(axis=1) > 0]
+    start = mx.PLNPCA(rank=2, n_starts=1, method="variational").fit(counts)
+    assert start.refinement_ is None and start.verdict_ == "the variational estimate"
+    model = mx.PLNPCA(rank=2, n_starts=1).fit(counts)
+    history = model.refinement_
+    rise = history["loglik"].iloc[-1] - history["loglik"].iloc[0]
+    assert rise > 0.01 and f"is {rise:.3f} above" in model.verdict_ and model.elbo_ == start.elbo_
+    error = np.hypot(model.loglik_.se, start.loglik_.se)
+    assert float(model.loglik_) - float(start.loglik_) == pytest.approx(rise, abs=4 * error)
+    np.testing.assert_allclose(model.transform(counts), model.scores_, atol=1e-6)
+    gram = model.loadings_.T @ model.loadings_
+    np.testing.assert_allclose(gram, np.diag(np.diagonal(gram)), atol=1e-8)
+
+
+def test_posteriors_with_independent_latents():
+    counts, *_ = simulated(80, 10)
+    settings = {"rank": 2, "n_starts": 1, "method": "variational"}
+    full, diagonal = mx.PLNPCA(**settings).fit(counts), mx.PLNPCA(posterior_covariance="diagonal", **settings).fit(counts)
+    assert full.elbo_ - 20 < diagonal.elbo_ < full.elbo_ - 0.1

@@ -363,7 +363,7 @@ def test_bad_arguments_are_refused(plots, figure, settings, message):
 
 def test_a_fit_of_rank_one_has_no_plane():
     counts = np.random.default_rng(0).poisson(3.0, (20, 4))
-    plots = PLNPlots(mx.PLNPCA(rank=1, n_starts=1, verbose=False).fit(counts))
+    plots = PLNPlots(mx.PLNPCA(rank=1, method="variational", n_starts=1, verbose=False).fit(counts))
     for draw in (plots.scores, plots.biplot, plots.correlation_circle):
         with pytest.raises(ValueError, match=r"fit PLNPCA\(rank=2\) or more"):
             draw()

@@ -33,7 +33,7 @@ def check(choice):
 
 
 def test_the_rank_of_simulated_counts_is_found():
-    choice = pln_ranks(simulated(), [4, 3, 2], n_starts=1, verbose=False)
+    choice = pln_ranks(simulated(), [4, 3, 2], method="variational", n_starts=1, verbose=False)
     check(choice)
     assert choice.best.rank == 3 and list(choice.table.index) == [2, 3, 4]
     assert choice.models[3].starts_["start"].tolist() == ["log counts", "rank below"]

@@ -10,7 +10,7 @@ from scipy import special
 import margaux as mx
 from margaux.algorithm import Algorithm
 from margaux.memory import NoMemory
-from margaux.pln import inference
+from margaux.pln import inference, refinement
 from margaux.pln.ascent import ConditionalScore, InformationAscent, decrement, preconditioned, two_levels
 from margaux.pln.conditional import VARIANTS, ConditionalSampling
 from margaux.pln.counts import Counts
@@ -253,3 +253,20 @@ def test_score_of_two_replicates_is_their_mean(p2):
     each = scores(design, loadings, posterior, "vem", Plan(64, 2))
     mean = score(design, loadings, posterior, "vem", Plan(64, 2))
     np.testing.assert_allclose(mean.C, (each[0]["C"] + each[1]["C"]) / 2, atol=1e-10)
+
+
+def test_an_ascent_that_diverges_says_so_and_keeps_the_start(p2):
+    design, solution = p2
+    settings = Refinement("isgd-vem", 16, 1, 2, 0, preconditioned=False, gain=1e6, radius=1e9)
+    found = refine(design, solution.loadings, solution.posterior, settings, forced=True)
+    assert "the ascent diverged" in found.verdict and not found.improved
+    np.testing.assert_array_equal(found.loadings.C, solution.loadings.C)
+    assert np.isnan(found.history["loglik"].iloc[-1])
+
+
+def test_a_large_sparse_table_is_not_made_dense(p2, monkeypatch):
+    design, solution = p2
+    sparse = design._replace(counts=Counts(scipy.sparse.csr_matrix(design.counts.values)))
+    monkeypatch.setattr(refinement, "WHOLE", 100)
+    with pytest.raises(ValueError, match="60 x 10 is not made dense: set warm_epochs=0 and a batch_size below 60"):
+        refine(sparse, solution.loadings, solution.posterior, Refinement(warm_epochs=3))

@@ -81,7 +81,8 @@ def test_coverage_is_the_references(reference):
 def test_synthetic_counts_end_to_end(tmp_path, capsys):
     settings = Refinement("aisgd-hessian", 64, epochs=4, tol=0.05)
     synthetic.main(tmp_path, ranks=(3,), sizes=(64, 128), datasets=1, replicates=3, settings=settings)
-    assert "adjusted" in capsys.readouterr().out
+    shown = capsys.readouterr().out
+    assert "KL[nu || p]" in " ".join(shown.split()) and "adjusted" in shown
     assert {path.name for path in tmp_path.glob("*.png")} == {f"plnpca_synthetic_{k}.png" for k in (1, 2, 3)}
     gains: Any = pd.read_csv(tmp_path / "plnpca_synthetic_2_likelihood.csv")
     assert (gains["AISGD"] > gains["VEM"]).all() and np.allclose(gains["AISGD"], gains[synthetic.FULL], atol=0.5)

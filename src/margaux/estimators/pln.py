@@ -111,13 +111,13 @@ class PLNPCA(TransformerMixin, BaseEstimator):
         dtype = default_dtype(self.dtype)
         relative = 1e-6 if dtype == np.float32 else 1e-9
         n_starts = default_starts(table.counts.n, table.counts.p) if self.n_starts is None else self.n_starts
-        with precision(dtype), SweepLine(f"PLNPCA of rank {self.rank}", n_starts) as line:
-            solution, starts = fitter(
-                self._design(table), self.rank, n_starts, self.random_state, dtype, self.tol, relative, self.max_sweeps,
-                line if self.verbose else None, self.posterior_covariance,
-            )  # fmt: skip
-            solution = self._refined(table, solution, settings, forced)
-            self._keep(table, solution, starts)
+        with precision(dtype):
+            with SweepLine(f"PLNPCA of rank {self.rank}", n_starts) as line:
+                solution, starts = fitter(
+                    self._design(table), self.rank, n_starts, self.random_state, dtype, self.tol, relative, self.max_sweeps,
+                    line if self.verbose else None, self.posterior_covariance,
+                )  # fmt: skip
+            self._keep(table, self._refined(table, solution, settings, forced), starts)
         if not solution.converged:
             warnings.warn(f"the bound still rises after {self.max_sweeps} sweeps; raise max_sweeps", stacklevel=3)
 
@@ -128,7 +128,8 @@ class PLNPCA(TransformerMixin, BaseEstimator):
             size = f", which is left alone beyond {BEYOND:.0e} entries unless a method is named" if settings else ""
             self.verdict_ = f"the variational estimate{size}"
             return solution
-        found = refine(self._design(table), solution.loadings, solution.posterior, settings, self.random_state, forced)
+        design, seed = self._design(table), self.random_state
+        found = refine(design, solution.loadings, solution.posterior, settings, seed, forced, self.verbose)
         self.refinement_, self.verdict_ = found.history if len(found.history) > 1 else None, found.verdict
         return solution._replace(loadings=found.loadings, posterior=found.posterior)
 

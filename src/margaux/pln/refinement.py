@@ -88,6 +88,8 @@ class _Here(NamedTuple):
     posterior: Posterior
     row: dict[str, float]
     information: Information
+    loglik: float = np.nan
+    error: float = np.nan
     replicates: np.ndarray = np.zeros(0)
 
 
@@ -117,43 +119,51 @@ def refine(
         forced: a round is made whatever the first estimate promises, and kept even if the likelihood has not risen.
 
     Raises:
-        ValueError: from `check`.
+        ValueError: from `check`, or if a table is too large for its units to be visited all at once, as Rprop does.
     """
     check(settings)
     n, p = design.counts.n, design.counts.p
+    batch = settings.batch_size or (n if n * p <= WHOLE else max(min(n, BATCH // p), 1))
+    if n * p > WHOLE and (settings.warm_epochs or batch >= n) and scipy.sparse.issparse(design.counts.values):
+        raise ValueError(f"a sparse table of {n} x {p} is not made dense: set warm_epochs=0 and a batch_size below {n}")
     start = _seen(design, loadings, posterior, seed)
     ended = _nothing_promised(start, settings)
     if ended and not forced:
         told = "the variational estimate is the maximum likelihood estimate as far as draws can tell"
         return Refined(loadings, posterior, pd.DataFrame([{"epoch": 0.0} | start.row]), f"{told}: {ended}", False)
     rows: list[dict[str, float]] = []
-    n, p = design.counts.n, design.counts.p
     draws = first_draws(n, p)
 
     def weighed(epoch: int, here: _Here) -> _Here:
-        found = marginal(design, here.loadings, here.posterior, "student", Plan(draws, 8, True, seed))
-        loglik, error = found.total
-        rows.append({"epoch": float(epoch), "loglik": loglik, "error": error} | here.row)
+        rows.append({"epoch": float(epoch), "loglik": here.loglik, "error": here.error} | here.row)
         if watch is not None:
             watch(rows[-1])
-        return here._replace(replicates=found.replicates)
+        return here
 
-    start = best = weighed(0, start)
-    batch = settings.batch_size or (n if n * p <= WHOLE else max(min(n, BATCH // p), 1))
+    start = best = weighed(0, _likelihood(design, start, draws, seed))
     per_round = max(settings.epochs // 4, 1) if settings.preconditioned else settings.epochs
     epoch, ended, gain = 0, "", settings.gain
     while epoch < settings.epochs and not ended:
-        here = best
+        here, warmed = best, RESULTS.successful
         if settings.warm_epochs and epoch == 0:
-            here = _ascended(design, here, settings, n, settings.warm_epochs, seed, progress, warm=True)
-        moved = _ascended(design, here, settings._replace(gain=gain), batch, per_round, seed + 1 + epoch, progress)
+            here, warmed = _ascended(design, here, settings, n, settings.warm_epochs, seed, progress, warm=True)
+        here, result = _ascended(design, here, settings._replace(gain=gain), batch, per_round, seed + 1 + epoch, progress)
         epoch += per_round
-        here = weighed(epoch + settings.warm_epochs, _seen(design, moved.loadings, moved.posterior, seed))
+        here = _likelihood(design, here, draws, seed)
         rise, error = _gain(best, here)
+        # Rates have a ceiling, so that parameters may run away and stay finite.
+        if RESULTS.diverged in (result, warmed) or not rise > -abs(start.loglik):
+            rows.append({"epoch": float(epoch + settings.warm_epochs)} | dict.fromkeys(list(rows[0])[1:], np.nan))
+            gain, ended = (gain / 4, "") if gain is not None and epoch < settings.epochs else (None, "the ascent diverged")
+            continue
+        seen = _seen(design, here.loadings, here.posterior, seed)
+        here = weighed(epoch + settings.warm_epochs, here._replace(row=seen.row, information=seen.information))
         if rise > 0 or (forced and not settings.preconditioned):
             best = here
         if rise < -error and gain is not None:
             gain /= 4
+        elif result is RESULTS.boundary:
+            ended = f"coefficients have moved by as much as radius={settings.radius:g} allows"
         else:
             ended = _nothing_promised(best, settings)
             if rise < max(error, settings.tol):
@@ -163,7 +173,7 @@ def refine(
     if not (improved or forced):
         best = start
     told = f"after {epoch} epochs the log-likelihood is {rise:.3f} above that of the variational estimate (error {error:.3f})"
-    verdict = f"{told}; {ended or 'it was still rising'}" if improved else f"{told}: no improvement beyond its error"
+    verdict = f"{told}{'' if improved else ': no improvement beyond its error'}; {ended or 'it was still rising'}"
     return Refined(best.loadings, best.posterior, pd.DataFrame(rows), verdict, improved)
 
 
@@ -179,15 +189,16 @@ def _gain(before: _Here, after: _Here) -> tuple[float, float]:
     return float(rise.mean()), float(rise.std(ddof=1) / np.sqrt(len(rise)))
 
 
+def _likelihood(design: Design, here: _Here, draws: int, seed: int) -> _Here:
+    found = marginal(design, here.loadings, here.posterior, "student", Plan(draws, 8, True, seed))
+    return here._replace(loglik=found.total[0], error=found.total[1], replicates=found.replicates)
+
+
 def _seen(design: Design, loadings: Loadings, posterior: Posterior, seed: int) -> _Here:
     """The norm of the score and what a step promises, with their errors."""
     n, C = design.counts.n, loadings.C
-    information = two_levels(
-        complete(design, loadings, posterior),
-        np.asarray(C, float),
-        np.asarray(design.x, float),
-        np.asarray(posterior.mean, float),
-    )
+    known = complete(design, loadings, posterior)
+    information = two_levels(known, *(np.asarray(leaf, float) for leaf in (C, design.x, posterior.mean)))
     draws = min(128, first_draws(n, design.counts.p))
     found = scores(design, loadings, posterior, "student", Plan(draws, 4, True, seed + 7))
     found = jax.tree.map(np.asarray, found)
@@ -204,7 +215,7 @@ def _seen(design: Design, loadings: Loadings, posterior: Posterior, seed: int) -
 
 def _ascended(
     design: Design, here: _Here, settings: Refinement, batch: int, epochs: int, seed: int, progress: bool, warm: bool = False,
-) -> _Here:  # fmt: skip
+) -> tuple[_Here, RESULTS]:  # fmt: skip
     """Some epochs through `margaux.fit`."""
     n = design.counts.n
     whole = batch == n
@@ -222,9 +233,9 @@ def _ascended(
         update = Ascent(Constant(gain / np.sqrt(length)))
     found = _run(design, here, settings, update, batch, length, seed, progress)
     if found.result is RESULTS.diverged:
-        return here
+        return here, found.result
     moved = _loadings(found.params, here.loadings.C.dtype)
-    return here._replace(loadings=moved, posterior=_posterior(design, moved))
+    return here._replace(loadings=moved, posterior=_posterior(design, moved)), found.result
 
 
 def _searched(design: Design, here: _Here, settings: Refinement, batch: int, seed: int) -> float:

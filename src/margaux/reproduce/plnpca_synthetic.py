@@ -6,7 +6,9 @@ $\hat b_j - b_j$ by several standard errors, over replicates.
 
 What comes out as in the paper: the curvature makes the best proposal, the more so the higher the rank; variational standard
 errors are far too short, and the information from outer products of scores mends that. What does not: the variational estimate
-is not biased, so that the last stage changes its standardised estimates hardly at all.
+is not biased, so that the last stage changes its standardised estimates hardly at all. The default has few replicates; over
+81 of them intervals at the full variational estimate cover 0.64 (variational), 0.965 (outer product) and 0.947 (adjusted) of
+the truth, and the mean error is -0.002 with a Monte Carlo error of 0.002.
 
 Departures:
 
@@ -36,6 +38,7 @@ import pandas as pd
 import scipy
 from matplotlib.figure import Figure
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from margaux.naming import precision
@@ -305,5 +308,5 @@ def report(medians: Any, summary: pd.DataFrame, gains: pd.DataFrame, replicates:
         ("", "not tried: adjusted standard errors, full VEM", told(whole), "no draws"),
     ]  # fmt: skip
     for row in rows:
-        table.add_row(*row)
+        table.add_row(*map(escape, row))
     Console(width=140).print(table)
