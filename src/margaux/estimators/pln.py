@@ -25,7 +25,7 @@ from ..pln.growth import precise
 from ..pln.importance import Proposal
 from ..pln.inference import standard_errors
 from ..pln.progress import SweepLine
-from ..pln.refinement import BEYOND, Refinement, of_method, refine
+from ..pln.refinement import WHOLE, Refinement, of_method, refine
 from ..pln.restarts import best_of, default_starts
 from ..pln.simulation import check_scores, expected, simulated, units_of
 from ..pln.table import Table, diverging_message, like, read
@@ -45,7 +45,7 @@ class PLNPCA(TransformerMixin, BaseEstimator):
 
     Args:
         rank: q; `pln_ranks` chooses it. n_starts: starts; by default sixteen, fewer for large tables.
-        method: "auto", as said, for tables of up to fifty million entries; "variational", the first part alone; or one of
+        method: "auto", as said, for tables of up to twenty million entries; "variational", the first part alone; or one of
             "isgd-vem", "isgd-vemmix", "aisgd-snis", "aisgd-hessian" and "student", the second part with that proposal (section
             6) whatever it promises. refinement: its settings, a `margaux.pln.refinement.Refinement`.
         posterior_covariance: "full", or "diagonal" for variational posteriors whose latents are independent.
@@ -123,9 +123,9 @@ class PLNPCA(TransformerMixin, BaseEstimator):
 
     def _refined(self, table: Table, solution: Solution, settings: Refinement | None, forced: bool) -> Solution:
         """The solution moved up the likelihood, or as it is."""
-        self.refinement_, large = None, table.counts.n * table.counts.p > BEYOND
+        self.refinement_, large = None, table.counts.n * table.counts.p > WHOLE
         if settings is None or (large and not forced):
-            size = f", which is left alone beyond {BEYOND:.0e} entries unless a method is named" if settings else ""
+            size = f", which is left alone beyond {WHOLE:.0e} entries unless a method is named" if settings else ""
             self.verdict_ = f"the variational estimate{size}"
             return solution
         design, seed = self._design(table), self.random_state

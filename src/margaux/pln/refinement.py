@@ -35,10 +35,10 @@ from .model import PLN, units
 from .proposals import Plan
 from .variational import Loadings, Posterior
 
-#: entries of a table up to which all units are visited an iteration, and of a batch of a larger one
-WHOLE, BATCH = 1 << 24, 1 << 20
-#: entries of a table beyond which the variational estimate is left alone unless a method is named
-BEYOND = 50_000_000
+#: entries of a table up to which all units are visited an iteration, and beyond which no ascent is made unless a method is named
+WHOLE = 20_000_000
+#: entries of a mini-batch of a larger one
+BATCH = 1 << 20
 #: initial steps that a search compares
 GRID = tuple(10.0 ** np.arange(-3.0, 0.6, 0.5))
 
