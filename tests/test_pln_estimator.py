@@ -1,5 +1,7 @@
 """`PLNPCA`: what it finds, its answers for other units, and its errors."""
 
+import pickle
+
 import numpy as np
 import pandas as pd
 import pytest
@@ -94,3 +96,11 @@ def test_posteriors_with_independent_latents():
     settings = {"rank": 2, "n_starts": 1, "method": "variational"}
     full, diagonal = mx.PLNPCA(**settings).fit(counts), mx.PLNPCA(posterior_covariance="diagonal", **settings).fit(counts)
     assert full.elbo_ - 20 < diagonal.elbo_ < full.elbo_ - 0.1
+
+
+def test_a_fit_is_pickled_with_its_likelihood(fitted):
+    again = pickle.loads(pickle.dumps(fitted))
+    assert float(again.loglik_) == float(fitted.loglik_) and again.loglik_.se == fitted.loglik_.se
+    value = pickle.loads(pickle.dumps(fitted.loglik_))
+    assert value == fitted.loglik_ and value.se == fitted.loglik_.se
+    np.testing.assert_array_equal(value.per_unit, fitted.loglik_.per_unit)

@@ -26,6 +26,9 @@ class LogLikelihood(float):
         out.se, out.per_unit = float(se), per_unit
         return out
 
+    def __getnewargs__(self) -> tuple[np.ndarray, float]:
+        return self.per_unit, self.se
+
     def __repr__(self) -> str:
         return f"{float(self):.4f} (se {self.se:.2g})"
 
