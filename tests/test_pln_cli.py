@@ -26,6 +26,8 @@ def tables(tmp_path_factory):
     counts.assign(f3=-1).to_csv(folder / "negative.csv")
     covariates.iloc[:40].to_csv(folder / "short.csv")
     counts.set_axis(["u0"] * 50).rename_axis("unit").to_csv(folder / "twice.csv")
+    counts.to_csv(folder / "semicolons.csv", sep=";")
+    (folder / "empty.csv").touch()
     return folder, counts, covariates
 
 
@@ -82,6 +84,8 @@ def test_ranks_are_chosen_by_bic_and_one_component_has_no_plane(tables, tmp_path
         ("counts.csv", ["--rank", "20"], "rank"),
         ("counts.csv", ["--ranks", "1-x"], "--ranks must look like 1-10 or 2,4,8, not '1-x'"),
         ("counts.csv", ["--method", "sgd"], "method"),
+        ("semicolons.csv", [], "semicolons.csv is separated by semicolons"),
+        ("empty.csv", [], "empty.csv is no table"),
     ],
 )
 def test_errors_are_one_line(tables, tmp_path, counts, options, message):

@@ -2,6 +2,7 @@
 
 import pickle
 
+import jax
 import numpy as np
 import pandas as pd
 import pytest
@@ -104,3 +105,47 @@ def test_a_fit_is_pickled_with_its_likelihood(fitted):
     value = pickle.loads(pickle.dumps(fitted.loglik_))
     assert value == fitted.loglik_ and value.se == fitted.loglik_.se
     np.testing.assert_array_equal(value.per_unit, fitted.loglik_.per_unit)
+
+
+def test_units_and_origins_of_covariates_change_nothing():
+    rng = np.random.default_rng(3)
+    year, other = rng.integers(1990, 2021, 80).astype(float), 1e5 + 1e6 * rng.normal(size=80)
+    raw = pd.DataFrame({"year": year, "other": other})
+    plain = (raw - raw.mean()) / raw.std()
+    effect = 0.4 * plain["year"].to_numpy()[:, None] * rng.normal(size=8)
+    counts = rng.poisson(np.exp(1 + effect + rng.normal(size=(80, 2)) @ rng.normal(0, 0.8, (2, 8))))
+    one, two = (mx.PLNPCA(rank=2, n_starts=1, tol=1e-6).fit(counts, covariates=x) for x in (raw, plain))
+    assert one.converged_ and one.elbo_ == pytest.approx(two.elbo_, abs=1e-4)
+    assert float(one.loglik_) == pytest.approx(float(two.loglik_), abs=1e-3)
+    for found, wanted in ((one.coef_, two.coef_), (one.stderr_, two.stderr_)):
+        np.testing.assert_allclose(found[1:] * raw.std().to_numpy()[:, None], wanted[1:], atol=1e-3)
+    np.testing.assert_allclose(one.predict(), two.predict(), rtol=1e-3)
+    np.testing.assert_allclose(one.transform(counts, raw), one.scores_, atol=1e-5)
+
+
+def test_rows_in_another_order_are_refused():
+    counts, sites, *_ = simulated(30, 6)
+    with pytest.raises(ValueError, match='row 0 is "0" in counts and "29" in covariates'):
+        mx.PLNPCA(rank=1).fit(counts, covariates=sites[::-1])
+    with pytest.raises(TypeError, match=r"fit\(counts, covariates=...\)"):
+        mx.PLNPCA(rank=1).fit(counts, sites)
+
+
+def test_single_precision_under_double_flags():
+    counts, *_ = simulated(40, 6)
+    with jax.enable_x64(True):
+        model = mx.PLNPCA(rank=1, n_starts=1, dtype="float32").fit(counts)
+    assert model.elbo_ == mx.PLNPCA(rank=1, n_starts=1).fit(counts).elbo_
+
+
+def test_sweeps_are_bounded_whatever_the_starts():
+    counts, *_ = simulated(40, 6)
+    with pytest.warns(UserWarning, match="the bound still rises after 1 sweeps"):
+        model = mx.PLNPCA(rank=1, n_starts=3, max_sweeps=1, method="variational").fit(counts)
+    assert model.starts_["sweeps"].tolist() == [1, 1, 1]
+
+
+def test_covariates_of_new_units_are_asked_for(fitted):
+    counts, *_ = simulated()
+    with pytest.raises(ValueError, match=r"the fit had covariates \(Intercept, site\[T.south\]\); pass those of the new units"):
+        fitted.transform(counts)

@@ -6,6 +6,7 @@ from typing import Any, get_args
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pandas as pd
 import pytest
 import scipy
 from scipy import special, stats
@@ -386,20 +387,14 @@ def test_coverage_on_the_papers_design():
         error = np.asarray(solution.loadings.B) - B
         for kind, z in standardised.items():
             z.append(error / inference.standard_errors(design, solution.loadings, solution.posterior, kind))
-    # Replicates are independent, features of one are not.
     share = {kind: np.mean(np.abs(z) < 1.96, axis=(1, 2)) for kind, z in standardised.items()}
     error = {kind: each.std(ddof=1) / np.sqrt(len(each)) for kind, each in share.items()}
     mean = {kind: each.mean() for kind, each in share.items()}
-    rejected = {
-        kind: np.mean([scipy.stats.kstest(column, "norm").pvalue < 0.05 for column in np.array(z)[:, 0].T])
-        for kind, z in standardised.items()
-    }
-    for kind in standardised:
-        told = f"cover {mean[kind]:.4f} (error {error[kind]:.4f})"
-        print(f"\n{kind:14s} {told}, normal rejected at 0.05 for {rejected[kind]:.3f} of coefficients", end="")
+    normal = lambda z: np.mean([scipy.stats.kstest(column, "norm").pvalue < 0.05 for column in np.array(z)[:, 0].T])  # noqa: E731
+    rejected = {kind: normal(z) for kind, z in standardised.items()}
+    print(pd.DataFrame({"coverage": mean, "error": error, "share that is not normal": rejected}).round(4))
     assert 0.93 < mean["adjusted"] < 0.97 and rejected["adjusted"] <= 0.1
     assert abs(mean["adjusted"] - 0.95) < 3.3 * error["adjusted"]
     # Those that take C as known cover a little less, and with kp near half of n the outer product covers more.
-    for kind in ("expected", "sandwich"):
-        assert 0.92 < mean[kind] < mean["adjusted"]
+    assert all(0.92 < mean[kind] < mean["adjusted"] for kind in ("expected", "sandwich"))
     assert mean["outer product"] > mean["adjusted"] and mean["variational"] < 0.8

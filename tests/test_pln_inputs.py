@@ -192,7 +192,7 @@ def test_empty_units_and_features_are_left_out_with_one_warning(sparse):
 def test_a_level_that_only_empty_units_have_is_named():
     y = table()
     y[5] = 0
-    with pytest.warns(UserWarning, match="1 unit "), pytest.raises(ValueError, match=r'"site\[T.b\]" is 0 in every unit'):
+    with pytest.warns(UserWarning, match="1 unit "), pytest.raises(ValueError, match='"site" is a in every unit'):
         read(y, pd.DataFrame({"site": np.where(np.arange(12) == 5, "b", "a")}))
 
 
@@ -371,7 +371,7 @@ def test_new_units_that_are_refused():
         like(fit, few, sites[:3].assign(wet=1))
     with pytest.raises(ValueError, match='a covariate "x0" that the fit had not; give those of the fit: none'):
         like(read(y), few, [1, 2, 3])
-    with pytest.raises(ValueError, match='no covariate "site"'):
+    with pytest.raises(ValueError, match="the fit had covariates"):
         like(fit, few)
     with pytest.raises(ValueError, match='no covariate "depth"'):
         like(fit, few, sites[:3].drop(columns="depth"))

@@ -19,17 +19,18 @@ from ..naming import default_dtype, precision
 from ..packing import symmetric
 from ..pln import frames
 from ..pln.answers import entropy, principal, settled
+from ..pln.basis import coefficients, orthonormal
 from ..pln.checks import check_rank
 from ..pln.fitting import Design, Solution
 from ..pln.growth import precise
 from ..pln.importance import Proposal
 from ..pln.inference import standard_errors
 from ..pln.progress import SweepLine
-from ..pln.refinement import WHOLE, Refinement, of_method, refine
+from ..pln.refinement import WHOLE, Refinement, check_table, of_method, refine
 from ..pln.restarts import best_of, default_starts
 from ..pln.simulation import check_scores, expected, simulated, units_of
 from ..pln.table import Table, diverging_message, like, read
-from ..pln.variational import Loadings, Posterior
+from ..pln.variational import BLOCK, Loadings, Posterior
 from .fitted import check_fitted
 
 #: answers that are computed when first asked for
@@ -50,13 +51,14 @@ class PLNPCA(TransformerMixin, BaseEstimator):
             6) whatever it promises. refinement: its settings, a `margaux.pln.refinement.Refinement`.
         posterior_covariance: "full", or "diagonal" for variational posteriors whose latents are independent.
         tol: rise of the bound in a sweep, in nats, at which a fit ends. max_sweeps: sweeps at most.
-        random_state: an int. dtype: "float64", or "float32" for large tables. verbose: show progress.
+        random_state: an int. dtype: "float64" or "float32"; up to four million entries float64 serves. verbose: show progress.
 
     Attributes:
         coef_ (k, p), NaN where the estimate is infinite; loadings_ (p, q), columns by falling variance; scores_ (n, q) and
         scores_covariance_ (n, q, q), means and covariances of w given y; explained_variance_ratio_ (q,); elbo_, the bound with
-        every constant at the variational estimate, and bounds_, that of each sweep; starts_, a row a start; table_, what was
-        fitted; n_sweeps_, converged_; verdict_, what came of the ascent, and refinement_, a row a round or None.
+        every constant at the variational estimate, and bounds_, that of each sweep; result_, the variational solution, for an
+        orthonormal basis of the covariates; starts_, a row a start; table_, what was fitted; n_sweeps_, converged_; verdict_,
+        what came of the ascent, and refinement_, a row a round or None.
 
     Raises:
         TypeError, ValueError: bad input, before anything is compiled.
@@ -96,6 +98,8 @@ class PLNPCA(TransformerMixin, BaseEstimator):
 
     def fit(self, counts: Any, y: Any = None, *, covariates: Any = None, formula: str | None = None, offsets: Any = None) -> Any:
         """Estimate. `counts` (n, p), `covariates`, `formula` and `offsets` as in `margaux.pln.table.read`; `y` is ignored."""
+        if isinstance(y, pd.DataFrame) or np.ndim(y) > 1:
+            raise TypeError("fit takes covariates by name: fit(counts, covariates=...)")
         self._estimate(read(counts, covariates, formula, offsets))
         message = diverging_message(self.table_)
         if message:
@@ -109,34 +113,42 @@ class PLNPCA(TransformerMixin, BaseEstimator):
         settings, forced = of_method(self.method, self.refinement)
         keep_compilations()
         dtype = default_dtype(self.dtype)
+        if table.counts.n * table.counts.p <= BLOCK:
+            dtype = np.dtype(float)
+        design = self._design(table)
+        check_table(settings, forced, design)
+        x, R = orthonormal(design.x)
+        design = design._replace(x=x)
         relative = 1e-6 if dtype == np.float32 else 1e-9
         n_starts = default_starts(table.counts.n, table.counts.p) if self.n_starts is None else self.n_starts
         with precision(dtype):
             with SweepLine(f"PLNPCA of rank {self.rank}", n_starts) as line:
                 solution, starts = fitter(
-                    self._design(table), self.rank, n_starts, self.random_state, dtype, self.tol, relative, self.max_sweeps,
+                    design, self.rank, n_starts, self.random_state, dtype, self.tol, relative, self.max_sweeps,
                     line if self.verbose else None, self.posterior_covariance,
                 )  # fmt: skip
-            self._keep(table, self._refined(table, solution, settings, forced), starts)
+            refined = self._refined(design, solution, settings, forced)
+            self._keep(table, R, solution, refined, starts)
         if not solution.converged:
             warnings.warn(f"the bound still rises after {self.max_sweeps} sweeps; raise max_sweeps", stacklevel=3)
 
-    def _refined(self, table: Table, solution: Solution, settings: Refinement | None, forced: bool) -> Solution:
+    def _refined(self, design: Design, solution: Solution, settings: Refinement | None, forced: bool) -> Solution:
         """The solution moved up the likelihood, or as it is."""
-        self.refinement_, large = None, table.counts.n * table.counts.p > WHOLE
+        self.refinement_, large = None, design.counts.n * design.counts.p > WHOLE
         if settings is None or (large and not forced):
             size = f", which is left alone beyond {WHOLE:.0e} entries unless a method is named" if settings else ""
             self.verdict_ = f"the variational estimate{size}"
             return solution
-        design, seed = self._design(table), self.random_state
+        seed = self.random_state
         found = refine(design, solution.loadings, solution.posterior, settings, seed, forced, self.verbose)
         self.refinement_, self.verdict_ = found.history if len(found.history) > 1 else None, found.verdict
         return solution._replace(loadings=found.loadings, posterior=found.posterior)
 
-    def _keep(self, table: Table, solution: Solution, starts: pd.DataFrame) -> None:
-        """A solution as what the estimator answers from."""
-        found = principal(solution.loadings, solution.posterior)
-        self._loadings, self._posterior = (jax.tree.map(np.asarray, part) for part in found)
+    def _keep(self, table: Table, R: np.ndarray, solution: Solution, refined: Solution, starts: pd.DataFrame) -> None:
+        """The variational solution, and what the estimator answers from."""
+        found = principal(refined.loadings, refined.posterior)
+        loadings, self._posterior = (jax.tree.map(np.asarray, part) for part in found)
+        self._loadings = loadings._replace(B=coefficients(R, loadings.B))
         self.table_, self.starts_, self.result_ = table, starts, solution
         self.coef_ = np.where(table.diverging, np.nan, self._loadings.B)
         self.loadings_, self.scores_ = self._loadings.C, self._posterior.mean
@@ -197,8 +209,11 @@ class PLNPCA(TransformerMixin, BaseEstimator):
     def stderr_(self) -> np.ndarray:
         """Standard errors of `coef_`, (k, p); see `margaux.pln.inference`."""
         check_fitted(self)
+        design, size = self._design(self.table_), np.sqrt(np.mean(self.table_.x**2, axis=0))
         with precision(np.dtype(float)):
-            errors = standard_errors(self._design(self.table_), *self._double())
+            loadings, posterior = self._double()
+            scaled = loadings._replace(B=loadings.B * size[:, None])
+            errors = standard_errors(design._replace(x=design.x / size), scaled, posterior) / size[:, None]
         return np.where(self.table_.diverging, np.nan, errors)
 
     @property

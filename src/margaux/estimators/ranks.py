@@ -70,6 +70,8 @@ def pln_ranks(
     >>> choice.best.rank, bool(choice.table["elbo"].is_monotonic_increasing)
     (2, True)
     """
+    if not isinstance(ranks, Iterable) or "rank" in settings:
+        raise TypeError("pln_ranks takes several ranks, such as ranks=range(1, 11); fit one by PLNPCA(rank)")
     wanted = list(ranks)
     if criterion not in CRITERIA:
         raise ValueError(f"criterion must be one of {', '.join(map(repr, CRITERIA))}, got {criterion!r}")

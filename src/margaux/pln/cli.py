@@ -20,13 +20,17 @@ def fit_pln_pca(
     ] = None,
     rank: Annotated[int, typer.Option(help="Number of components.")] = 5,
     ranks: Annotated[str | None, typer.Option(help="Such as 1-10 or 2,4,8: choose the rank by BIC.")] = None,
-    method: Annotated[str, typer.Option(help="auto, variational, isgd-vem, isgd-vemmix, aisgd-snis or aisgd-hessian.")] = "auto",
+    method: Annotated[
+        str, typer.Option(help="auto, variational, isgd-vem, isgd-vemmix, aisgd-snis, aisgd-hessian or student.")
+    ] = "auto",
     index: Annotated[str | None, typer.Option(help="Column of the units' names; the first by default, unless numeric.")] = None,
     seed: Annotated[int, typer.Option(help="Random seed.")] = 0,
     out: Annotated[Path, typer.Option(help="Folder for tables and figures.")] = Path("pln-output"),
 ) -> None:
     """Fit a Poisson log-normal PCA: coefficients with standard errors, loadings, scores, likelihood, tables and figures."""
     try:
+        if out.exists() and not out.is_dir():
+            raise FileExistsError(f"--out {out} is a file; name a folder")
         with warnings.catch_warnings(record=True) as told:
             warnings.simplefilter("always", UserWarning)
             fitted, choice = fitted_from(counts, covariates, formula, offsets, rank, ranks, method, index, seed)
@@ -105,7 +109,12 @@ def read_frame(path: Path, index: str | None = None) -> pd.DataFrame:
     if not path.exists():
         raise FileNotFoundError(f"there is no file {path}")
     separator = "\t" if {".tsv", ".tab"} & set(path.suffixes) else ","
-    frame: Any = pd.read_csv(path, sep=separator)
+    try:
+        frame: Any = pd.read_csv(path, sep=separator)
+    except (pd.errors.EmptyDataError, pd.errors.ParserError) as problem:
+        raise ValueError(f"{path.name} is no table: {problem}") from problem
+    if frame.shape[1] == 1 and ";" in str(frame.columns[0]):
+        raise ValueError(f"{path.name} is separated by semicolons; save it with commas, or with tabs and the name .tsv")
     if index is None:
         # What a data frame's own row names are called in a file: a column of text or of no name.
         first = frame.columns[0]

@@ -124,9 +124,9 @@ def proposed(
     log_proposal = log_gaussian
     if proposal.degrees:
         nu, half = proposal.degrees, jax.scipy.special.gammaln
-        scale = half((nu + q) / 2) - half(nu / 2) - q / 2 * np.log(nu * np.pi)
+        scale = half((nu + q) / 2) - half(nu / 2) - q / 2 * float(np.log(nu * np.pi))
         log_proposal = scale - log_det - (nu + q) / 2 * jnp.log1p(square / nu)
     if proposal.alpha:
-        wide = -jnp.sum(step**2, axis=1) / (2 * proposal.delta) - q / 2 * (LOG_2PI + np.log(proposal.delta))
-        log_proposal = jnp.logaddexp(np.log1p(-proposal.alpha) + log_proposal, np.log(proposal.alpha) + wide)
+        wide = -jnp.sum(step**2, axis=1) / (2 * proposal.delta) - q / 2 * (LOG_2PI + float(np.log(proposal.delta)))
+        log_proposal = jnp.logaddexp(float(np.log1p(-proposal.alpha)) + log_proposal, float(np.log(proposal.alpha)) + wide)
     return Proposed(mean + step, log_proposal, log_gaussian)

@@ -49,9 +49,10 @@ class Refinement(NamedTuple):
     Attributes:
         variant: a proposal and how it follows the parameters, one of `margaux.pln.conditional.VARIANTS`.
         n_draws: N, a power of two with `sobol`. batch_size: units an iteration; by default all, or of a large table some.
-        epochs: passes over the units, at most. warm_epochs: passes by Rprop before them, with all units an iteration.
+        epochs: passes over the units, at most, in four rounds. warm_epochs: passes by Rprop before them, all units an
+            iteration.
         preconditioned: steps scaled by the information (`InformationAscent`); else $\gamma_0/\sqrt T$ with `gain` $\gamma_0$.
-        gain: multiplies the steps; None searches it (`GRID`). sobol, control: see `ConditionalSampling`.
+        gain: multiplies the steps; None searches $\gamma_0$ in `GRID`. sobol, control: see `ConditionalSampling`.
         radius: $\Theta$ is the box of coefficients within so much of the start. tol: nats that are worth a further round.
     """
 
@@ -97,12 +98,31 @@ def check(settings: Refinement) -> None:
     """Raises ValueError for settings that make no sense, before anything is compiled."""
     if settings.variant not in VARIANTS:
         raise ValueError(f"variant must be one of {', '.join(map(repr, VARIANTS))}, not {settings.variant!r}")
-    if settings.n_draws < 2 or (settings.sobol and settings.n_draws & (settings.n_draws - 1)):
-        raise ValueError(f"n_draws must be at least 2, and a power of two with sobol=True; got {settings.n_draws}")
-    if not (settings.epochs >= 1 and settings.warm_epochs >= 0 and settings.radius > 0 and settings.tol > 0):
-        raise ValueError("epochs must be at least 1, warm_epochs at least 0, radius and tol positive")
+    numbers = {"n_draws": (settings.n_draws, 2), "epochs": (settings.epochs, 1), "warm_epochs": (settings.warm_epochs, 0)}
+    if settings.batch_size is not None:
+        numbers["batch_size"] = (settings.batch_size, 1)
+    for name, (value, least) in numbers.items():
+        if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < least:
+            raise ValueError(f"{name} must be a whole number of at least {least}, got {value!r}")
+    if settings.sobol and settings.n_draws & (settings.n_draws - 1):
+        raise ValueError(f"n_draws must be a power of two with sobol=True, got {settings.n_draws}")
+    if not (settings.radius > 0 and settings.tol > 0):
+        raise ValueError("radius and tol must be positive")
     if settings.gain is not None and not settings.gain > 0:
         raise ValueError(f"gain must be positive, or None for a search; got {settings.gain}")
+    if settings.gain is None and settings.preconditioned:
+        raise ValueError("gain is searched for preconditioned=False only; give a number, such as 0.5")
+
+
+def check_table(settings: Refinement | None, forced: bool, design: Design) -> None:
+    """Raises ValueError for settings that a table does not allow, before anything is compiled."""
+    n, p = design.counts.n, design.counts.p
+    if settings is None or (n * p > WHOLE and not forced):
+        return
+    if settings.batch_size is not None and settings.batch_size > n:
+        raise ValueError(f"batch_size is {settings.batch_size} and there are {n} units; give {n} at most")
+    if n * p > WHOLE and (settings.warm_epochs or settings.batch_size == n) and scipy.sparse.issparse(design.counts.values):
+        raise ValueError(f"a sparse table of {n} x {p} is not made dense: set warm_epochs=0 and a batch_size below {n}")
 
 
 def refine(
@@ -119,13 +139,12 @@ def refine(
         forced: a round is made whatever the first estimate promises, and kept even if the likelihood has not risen.
 
     Raises:
-        ValueError: from `check`, or if a table is too large for its units to be visited all at once, as Rprop does.
+        ValueError: from `check` and `check_table`.
     """
     check(settings)
+    check_table(settings, forced, design)
     n, p = design.counts.n, design.counts.p
     batch = settings.batch_size or (n if n * p <= WHOLE else max(min(n, BATCH // p), 1))
-    if n * p > WHOLE and (settings.warm_epochs or batch >= n) and scipy.sparse.issparse(design.counts.values):
-        raise ValueError(f"a sparse table of {n} x {p} is not made dense: set warm_epochs=0 and a batch_size below {n}")
     start = _seen(design, loadings, posterior, seed)
     ended = _nothing_promised(start, settings)
     if ended and not forced:
@@ -147,8 +166,9 @@ def refine(
         here, warmed = best, RESULTS.successful
         if settings.warm_epochs and epoch == 0:
             here, warmed = _ascended(design, here, settings, n, settings.warm_epochs, seed, progress, warm=True)
-        here, result = _ascended(design, here, settings._replace(gain=gain), batch, per_round, seed + 1 + epoch, progress)
-        epoch += per_round
+        length = min(per_round, settings.epochs - epoch)
+        here, result = _ascended(design, here, settings._replace(gain=gain), batch, length, seed + 1 + epoch, progress)
+        epoch += length
         here = _likelihood(design, here, draws, seed)
         rise, error = _gain(best, here)
         # Rates have a ceiling, so that parameters may run away and stay finite.
@@ -172,7 +192,8 @@ def refine(
     improved = rise > 2 * error
     if not (improved or forced):
         best = start
-    told = f"after {epoch} epochs the log-likelihood is {rise:.3f} above that of the variational estimate (error {error:.3f})"
+    told = f"after {epoch + settings.warm_epochs} epochs the log-likelihood is {rise:.3f} above that of the variational estimate"
+    told = f"{told} (error {error:.3f})"
     verdict = f"{told}{'' if improved else ': no improvement beyond its error'}; {ended or 'it was still rising'}"
     return Refined(best.loadings, best.posterior, pd.DataFrame(rows), verdict, improved)
 
@@ -225,7 +246,8 @@ def _ascended(
 
         update: Any = Optax(optax.rprop(1e-3), Constant(1.0))
     elif settings.preconditioned:
-        size, gain = n / batch, settings.gain or 1.0
+        size, gain = n / batch, settings.gain
+        assert gain is not None
         # One epoch of a mini-batch fit moves as far as one iteration on all units; from the second on, steps fall.
         update = InformationAscent(Constant(gain) if whole else Polynomial(gain * size**-0.4, 0.6, size), here.information)
     else:

@@ -39,7 +39,7 @@ def best_of(
     """
     count = default_starts(design.counts.n, design.counts.p) if n_starts is None else n_starts
     sweeping = Sweeps(design, np.dtype(dtype), covariance, tol, relative)
-    sweeps = FIRST if count > 1 else max_sweeps
+    sweeps = min(FIRST, max_sweeps) if count > 1 else max_sweeps
     runs: list[Run] = []
     for r in range(count):
         start = by_log_counts(design, rank, seed, dtype) if r == 0 else at_random(design, rank, seed + 7919 * r, dtype=dtype)

@@ -94,10 +94,10 @@ def read(counts: Any, covariates: Any = None, formula: str | None = None, offset
     if not rows.any():
         raise ValueError("every count is zero; there is nothing to fit")
     frame = _frame(covariates, source, formula is not None)
-    x, names, spec = coded(formula, frame, source.units)
-    array = None if offsets is None or isinstance(offsets, str) else _array_of_offsets(offsets, source)
     _warn_left_out(source, rows, columns)
-    kept, units, x = Counts(_with_counts(source.values, rows, columns)), source.units[rows], x[rows]
+    x, names, spec = coded(formula, frame.loc[rows], source.units[rows])
+    array = None if offsets is None or isinstance(offsets, str) else _array_of_offsets(offsets, source)
+    kept, units = Counts(_with_counts(source.values, rows, columns)), source.units[rows]
     check_design(x, names, units)
     rule = None if array is not None else ByName("none" if offsets is None else offsets, kept, units)
     return Table(
@@ -127,7 +127,10 @@ def like(table: Table, counts: Any, covariates: Any = None, offsets: Any = None)
     source = _counts(counts)
     check_counts(source.values, source.features, source.units)
     columns = _places(source, table)
-    x = coded_like(table.spec, _frame(covariates, source, table.spec.columns is None), source.units)
+    frame = _frame(covariates, source, table.spec.columns is None)
+    if covariates is None and source.obs is None and table.covariate_names != ["Intercept"]:
+        raise ValueError(f"the fit had covariates ({listed(table.covariate_names)}); pass those of the new units by covariates=")
+    x = coded_like(table.spec, frame, source.units)
     if isinstance(offsets, str):
         raise TypeError(
             "new units have the offsets that the fit computed by name, or an array; leave offsets out or pass an array"
@@ -288,9 +291,10 @@ def _warn_left_out(source: _Given, rows: np.ndarray, columns: np.ndarray) -> Non
 
 def _check_aligned(index: Any, source: _Given, what: str) -> None:
     """Labels of rows, where both sides have some, are the same in the same order."""
-    if isinstance(index, pd.RangeIndex) or isinstance(source.units, pd.RangeIndex) or index.equals(source.units):
+    if len(index) != len(source.units) or index.equals(source.units):
         return
-    if len(index) != len(source.units):
+    numbered = isinstance(index, pd.RangeIndex) or isinstance(source.units, pd.RangeIndex)
+    if numbered and not index.sort_values().equals(source.units.sort_values()):
         return
     place = int(np.flatnonzero(index.to_numpy(object) != source.units.to_numpy(object))[0])
     raise ValueError(

@@ -38,8 +38,9 @@ def colouring(color: Any, table: Any) -> Colouring | None:
     """The colours of the units of a table.
 
     Args:
-        color: the name of a covariate of the fit; or an array or Series, an entry a unit, of the units that were fitted or of
-            all that were given. A Series is put in order by the names of the units, where they have some.
+        color: the name of a column of the design (`table_.covariate_names`); or an array or Series, an entry a unit, of the
+            units that were fitted or of all that were given. A Series is put in order by the names of the units, where they
+            have some.
 
     Raises:
         ValueError: if it names no covariate, has another length, misses units, or has too many kinds.
@@ -76,6 +77,9 @@ def aligned(values: Any, table: Any, what: str) -> pd.Series:
             raise ValueError(f"{what} must have one dimension, an entry a unit, not shape {array.shape}")
         series = pd.Series(array)
     n, rows, units = len(table.units), np.asarray(table.kept_rows), table.units
+    whole = pd.RangeIndex(len(rows))
+    if len(series) == len(rows) and not series.index.equals(whole) and series.index.sort_values().equals(whole):
+        series = series.sort_index()
     numbered = units.equals(pd.Index(np.flatnonzero(rows)))
     if not numbered and not isinstance(series.index, pd.RangeIndex) and series.index.is_unique and units.is_unique:
         lost = units.difference(series.index, sort=False)

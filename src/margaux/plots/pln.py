@@ -50,7 +50,8 @@ class PLNPlots:
         """Units on a plane of components.
 
         Args:
-            color: the name of a covariate of the fit, or an array or Series, an entry a unit: a legend for categories and
+            color: the name of a column of the design (`table_.covariate_names`), or an array or Series, an entry a unit:
+                a legend for categories and
                 numbers of at most four values, a colour bar for others. ellipses: of the normal law fitted to each category of
                 three units and more, which holds a share `level`. labels: True for the names of the units, or a text a unit;
                 those without room are left out. uncertainty: the ellipse of each unit's own posterior too, of that `level`.
