@@ -24,9 +24,10 @@ from margaux.pln.ascent import ConditionalScore, InformationAscent, two_levels
 from margaux.pln.conditional import VARIANTS, ConditionalSampling
 from margaux.pln.counts import Counts
 from margaux.pln.fitting import Design
-from margaux.pln.importance import Plan, marginal
+from margaux.pln.importance import marginal
 from margaux.pln.inference import complete, standard_errors
 from margaux.pln.model import PLN, units
+from margaux.pln.proposals import Plan
 from margaux.pln.restarts import best_of
 from margaux.pln.table import read
 from margaux.pln.variational import Loadings, Posterior

@@ -20,8 +20,8 @@ from margaux.pln.answers import entropy, settled
 from margaux.pln.counts import Counts
 from margaux.pln.fitting import Design
 from margaux.pln.growth import precise
-from margaux.pln.importance import PROPOSALS
 from margaux.pln.progress import SweepLine
+from margaux.pln.proposals import PROPOSALS
 from margaux.pln.refinement import Refinement
 from margaux.pln.variational import Loadings, Posterior
 from test_pln import case, loglik

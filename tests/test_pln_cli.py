@@ -140,3 +140,9 @@ def test_the_demonstration_recovers_the_truth(tmp_path, capsys):
     assert 32 <= inside <= 40
     assert (tmp_path / "scores.png").exists() and "verdict" in shown
     assert data.counts.shape == (60, 40) and list(data.counts.index) == list(data.covariates.index)
+
+
+def test_row_numbers_are_names(tmp_path):
+    pd.DataFrame({"sample": [1, 2, 3, 4], "a": [3, 1, 2, 4]}).to_csv(tmp_path / "numbered.csv", index=False)
+    found = read_frame(tmp_path / "numbered.csv")
+    assert list(found.columns) == ["a"] and list(found.index) == [1, 2, 3, 4]

@@ -18,8 +18,9 @@ from margaux.pln import importance, inference
 from margaux.pln.answers import settled
 from margaux.pln.counts import Counts
 from margaux.pln.fitting import Design
-from margaux.pln.importance import PROPOSALS, Plan, Proposal, marginal, score
+from margaux.pln.importance import marginal, score
 from margaux.pln.model import PLN
+from margaux.pln.proposals import PROPOSALS, Plan, Proposal
 from margaux.pln.variational import Loadings, Posterior
 from test_pln import case, fitted, paper
 

@@ -23,9 +23,9 @@ from ..pln.basis import coefficients, orthonormal
 from ..pln.checks import check_rank
 from ..pln.fitting import Design, Solution
 from ..pln.growth import precise
-from ..pln.importance import Proposal
 from ..pln.inference import standard_errors
 from ..pln.progress import SweepLine
+from ..pln.proposals import Proposal
 from ..pln.refinement import WHOLE, Refinement, check_table, of_method, refine
 from ..pln.restarts import best_of, default_starts
 from ..pln.simulation import check_scores, expected, simulated, units_of
@@ -183,7 +183,7 @@ class PLNPCA(TransformerMixin, BaseEstimator):
         """How well a proposal does in importance sampling, a row a unit.
 
         Args:
-            proposal: a name in `margaux.pln.importance.PROPOSALS`, or a `Proposal`. error: see `margaux.pln.growth.precise`.
+            proposal: a name in `margaux.pln.proposals.PROPOSALS`, or a `Proposal`. error: see `margaux.pln.growth.precise`.
 
         Returns:
             loglik and its error; ess, the effective number of the draws of a replicate, `.attrs["draws"]`; and the divergences
@@ -311,8 +311,8 @@ class PLNPCA(TransformerMixin, BaseEstimator):
         """Expected counts of units, (m, p), over the features that have counts: at given scores, or averaged over N(0, I).
 
         Args:
-            covariates: (m, k) as in the fit. offsets: (m,), (m, 1) or (m, p). See `margaux.pln.simulation.units_of` for what is
-                taken by default: the units of the fit. scores: (m, q).
+            covariates: (m, k) as in the fit. offsets: (m,), (m, 1) or (m, p). Without either the units are those of the fit,
+                with its offsets; units with covariates of their own have offsets of zero unless given. scores: (m, q).
         """
         check_fitted(self)
         w = None if scores is None else check_scores(scores, self.loadings_.shape[1])

@@ -118,7 +118,10 @@ def read_frame(path: Path, index: str | None = None) -> pd.DataFrame:
     if index is None:
         # What a data frame's own row names are called in a file: a column of text or of no name.
         first = frame.columns[0]
-        named = len(frame) > 0 and (str(first).startswith("Unnamed: 0") or not pd.api.types.is_numeric_dtype(frame[first]))
+        numeric = pd.api.types.is_numeric_dtype(frame[first])
+        # A row number is no feature, whatever it is called.
+        counted = numeric and len(frame) > 2 and bool((frame[first].diff()[1:] == 1).all())
+        named = len(frame) > 0 and (str(first).startswith("Unnamed: 0") or not numeric or counted)
         # A column of text that repeats itself is a covariate, not a name.
         index = str(first) if named and frame[first].is_unique else None
     elif index not in frame.columns:

@@ -7,7 +7,8 @@ import warnings
 import numpy as np
 
 from .fitting import Design
-from .importance import Marginal, Plan, Proposal, marginal
+from .importance import Marginal, marginal
+from .proposals import Plan, Proposal
 from .variational import Loadings, Posterior
 
 #: draws of a replicate, at first and at most, and replicates

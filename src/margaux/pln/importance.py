@@ -18,11 +18,9 @@ from jaxtyping import Array, Float
 from ..compiling import compiled
 from ..packing import lower_indices, symmetric
 from .fitting import Design
-from .proposals import LOG_2PI, PROPOSALS, Plan, Proposal, chosen, nets, proposed
+from .proposals import LOG_2PI, Plan, Proposal, chosen, nets, proposed
 from .variational import HIGHEST, Loadings, Posterior, Units, product
 from .weighted import span_score, weighted
-
-__all__ = ["PROPOSALS", "Plan", "Proposal", "blocks", "conditional", "curvature", "drawn", "marginal", "nets", "score", "scores"]
 
 #: rates that are held at once, at most
 BLOCK = 1 << 20

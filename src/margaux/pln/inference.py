@@ -38,8 +38,9 @@ from jaxtyping import Array, Float
 from ..compiling import compiled
 from ..packing import lower_indices, symmetric
 from .fitting import Design
-from .importance import BLOCK, PROPOSALS, Block, Draws, Plan, Proposal, blocks, conditional, drawn, nets
+from .importance import BLOCK, Block, Draws, blocks, conditional, drawn
 from .leading import hidden_variances
+from .proposals import PROPOSALS, Plan, Proposal, nets
 from .variational import HIGHEST, Loadings, Posterior, Units, rates
 
 #: draws of a unit behind Louis' information: it moves by less than a thousandth with more

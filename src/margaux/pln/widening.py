@@ -14,7 +14,8 @@ from jaxtyping import Array, Float
 from ..compiling import compiled
 from ..packing import lower_indices, symmetric
 from .fitting import Design
-from .importance import PROPOSALS, blocks
+from .importance import blocks
+from .proposals import PROPOSALS
 from .variational import BLOCK, Loadings, Posterior, Units, rates
 
 #: columns beyond those wanted, and passes, of the randomised range finder

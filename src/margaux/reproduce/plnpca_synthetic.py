@@ -46,10 +46,10 @@ from margaux.pln.answers import settled
 from margaux.pln.conditional import VARIANTS, ConditionalSampling
 from margaux.pln.counts import Counts
 from margaux.pln.fitting import Design, Solution
-from margaux.pln.importance import Marginal, Plan, marginal
+from margaux.pln.importance import Marginal, marginal
 from margaux.pln.inference import Kind, standard_errors
 from margaux.pln.model import units
-from margaux.pln.proposals import PROPOSALS
+from margaux.pln.proposals import PROPOSALS, Plan
 from margaux.pln.refinement import Refinement, paper, refine
 from margaux.pln.restarts import best_of
 from margaux.pln.variational import Loadings, Posterior
