@@ -41,9 +41,9 @@ def best_sigma(precision, spread):
     return (np.trace(precision) / D) ** -0.5 if spread == "all" else np.diag(precision) ** -0.5
 
 
-def model(spread, n_blocks=10):
+def model(spread, n_blocks=10, information=None):
     network = lambda w, x: (x @ w)[:, None]  # noqa: E731
-    return Variational(network, Gaussian(NOISE, learned=False), Normal(1.0), GaussianPosterior(spread), N, n_blocks)
+    return Variational(network, Gaussian(NOISE, learned=False), Normal(1.0), GaussianPosterior(spread, information), N, n_blocks)
 
 
 def test_the_loss_is_that_of_the_reference(regression, reference):
@@ -78,6 +78,27 @@ def test_adam_reaches_the_optimum(regression, spread):
     mu, sigma, best = found.params["mean"], np.exp(found.params["log_sigma"]), best_sigma(precision, spread)
     assert 0 <= loss(mu, sigma) - loss(mean, best) < 0.02
     assert np.abs(mu - mean).max() < 1e-2 and np.abs(sigma / best - 1).max() < 0.05
+
+
+@pytest.mark.parametrize("spread", ["all", "weight"])
+@pytest.mark.parametrize("method", ["bbb", "momentum", "misso"])
+def test_methods_of_one_step_size_reach_the_optimum(regression, spread, method):
+    """With the curvature L of the data for means and log standard deviations alike; MISSO's surrogates have it for their own."""
+    x, y, precision, mean, loss = regression
+    L = float(np.linalg.eigvalsh(precision)[-1]) / N
+    variational = model(spread, 10, information=N * L)
+    algorithm = {
+        "bbb": mx.soul(step=mx.Polynomial(5 / L, 0.6, 20.0)),
+        "momentum": mx.soul(step=optax.sgd(optax.cosine_decay_schedule(0.05 / L, 3000), 0.9)),
+        "misso": mx.misso(lipschitz=L),
+    }[method]
+    found = mx.fit(variational, blocks(x, y, 10), algorithm, mx.Noise(8, antithetic=True),
+                   params=variational.start(np.zeros(D), 0.3), n_iter=3000, batch_size=1, progress=False)  # fmt: skip
+    with jax.enable_x64(True):
+        sigma = np.asarray(variational.posterior.sigma(jax.tree.map(jnp.asarray, found.params)))
+    best = best_sigma(precision, spread)
+    assert 0 <= loss(found.params["mean"], sigma) - loss(mean, best) < 0.02
+    assert np.abs(found.params["mean"] - mean).max() < 1e-2 and np.abs(sigma / best - 1).max() < 0.05
 
 
 @pytest.mark.parametrize("prior", [Normal(0.7), Laplace(0.4), ScaleMixture(0.3, 1.0, 0.1)])
