@@ -11,31 +11,9 @@ import scipy
 from margaux.pln.counts import Counts
 from margaux.pln.offsets import SCHEMES, ByName
 from margaux.pln.table import like, read
+from test_pln_inputs import frame, table
 
 SITES = pd.DataFrame({"site": list("abc") * 4, "depth": np.arange(12.0)})
-
-
-def table(n=12, p=7, seed=0, mean=3.0):
-    """Counts without empty rows and columns, with some zeros."""
-    rng = np.random.default_rng(seed)
-    y = rng.poisson(rng.gamma(1.0, mean, (n, p)))
-    y[:, 0] += 1
-    y[0] += 1
-    return y
-
-
-def frame(y):
-    return pd.DataFrame(y, index=[f"s{i}" for i in range(len(y))], columns=[f"g{j}" for j in range(y.shape[1])])
-
-
-def plain(counts):
-    return counts.values.toarray() if scipy.sparse.issparse(counts.values) else np.asarray(counts.values)
-
-
-def memory_map(y, folder):
-    out = np.memmap(folder / "counts.bin", dtype=np.int32, mode="w+", shape=y.shape)
-    out[:] = y
-    return out
 
 
 def by_loop(name, y, others=None):
