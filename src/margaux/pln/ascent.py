@@ -76,7 +76,8 @@ class InformationAscent(AbstractUpdate):
     H is the complete-data information of each feature's $(b_j, c_j)$, as in EM. With it alone, steps are short where the latents
     could take up a change of the parameters: in the directions T, which are $B\to MC^\top$ and $C\to CR$ with symmetric R.
     There the score of a unit is $x_iE[w_i]^\top$ and $E[w_iw_i^\top] - I$, and its covariance, with $V = I - \frac1n\sum_iS_i$
-    that of the posterior means, the observed information $I_T$ in closed form; $F = T^\top HT$.
+    that of the posterior means, the observed information $I_T$ in closed form; $F = T^\top HT$. The first term is the EM
+    gradient algorithm (Lange 1995); the directions are those of parameter expansion (Liu, Rubin and Wu 1998).
 
     Args:
         step: $\delta_k$; one is a Newton step, nearly. information: see `two_levels`.
