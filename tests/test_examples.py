@@ -65,6 +65,7 @@ def test_command_line(tmp_path, monkeypatch):
     assert listed.exit_code == 0 and "wisconsin" in listed.output and "theophylline" in listed.output
     short = wisconsin.fit
     monkeypatch.setattr(wisconsin, "fit", lambda: short(n_iter=30_000, progress=False))
+    monkeypatch.setattr("margaux.cli._network", lambda out: None)  # tested with its figures
     shown = runner.invoke(app, ["demo", "--out", str(tmp_path)])
     assert shown.exit_code == 0, shown.output
     assert "omega2_ka" in shown.output and "theta" in shown.output and "complete" in shown.output

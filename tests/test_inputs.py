@@ -173,8 +173,8 @@ MANY = [
 @pytest.mark.parametrize("row", range(len(MANY)))
 def test_bad_input(row, monkeypatch):
     action, error, pieces = MANY[row]
-    for program in ("full_chunk", "batch_chunk", "init_rows", "visit_all"):
-        monkeypatch.setattr(f"margaux.job.{program}", lambda *a, **k: pytest.fail("compiled before the input was refused"))
+    for program in ("job.full_chunk", "job.batch_chunk", "passes.init_rows", "passes.visit_all"):
+        monkeypatch.setattr(f"margaux.{program}", lambda *a, **k: pytest.fail("compiled before the input was refused"))
     with pytest.raises(error) as caught:
         action()
     for piece in pieces:

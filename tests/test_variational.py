@@ -12,6 +12,7 @@ from scipy import integrate, stats
 import margaux as mx
 from margaux.variational.likelihoods import Bernoulli, Categorical, Gaussian, Poisson
 from margaux.variational.model import Variational, blocks
+from margaux.variational.networks import Network
 from margaux.variational.posterior import GaussianPosterior
 from margaux.variational.priors import Laplace, Normal, ScaleMixture
 
@@ -42,8 +43,8 @@ def best_sigma(precision, spread):
 
 
 def model(spread, n_blocks=10, information=None):
-    network = lambda w, x: (x @ w)[:, None]  # noqa: E731
-    return Variational(network, Gaussian(NOISE, learned=False), Normal(1.0), GaussianPosterior(spread, information), N, n_blocks)
+    posterior = GaussianPosterior(spread, information, n_blocks)
+    return Variational(Network(lambda w, x: x @ w), Gaussian(NOISE, learned=False), Normal(1.0), posterior, N, n_blocks)
 
 
 def test_the_loss_is_that_of_the_reference(regression, reference):

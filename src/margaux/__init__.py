@@ -66,8 +66,10 @@ with _paused():
 
 __version__ = "0.1.0"
 
-#: estimators, imported when first asked for
+#: estimators and what takes long to import, imported when first asked for
 _ESTIMATORS = {
+    "BayesianClassifier": "bayesian",
+    "BayesianRegressor": "bayesian",
     "EmpiricalBayesLogistic": "empirical_bayes",
     "MissingGLM": "missing",
     "MissingLinear": "missing",
@@ -77,6 +79,7 @@ _ESTIMATORS = {
     "RankChoice": "ranks",
     "SparseInverse": "sparse_inverse",
     "SparseMixedLogistic": "sparse_mixed",
+    "fit_variational": "variational",
     "pln_ranks": "ranks",
 }
 __all__ = [*(name for name in dir() if not name.startswith("_") and name != "Any"), *_ESTIMATORS]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import abc
+from typing import Any
 
 import equinox as eqx
 import jax
@@ -14,7 +15,7 @@ from .average import AbstractAverage
 from .esteps import AbstractEStep
 from .memory import AbstractMemory, Saga
 from .model import Latents, Params, leading
-from .statistics import AbstractStatistic, SufficientStatistics
+from .statistics import AbstractFromScore, AbstractStatistic, SufficientStatistics
 from .updates import AbstractUpdate, Problem
 
 
@@ -51,6 +52,15 @@ class AbstractAlgorithm(eqx.Module):
     @abc.abstractmethod
     def has_rows(self) -> bool:
         """Whether a row a unit is kept."""
+
+    @property
+    def first_pass(self) -> bool:
+        """Whether rows are filled by a full pass before the first iteration, or else by `at_rest`."""
+        return True
+
+    def at_rest(self, params: Params) -> PyTree:
+        """The row of a unit whose score is zero."""
+        raise NotImplementedError
 
     @property
     def sampling(self) -> str:
@@ -105,6 +115,12 @@ class Algorithm(AbstractAlgorithm):
     refresh_epochs: int | None = eqx.field(static=True)
     #: no update before enough units are seen to tell the parameters: at first there are the statistics of one batch alone
     held: bool = eqx.field(static=True, default=False)
+    #: fill the rows by a full pass before the first iteration; otherwise as if all scores were zero, as long as they are unseen
+    first_pass: bool = eqx.field(static=True, default=True)
+
+    def at_rest(self, params):
+        statistic: Any = self.statistic  # see `requires`
+        return statistic.at_rest(params)
 
     @property
     def has_rows(self) -> bool:
@@ -117,6 +133,8 @@ class Algorithm(AbstractAlgorithm):
         return "uniform" if by_table else "reshuffled"
 
     def requires(self, problem):
+        if not self.first_pass and not isinstance(self.statistic, AbstractFromScore):
+            return f"{type(self.statistic).__name__} needs the first full pass: it is no function of a score that could be zero"
         return self.update.requires(problem) or self.statistic.requires(problem.model)
 
     def init(self, problem, params, per_unit):

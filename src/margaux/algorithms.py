@@ -53,8 +53,12 @@ def _composed(
     average: AbstractAverage,
     refresh_epochs: int | None = None,
     held: bool = False,
+    first_pass: bool = True,
 ) -> Algorithm:
-    return Algorithm(statistic=statistic, memory=memory, update=update, average=average, refresh_epochs=refresh_epochs, held=held)
+    return Algorithm(
+        statistic=statistic, memory=memory, update=update, average=average, refresh_epochs=refresh_epochs, held=held,
+        first_pass=first_pass,
+    )  # fmt: skip
 
 
 def soul(step: Step | None = None, average: AbstractAverage | None = None) -> AbstractAlgorithm:
@@ -127,7 +131,7 @@ def incremental_em(average: AbstractAverage | None = None) -> Algorithm:
     return _composed(SufficientStatistics(), Table(), MStep(), average or LastIterate())
 
 
-def misso(lipschitz: float | None = None, average: AbstractAverage | None = None) -> Algorithm:
+def misso(lipschitz: float | None = None, average: AbstractAverage | None = None, first_pass: bool = True) -> Algorithm:
     r"""MISSO (Karimi, Wai, Moulines and Li, algorithm 2): by default with the model's own surrogate
     (`margaux.AbstractSurrogate`, or the sufficient statistics of an exponential family: their example 1).
 
@@ -135,11 +139,17 @@ def misso(lipschitz: float | None = None, average: AbstractAverage | None = None
         lipschitz: L, for quadratic surrogates in its place (eq. 6): a bound on the curvature of each unit's
             $-\log p(y_i\mid\theta)$. Each visit moves one unit's surrogate, so an epoch is about one gradient step of
             length 1 / L.
+        first_pass: all units' surrogates at the start, as the paper has it: their minimiser is a gradient step of 1 / L, which
+            overshoots where 1 / L is chosen large for the sake of speed. Without it the units that are not visited yet have
+            surrogates with their minimum at the start, and the first epoch is one of steps of 1 / (L n). Of quadratic
+            surrogates only.
     """
     if lipschitz is None:
+        if not first_pass:
+            raise ValueError("first_pass=False is for quadratic surrogates; pass lipschitz= as well")
         return incremental_em(average)
     curvature = _positive("lipschitz", lipschitz)
-    return _composed(SurrogateMinimiser(curvature), Table(), Mean(curvature), average or PolyakRuppert())
+    return _composed(SurrogateMinimiser(curvature), Table(), Mean(curvature), average or PolyakRuppert(), first_pass=first_pass)
 
 
 def miso(lipschitz: float | None = None) -> Algorithm:
@@ -147,9 +157,13 @@ def miso(lipschitz: float | None = None) -> Algorithm:
     return misso(lipschitz, LastIterate())
 
 
-def sag(step: Step, average: AbstractAverage | None = None) -> Algorithm:
-    """SAG: ascent along the mean of a table of per-unit scores (Schmidt, Le Roux and Bach 2017, eq. 5)."""
-    return _composed(Score(), Table(), _ascent(step), average or PolyakRuppert())
+def sag(step: Step, average: AbstractAverage | None = None, first_pass: bool = True) -> Algorithm:
+    """SAG: ascent along the mean of a table of per-unit scores (Schmidt, Le Roux and Bach 2017, eq. 5).
+
+    Args:
+        first_pass: all units' scores at the start; without it they are zero until the unit is visited.
+    """
+    return _composed(Score(), Table(), _ascent(step), average or PolyakRuppert(), first_pass=first_pass)
 
 
 def saga(

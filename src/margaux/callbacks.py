@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import abc
 import dataclasses
+import functools
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -14,22 +15,35 @@ import numpy as np
 
 @dataclasses.dataclass(frozen=True)
 class Progress:
-    """What a callback sees between chunks.
+    """What a callback sees between chunks, to be read while it is called.
 
-    `params` is the current average as a flat vector (runs, p) named by `names`; `trace` holds every
-    iteration so far by name, arrays of shape (iterations, runs, ...); `n_iter` is the target.
+    `params` is the current average as a flat vector (runs, p), and `names` its entries (none where there are more than 512);
+    `trace` holds every iteration so far by name, arrays of shape (iterations, runs, ...), and `latest` those of the chunk;
+    `n_iter` is the target. `params` and `trace` are put together when they are first looked at.
     """
 
     iteration: int
     n_iter: int
     names: list[str]
-    params: np.ndarray
-    trace: dict[str, np.ndarray]
+    latest: dict[str, np.ndarray]
     save: Callable[[Path], None]
+    read_params: Callable[[], np.ndarray]
+    read_trace: Callable[[], dict[str, np.ndarray]]
+
+    @functools.cached_property
+    def params(self) -> np.ndarray:
+        return self.read_params()
+
+    @functools.cached_property
+    def trace(self) -> dict[str, np.ndarray]:
+        return self.read_trace()
 
 
 class AbstractCallback(abc.ABC):
     """Called between chunks; returning True stops the fit."""
+
+    #: iterations after every so many of which it is called whatever else; None to be called when it suits
+    period: int | None = None
 
     @abc.abstractmethod
     def __call__(self, progress: Progress) -> bool: ...
@@ -79,10 +93,14 @@ class ProgressBar(AbstractCallback):
 
 
 def _figures(progress: Progress) -> str:
-    shown = [f"{name} {value:.4g}" for name, value in zip(progress.names[:4], progress.params[0], strict=False)]
+    shown = []
+    if progress.names:
+        shown = [f"{name} {value:.4g}" for name, value in zip(progress.names[:4], progress.params[0], strict=False)]
+    if "log_joint" in progress.latest:  # of few draws an iteration, so that one alone tells little
+        shown.append(f"log joint {progress.latest['log_joint'][-100:].mean():.4g}")
     for name in ("acceptance", "ess", "log_marginal"):
-        if name in progress.trace:
-            shown.append(f"{name.replace('_', ' ')} {progress.trace[name][-1].mean():.3g}")
+        if name in progress.latest:
+            shown.append(f"{name.replace('_', ' ')} {progress.latest[name][-1].mean():.3g}")
     return "  ".join(shown)
 
 

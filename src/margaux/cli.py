@@ -11,6 +11,7 @@ import typer
 from .missing.cli import fit_missing_logistic
 from .nlme.cli import fit_nlme
 from .pln.cli import fit_pln_pca
+from .variational.cli import fit_bayesian_classifier, fit_bayesian_regressor
 
 app = typer.Typer(add_completion=False, no_args_is_help=True, help="Maximum marginal likelihood for latent-variable models.")
 
@@ -19,6 +20,8 @@ app.add_typer(fits, name="fit")
 fits.command("nlme")(fit_nlme)
 fits.command("missing-logistic")(fit_missing_logistic)
 fits.command("pln-pca")(fit_pln_pca)
+fits.command("bayesian-classifier")(fit_bayesian_classifier)
+fits.command("bayesian-regressor")(fit_bayesian_regressor)
 
 
 @app.command()
@@ -31,7 +34,7 @@ def datasets() -> None:
 
 @app.command()
 def demo(out: Annotated[Path, typer.Option(help="Folder for the figures.")] = Path("demo-output")) -> None:
-    """Fit two real data sets, a table with holes and a table of counts, print the results beside what is known, and save
+    """Fit three real data sets, a table with holes and a table of counts, print the results beside what is known, and save
     figures."""
     from .examples import wisconsin
 
@@ -47,6 +50,7 @@ def demo(out: Annotated[Path, typer.Option(help="Folder for the figures.")] = Pa
     _pharmacokinetics(out / "theophylline")
     _table_with_holes(out / "measurements")
     _counts(out / "abundances")
+    _network(out / "digits")
 
 
 def _pharmacokinetics(out: Path) -> None:
@@ -118,6 +122,27 @@ def _counts(out: Path) -> None:
     out.mkdir(parents=True, exist_ok=True)
     fitted.plot.scores(color="moisture").savefig(out / "scores.png", dpi=120)
     typer.echo(f"saved {out / 'scores.png'}")
+
+
+def _network(out: Path) -> None:
+    import pandas as pd
+
+    from .examples.digits import LOGISTIC, POINT, fit, split
+    from .variational.cli import draw, lines, show
+
+    data = split()
+    began = time.perf_counter()
+    fitted = fit(data)
+    seconds = time.perf_counter() - began
+    scores = {
+        "Bayesian network": fitted.evaluate(data.x_new, data.y_new),
+        "75% pruned": fitted.pruned(0.75).evaluate(data.x_new, data.y_new),
+        "point estimate": pd.Series(POINT),
+        "logistic regression": pd.Series(LOGISTIC),
+    }
+    show(pd.DataFrame(scores, index=list(scores["Bayesian network"].index)), "Handwritten digits: 450 predicted from 1347")
+    for line in [*lines(fitted, seconds), *draw(fitted, data.x_new, data.y_new, out)]:
+        typer.echo(line)
 
 
 @app.command()

@@ -1,60 +1,21 @@
-"""Units: where their data and rows live, which of them an iteration visits, and ragged ones."""
+"""Units: which of them an iteration visits, how many visits a compiled chunk holds, and ragged ones."""
 
 from __future__ import annotations
 
 import functools
 from typing import Any
 
-import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, PRNGKeyArray, PyTree
 
+from .rows import row_bytes
+
 #: iterations a compiled chunk holds at most, and bytes a mini-batch one streams
 CHUNK, CHUNK_BYTES = 1024, 1 << 26
-#: bytes of rows a chunk of single-unit batches keeps for units that repeat in it
+#: bytes of rows that a chunk of single-unit batches keeps for units that repeat in it
 BUFFER_BYTES = 1 << 16
-
-
-class DeviceRows(eqx.Module):
-    """Rows in device memory; `put` writes in place (its buffer is donated)."""
-
-    tree: PyTree
-
-    def take(self, ids: np.ndarray) -> PyTree:
-        return _gather(self.tree, ids)
-
-    def put(self, ids: np.ndarray, rows: PyTree) -> DeviceRows:
-        return DeviceRows(_scatter(self.tree, ids, rows))
-
-
-class HostRows(eqx.Module):
-    """Rows in host memory or in a memmap, gathered and scattered by NumPy."""
-
-    tree: PyTree
-
-    def take(self, ids: np.ndarray) -> PyTree:
-        return jax.tree.map(lambda leaf: leaf[ids], self.tree)
-
-    def put(self, ids: np.ndarray, rows: PyTree) -> HostRows:
-        def write(leaf: np.ndarray, new: Array) -> np.ndarray:
-            inside = (ids < leaf.shape[0]).ravel()
-            values = np.asarray(new).reshape((-1,) + leaf.shape[1:])
-            leaf[np.asarray(ids).ravel()[inside]] = values[inside]
-            return leaf
-
-        return HostRows(jax.tree.map(write, self.tree, rows))
-
-
-@jax.jit
-def _gather(tree: PyTree, ids: Array) -> PyTree:
-    return jax.tree.map(lambda leaf: leaf[ids], tree)
-
-
-@functools.partial(jax.jit, donate_argnums=0)
-def _scatter(tree: PyTree, ids: Array, rows: PyTree) -> PyTree:
-    return jax.tree.map(lambda leaf, new: leaf.at[ids].set(new, mode="drop"), tree, rows)
 
 
 def is_key(leaf: Any) -> bool:
@@ -114,32 +75,31 @@ def _uniform(key: PRNGKeyArray, n: int, b: int, ks: Array) -> Array:
 
 
 def buffer_capacity(rows: PyTree, n: int, b: int) -> int:
-    """Rows the buffer of repeated units holds: the compiled loop copies it each iteration, so it grows with the batch."""
-    return max(min(n, int(BUFFER_BYTES * b**0.5) // row_bytes(rows)), b)
+    """Rows the buffer of repeated units holds: the compiled loop copies it each iteration, so it grows with the batch.
+
+    None where a single row is larger than that: chunks then end where a unit repeats.
+    """
+    fits = int(BUFFER_BYTES * b**0.5) // row_bytes(rows)
+    return max(min(n, fits), b) if fits else 0
 
 
 def chunk_size(data: PyTree, rows: PyTree, n: int, b: int, runs: int, capacity: int, reshuffled: bool) -> int:
     """Iterations a compiled mini-batch chunk may hold: bounded in bytes, and by the repeats its buffer has room for."""
     size = CHUNK_BYTES / ((row_bytes(data) + 2 * row_bytes(rows) + 8) * b * runs)
     if capacity < n:
-        fresh = n if reshuffled else (2 * n * capacity) ** 0.5
+        fresh = n if reshuffled else (2 * n * max(capacity, 1)) ** 0.5
         size = min(size, (fresh + capacity) / b)
     return int(2 ** np.floor(np.log2(np.clip(size, 1, CHUNK))))
-
-
-def row_bytes(rows: PyTree) -> int:
-    """Bytes of one unit."""
-    return max(sum(leaf.nbytes // leaf.shape[0] for leaf in jax.tree.leaves(rows)), 1)
 
 
 def plan_chunk(ids: np.ndarray, capacity: int) -> tuple[int, np.ndarray, np.ndarray]:
     """How far a chunk may go, where repeated units keep their rows, and which units those are.
 
     Rows are read before the chunk and written after it, so a unit visited twice keeps its row in a
-    small buffer meanwhile. The chunk ends before more than `capacity` units repeat.
+    small buffer meanwhile. The chunk ends before more than `capacity` units repeat; units of one iteration differ.
 
     Args:
-        ids: (T, b) visits. capacity: slots of the buffer, at least b.
+        ids: (T, b) visits. capacity: slots of the buffer, zero or at least b.
 
     Returns:
         length <= T; slot (T, b), `capacity` where there is none; the unit of each slot (capacity,), -1 if unused.

@@ -41,7 +41,7 @@ def fit(
     callbacks: Sequence[AbstractCallback] = (),
     checkpoint: str | Path | Checkpoint | None = None,
     devices: int = 1,
-    rows: str = "device",
+    rows: str | Path = "device",
     dtype: Any = None,
     progress: bool = True,
     throw: bool = True,
@@ -62,7 +62,9 @@ def fit(
         stop, callbacks: called between chunks, such as `mx.EarlyStopping()`.
         checkpoint: a path (or `mx.Checkpoint`) saved as the fit goes on, and continued from if it exists.
         devices: units are spread over so many devices (full batch only; n a multiple of it).
-        rows: where per-unit rows live, "device" or "host" (memmapped data implies host).
+        rows: where per-unit rows live in mini-batch fits: "device", "host" (memmapped data implies it), or a folder for rows
+            larger than memory. A folder holds them as `rows_0.npy` and so on: a fit replaces those of an earlier one, and one
+            that goes on from a checkpoint fills them from it. `Fit.rows` of such a fit reads them there.
         dtype: "float32" or "float64"; by default float64 on a CPU, else float32.
         progress: a progress bar for fits of over two seconds. throw: raise `FitError` when the fit fails;
             the partial fit is its `.fit`.

@@ -15,18 +15,20 @@ from jaxtyping import PyTree
 from . import storage
 from .algorithms import describe
 from .callbacks import AbstractCallback, Progress
-from .data import CHUNK, CHUNK_BYTES, DeviceRows, HostRows, buffer_capacity, chunk_size, plan_chunk, row_bytes, visits
-from .loop import INIT, Carry, Settings, Visits, batch_chunk, first_state, full_chunk, init_rows, statistic_struct, visit_all
+from .data import CHUNK, buffer_capacity, chunk_size, plan_chunk, visits
+from .loop import INIT, TRACED, Carry, Settings, Visits, batch_chunk, first_state, full_chunk, statistic_struct
 from .naming import scalar_names, settle
+from .passes import Passes, as_array
 from .penalty import AbstractPenalty, NoPenalty
 from .result import RESULTS, Fit
+from .rows import DeviceRows, check_place, row_bytes
 from .sharding import placed, units_mesh
 from .space import as_space, boundary_flags
 from .space import validate as validate_space
 from .updates import Problem
 from .validate import check_data, check_distinct, check_key, check_model, check_params, check_same, check_types, whole
 
-_PASS, _IDS, _STARTS = (INIT - i for i in range(1, 4))
+_IDS, _STARTS = INIT - 2, INIT - 3
 
 
 class Job:
@@ -50,8 +52,6 @@ class Job:
             raise ValueError(f'sampling must be "reshuffled" or "uniform", got {sampling!r}')
         if penalty is not None and not isinstance(penalty, AbstractPenalty):
             raise TypeError(f"penalty must be a margaux penalty such as mx.L1(0.1), got {penalty!r}")
-        if rows not in ("device", "host"):
-            raise ValueError(f'rows must be "device" or "host", got {rows!r}')
         if not spread >= 0:
             raise ValueError(f"spread must not be negative, got {spread}")
         self.reshuffled = sampling == "reshuffled"
@@ -63,9 +63,11 @@ class Job:
         if self.devices > 1 and self.n % self.devices:
             raise ValueError(f"{self.n} units do not divide over {self.devices} devices; use a divisor of {self.n}")
         self.mesh = units_mesh(self.devices) if self.devices > 1 else None
-        self.on_host = rows == "host" or any(isinstance(leaf, np.memmap) for leaf in jax.tree.leaves(data))
-        if self.on_host and self.batch_size is None:
-            self.on_host = False
+        rows = check_place(rows)
+        if rows == "device" and any(isinstance(leaf, np.memmap) for leaf in jax.tree.leaves(data)):
+            rows = "host"
+        self.place = "device" if self.batch_size is None else rows
+        self.on_host = self.place != "device"
         as_floats = jax.tree.map(lambda leaf: np.asarray(leaf, dtype), params)
         self.problem = Problem(model, as_space(space, as_floats), penalty or NoPenalty(), self.n)
         validate_space(self.problem.space, as_floats)
@@ -83,37 +85,49 @@ class Job:
         self.algorithm, self.estep = algorithm, estep
         self.average = algorithm.average if average is None else average
         self.params0, self.raw_data = as_floats, data
+        self.pauses: list[int] = []
         self.store: Any = None  # per-unit rows of a mini-batch fit; a full batch keeps them in the carry
-        self.k, self.traces, self.timings = 0, [], {"compile": 0.0, "run": 0.0}
+        self.k, self.traces, self.timings, self.compiled = 0, [], {"compile": 0.0, "run": 0.0}, False
 
     # -- before the loop ------------------------------------------------------------------------
 
     def prepare(self) -> None:
         """Arrays on the device, the model checked, starting state and rows."""
-        self.params0 = jax.tree.map(lambda leaf: jnp.asarray(np.asarray(leaf, self.dtype)), self.params0)
+        start = jax.tree.map(lambda leaf: jnp.asarray(np.asarray(leaf, self.dtype)), self.params0)
+        self.names = scalar_names(start) if sum(leaf.size for leaf in jax.tree.leaves(start)) <= TRACED else []
         self.problem = settle(self.problem, self.dtype)
         self.algorithm, self.estep, self.average = settle((self.algorithm, self.estep, self.average), self.dtype)
         self.data = self.raw_data if self.on_host else placed(self.raw_data, self.dtype, self.mesh)
-        check_model(self.problem, self.estep, self.algorithm, self.params0, self._units(np.array([0]), first=True))
+        check_model(self.problem, self.estep, self.algorithm, start, self._units(np.array([0]), first=True))
         burn_in = float(self.average.burn_in)
         self.burn_in = int(burn_in * self.n_iter if burn_in < 1 else burn_in)
-        self.settings = Settings(self.problem, self.algorithm, self.estep, self.average, _whole(self.burn_in))
+        self.settings = Settings(self.problem, self.algorithm, self.estep, self.average, as_array(self.burn_in))
         self.keys = [jax.random.fold_in(self.key, r) for r in range(self.runs)] if self.runs else [self.key]
-        params = self._starts()
-        estep_rows = self._initial_rows(params)
-        states, averages, all_rows = self._initial_states(params, estep_rows)
+        params = self._starts(start)
+        data = self._units(np.array([0])) if self.on_host else self.data
+        unit = statistic_struct(self.settings, params[0], data)
+        passes = self._passes()
+        store = passes.start(params, data, unit if self.algorithm.has_rows else (), self.place)
+        states, averages = map(list, zip(*[first_state(self.settings, p, unit) for p in params], strict=True))
+        if self.algorithm.has_rows:
+            store, totals = (passes.visit if self.algorithm.first_pass else passes.rest)(params, store, 0)
+            states = [self.algorithm.refreshed(s, t) for s, t in zip(states, totals, strict=True)]
         stack = (lambda trees: jax.tree.map(lambda *leaf: jnp.stack(leaf), *trees)) if self.runs else (lambda trees: trees[0])
         if self.batch_size is None:
             shape = (self.runs, self.n) if self.runs else (self.n,)
-            rows = jax.tree.map(lambda leaf: leaf.reshape(shape + leaf.shape[1:]), all_rows)
+            rows = jax.tree.map(lambda leaf: leaf.reshape(shape + leaf.shape[1:]), store.tree)
             self.total = CHUNK
         else:
-            self.store = self._stored(all_rows)
-            self.capacity = buffer_capacity(all_rows, self.n, self.batch_size)
-            rows = jax.tree.map(self._empty_buffer, all_rows)
-            self.total = chunk_size(self.data, all_rows, self.n, self.batch_size, self.runs or 1, self.capacity, self.reshuffled)
+            self.store, b = store, self.batch_size
+            self.capacity = buffer_capacity(store.tree, self.n, b)
+            rows = jax.tree.map(self._empty_buffer, store.tree) if self.capacity else ()
+            self.total = chunk_size(self.data, store.tree, self.n, b, self.runs or 1, self.capacity, self.reshuffled)
         self.carry = Carry(stack(params), stack(states), stack(averages), rows)
         self.length = 32
+
+    def _passes(self) -> Passes:
+        # Not kept: it refers to the job, and a job that ends is to go at once, with its rows.
+        return Passes(self.settings, self.keys, self._units, row_bytes(self.raw_data))
 
     def _units(self, ids: np.ndarray, first: bool = False) -> PyTree:
         """Data of some units as arrays of the fit's precision."""
@@ -121,63 +135,21 @@ class Job:
 
         def one(leaf: Any) -> Any:
             part = np.asarray(leaf[:1])[0] if first else leaf if whole_data else leaf[ids]
-            return jnp.asarray(part, self.dtype if jnp.issubdtype(part.dtype, jnp.floating) else None)
+            kind = self.dtype if jnp.issubdtype(part.dtype, jnp.floating) else None
+            # What NumPy holds goes to the device as it is: jnp.asarray would copy it twice.
+            return jax.device_put(np.asarray(part, kind)) if isinstance(part, np.ndarray) else jnp.asarray(part, kind)
 
         return jax.tree.map(one, self.raw_data if first else self.data)
 
-    def _starts(self) -> list[PyTree]:
+    def _starts(self, start: PyTree) -> list[PyTree]:
         if self.starts is not None:
             return [jax.tree.map(lambda leaf: jnp.asarray(leaf, self.dtype), p) for p in self.starts]
-        out, space = [self.params0], self.problem.space
+        out, space = [start], self.problem.space
         for r in range(1, self.runs or 1):
-            flat, unravel = ravel_pytree(space.to_unconstrained(self.params0))
+            flat, unravel = ravel_pytree(space.to_unconstrained(start))
             moved = flat + self.spread * jax.random.normal(jax.random.fold_in(self.keys[r], _STARTS), flat.shape, flat.dtype)
             out.append(jax.tree.map(lambda leaf: leaf.astype(self.dtype), space.from_unconstrained(unravel(moved))))
         return out
-
-    def _blocks(self) -> list[np.ndarray]:
-        size = min(self.n, 4096, max(CHUNK_BYTES // row_bytes(self.raw_data), 1))
-        return [np.minimum(np.arange(first, first + size), self.n - 1) for first in range(0, self.n, size)]
-
-    def _initial_rows(self, params: list[PyTree]) -> PyTree:
-        parts = []
-        for key, p in zip(self.keys, params, strict=True):
-            for ids in self._blocks():
-                made = init_rows(self.settings, key, p, self._units(ids), ids)
-                keep = len(np.unique(ids))
-                parts.append(made if keep == len(ids) else jax.tree.map(lambda leaf, keep=keep: leaf[:keep], made))
-        return jax.tree.map(lambda *leaf: jnp.concatenate(leaf), *parts) if len(parts) > 1 else parts[0]
-
-    def _initial_states(self, params: list[PyTree], estep_rows: PyTree) -> tuple[list[PyTree], list[PyTree], PyTree]:
-        data = self._units(np.array([0])) if self.on_host else self.data
-        unit = statistic_struct(self.settings, params[0], data)
-        states, averages = map(list, zip(*[first_state(self.settings, p, unit) for p in params], strict=True))
-        if not self.algorithm.has_rows:
-            return states, averages, (estep_rows, ())
-        empty = np.zeros if self.on_host else jnp.zeros
-        own = jax.tree.map(lambda s: empty((len(self.keys) * self.n,) + s.shape, s.dtype), unit)
-        rows, totals = self._pass(params, (estep_rows, own), 0)
-        return [self.algorithm.refreshed(s, t) for s, t in zip(states, totals, strict=True)], averages, rows
-
-    def _pass(self, params: list[PyTree], rows: tuple[PyTree, PyTree], k: int) -> tuple[PyTree, list[PyTree]]:
-        """Every unit visited at fixed parameters: rows (flat over runs and units; written in place), sums of statistics."""
-        store = self._stored(rows)
-        totals = []
-        for r, (key, p) in enumerate(zip(self.keys, params, strict=True)):
-            key, total = jax.random.fold_in(key, _PASS), None
-            for ids in self._blocks():
-                here = ids + r * self.n
-                estep_rows = jax.tree.map(jnp.asarray, store.take(here)[0])
-                visited, part = visit_all(self.settings, key, p, estep_rows, self._units(ids), ids, _whole(k))
-                store = store.put(here, visited)
-                total = part if total is None else jax.tree.map(jnp.add, total, part)
-            totals.append(total)
-        return store.tree, totals
-
-    def _stored(self, rows: PyTree) -> HostRows | DeviceRows:
-        if not self.on_host:
-            return DeviceRows(rows)
-        return HostRows(jax.tree.map(lambda leaf: leaf if isinstance(leaf, np.ndarray) else np.array(leaf), rows))
 
     def _empty_buffer(self, leaf: Any) -> Any:
         shape = (self.capacity + 1,) + leaf.shape[1:]
@@ -187,23 +159,25 @@ class Job:
 
     def run(self, hooks: list[AbstractCallback], stop: AbstractCallback | None) -> RESULTS:
         """Chunks until n_iter, a stopping rule, a failure or an interrupt."""
+        self.pauses = [hook.period for hook in hooks if hook.period is not None]
         try:
             while self.k < self.n_iter:
-                began, before = time.perf_counter(), jax.tree.map(np.asarray, (self.carry.params, self.carry.average))
+                began, before = time.perf_counter(), (self.carry.params, self.carry.average)
                 length, trace = self._chunk()
                 trace = jax.tree.map(np.asarray, trace)
                 spent = time.perf_counter() - began
-                self.timings["compile" if not self.traces else "run"] += spent
-                self.traces.append({name: leaf[:length] for name, leaf in trace.items()})
+                self.timings["run" if self.compiled else "compile"] += spent
+                latest = {name: leaf[:length] for name, leaf in trace.items()}
+                self._record(latest)
                 self.k += length
                 self._pace(spent)
-                failure = self._failure(self.traces[-1])
+                failure = self._failure(latest)
                 if failure is RESULTS.diverged:
                     self.carry = self.carry._replace(params=before[0], average=before[1])
                 if failure is not None:
                     return failure
                 self._refresh()
-                seen = self._progress()
+                seen = self._progress(latest)
                 asked = [hook(seen) for hook in hooks]
                 if stop is not None and stop(seen):
                     return RESULTS.stopped
@@ -215,24 +189,33 @@ class Job:
 
     def _pace(self, spent: float) -> None:
         """About half a second a chunk: progress is seen, and dispatch costs nothing. The first one compiles."""
-        if len(self.traces) == 1:
-            return
-        if spent < 0.25:
+        if not self.compiled:
+            self.compiled = True
+        elif spent < 0.25:
             self.length = min(4 * self.length, self.total)
         elif spent > 1.0:
             self.length = max(self.length // 2, 1)
 
-    def _chunk(self) -> tuple[int, PyTree]:
-        length = min(self.length, self.total, self.n_iter - self.k, self._until_refresh())
-        first = _whole(self.k + 1)
-        keys = jnp.stack(self.keys) if self.runs else self.keys[0]
-        if self.batch_size is None:
-            inputs = (self.settings, keys, self.data, first, _whole(length))
-            self.carry, trace = full_chunk(inputs, self.carry, total=self.total, runs=self.runs, mesh=self.mesh)
-            return length, trace
-        return self._batch_chunk(length, first, keys)
+    def _record(self, latest: dict[str, np.ndarray]) -> None:
+        """Traces of chunks, the shorter joined as they come: a few long ones remain, and each figure is copied few times."""
+        self.traces.append(latest)
+        length = lambda part: len(next(iter(part.values())))  # noqa: E731
+        while len(self.traces) > 1 and length(self.traces[-2]) <= length(self.traces[-1]):
+            last, before = self.traces.pop(), self.traces.pop()
+            self.traces.append({name: np.concatenate([before[name], last[name]]) for name in last})
 
-    def _batch_chunk(self, length: int, first: Any, keys: Any) -> tuple[int, PyTree]:
+    def _chunk(self) -> tuple[int, PyTree]:
+        length = min(self.length, self.total, self.n_iter - self.k, self._until_pause())
+        first = as_array(self.k + 1)
+        keys = jnp.stack(self.keys) if self.runs else self.keys[0]
+        kept, carry = (self.carry.params, self.carry.average), self.carry._replace(params=None, average=None)
+        if self.batch_size is None:
+            inputs = (self.settings, keys, self.data, first, as_array(length), kept)
+            self.carry, trace = full_chunk(inputs, carry, total=self.total, runs=self.runs, mesh=self.mesh)
+            return length, trace
+        return self._batch_chunk(length, first, keys, kept, carry)
+
+    def _batch_chunk(self, length: int, first: Any, keys: Any, kept: tuple, carry: Carry) -> tuple[int, PyTree]:
         b, n, runs = self.batch_size, self.n, self.runs or 1
         assert b is not None
         ids = np.zeros((runs, self.total, b), np.int32)
@@ -246,24 +229,27 @@ class Job:
         offset = n * np.arange(runs)[:, None]
         inside = np.where(owners >= 0, owners + offset, 0)
         shape = (lambda a: a) if self.runs else (lambda a: a[0])
-        held = self.store.take(shape(inside))
-        buffer = jax.tree.map(lambda old, new: _fill(old, new, bool(self.runs)), self.carry.rows, held)
+        if self.capacity:
+            held = self.store.take(shape(inside))
+            carry = carry._replace(rows=jax.tree.map(lambda old, new: _fill(old, new, bool(self.runs)), carry.rows, held))
         times = (lambda a: np.moveaxis(a, 0, 1)) if self.runs else (lambda a: a[0])
         flat = ids + offset[:, :, None]
-        rows = jax.tree.map(jnp.asarray, self.store.take(times(flat)))
+        rows = self.store.take(times(flat))
         streamed = Visits(jnp.asarray(times(ids)), jnp.asarray(times(slots)), self._units(times(ids)), rows)
-        inputs = (self.settings, keys, streamed, first, _whole(length))
-        self.carry, (trace, rows) = batch_chunk(inputs, self.carry._replace(rows=buffer), total=self.total, runs=self.runs)
+        inputs = (self.settings, keys, streamed, first, as_array(length), kept)
+        self.carry, (trace, rows) = batch_chunk(inputs, carry, total=self.total, runs=self.runs)
         outside = runs * n
         once = (slots == self.capacity) & (np.arange(self.total) < length)[None, :, None]
         self.store = self.store.put(times(np.where(once, flat, outside)), rows)
-        held = jax.tree.map(lambda leaf: leaf[:, :-1] if self.runs else leaf[:-1], self.carry.rows)
-        self.store = self.store.put(shape(np.where(owners >= 0, owners + offset, outside)), held)
+        if self.capacity:
+            held = jax.tree.map(lambda leaf: leaf[:, :-1] if self.runs else leaf[:-1], self.carry.rows)
+            self.store = self.store.put(shape(np.where(owners >= 0, owners + offset, outside)), held)
         return length, trace
 
-    def _until_refresh(self) -> int:
-        period = self._period()
-        return self.n_iter if period is None else period - self.k % period
+    def _until_pause(self) -> int:
+        """Iterations before the next refresh, or the next call that a hook has asked for."""
+        periods = [p for p in (self._period(), *self.pauses) if p is not None]
+        return min((p - self.k % p for p in periods), default=self.n_iter)
 
     def _period(self) -> int | None:
         epochs = self.algorithm.refresh_epochs
@@ -276,21 +262,17 @@ class Job:
             return
         unstack = lambda tree: [jax.tree.map(lambda leaf, r=r: leaf[r], tree) for r in range(self.runs)] if self.runs else [tree]  # noqa: E731
         full = self.store is None
-        estep_rows, own = self.carry.rows if full else self.store.tree
-        flat = (
-            (lambda t: jax.tree.map(lambda leaf: leaf.reshape((-1,) + leaf.shape[2:]), t))
-            if full and self.runs
-            else (lambda t: t)
-        )
-        (estep_rows, own), totals = self._pass(unstack(self.carry.params), (flat(estep_rows), flat(own)), self.k)
+        flat = (lambda leaf: leaf.reshape((-1,) + leaf.shape[2:])) if self.runs else (lambda leaf: leaf)
+        store = DeviceRows(jax.tree.map(flat, self.carry.rows)) if full else self.store
+        store, totals = self._passes().visit(unstack(self.carry.params), store, self.k)
         states = [self.algorithm.refreshed(s, t) for s, t in zip(unstack(self.carry.state), totals, strict=True)]
         state = jax.tree.map(lambda *leaf: jnp.stack(leaf), *states) if self.runs else states[0]
         self.carry = self.carry._replace(state=state)
         if full:
-            back = jax.tree.map(lambda leaf, old: leaf.reshape(old.shape), (estep_rows, own), self.carry.rows)
+            back = jax.tree.map(lambda leaf, old: leaf.reshape(old.shape), store.tree, self.carry.rows)
             self.carry = self.carry._replace(rows=back)
         else:
-            self.store = type(self.store)((estep_rows, own))
+            self.store = store
 
     def _failure(self, trace: dict[str, np.ndarray]) -> RESULTS | None:
         if not np.all(np.isfinite(trace["params"] if "params" in trace else trace["norm"])):
@@ -302,21 +284,25 @@ class Job:
             return RESULTS.ess_collapse
         return None
 
-    def _progress(self) -> Progress:
-        trace = {name: np.concatenate([part[name] for part in self.traces]) for name in self.traces[0]}
-        if not self.runs:
-            trace = {name: value[:, None] for name, value in trace.items()}
-        means = self.carry.average[1]
-        runs = self.runs or 1
-        flat = np.concatenate([np.asarray(leaf).reshape(runs, -1) for leaf in jax.tree.leaves(means)], axis=1)
-        return Progress(self.k, self.n_iter, scalar_names(self.params0), flat, trace, self.save)
+    def _trace(self, parts: list[dict[str, np.ndarray]]) -> dict[str, np.ndarray]:
+        """By name (iterations, runs, ...)."""
+        trace = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
+        return trace if self.runs else {name: value[:, None] for name, value in trace.items()}
+
+    def _progress(self, latest: dict[str, np.ndarray]) -> Progress:
+        means, runs, traces = self.carry.average[1], self.runs or 1, [*self.traces]
+
+        def params() -> np.ndarray:
+            return np.concatenate([np.asarray(leaf).reshape(runs, -1) for leaf in jax.tree.leaves(means)], axis=1)
+
+        return Progress(self.k, self.n_iter, self.names, self._trace([latest]), self.save, params, lambda: self._trace(traces))
 
     # -- saving and ending ----------------------------------------------------------------------
 
-    def _state(self) -> PyTree:
-        """Everything a later process needs to go on."""
+    def _state(self) -> tuple[PyTree, PyTree]:
+        """Everything a later process needs to go on; the rows apart."""
         rows = self.carry.rows if self.store is None else self.store.tree
-        return (self.carry.params, self.carry.state, self.carry.average, rows)
+        return (self.carry.params, self.carry.state, self.carry.average), rows
 
     def _signature(self) -> dict[str, Any]:
         key = np.asarray(jax.random.key_data(self.key)).tolist()
@@ -328,11 +314,12 @@ class Job:
         """Write a checkpoint."""
         trace = {f"trace/{name}": np.concatenate([part[name] for part in self.traces]) for name in self.traces[0]}
         header = {"kind": "checkpoint", "k": self.k, "timings": self.timings, "signature": self._signature()}
-        storage.write(path, header, storage.flatten("state", self._state()) | trace)
+        state, rows = self._state()
+        storage.write(path, header, storage.flatten("state", state) | storage.flatten("rows", rows) | trace)
 
     def restore(self, path: Path) -> None:
         """Go on from a checkpoint of the same fit."""
-        header, arrays = storage.read(path)
+        header, arrays = storage.read(path, without="rows/")
         if header.get("kind") != "checkpoint":
             raise ValueError(f"{path} is a {header.get('kind')}, not a checkpoint; pass another path")
         mine, theirs = self._signature(), header["signature"]
@@ -342,15 +329,26 @@ class Job:
                     f"the checkpoint {path} belongs to another fit: its {name} is {theirs.get(name)}, here {mine[name]}; "
                     "delete it or pass another path"
                 )
-        params, state, average, rows = storage.unflatten("state", self._state(), arrays)
-        to_device = lambda tree: jax.tree.map(jnp.asarray, tree)  # noqa: E731
-        if self.store is None:
-            self.carry = Carry(*to_device((params, state, average, rows)))
-        else:
-            self.store = type(self.store)(rows if self.on_host else to_device(rows))
-            self.carry = Carry(*to_device((params, state, average)), rows=self.carry.rows)
-        self.k, self.timings = header["k"], header["timings"]
+        own, rows = self._state()
+        loaded = storage.unflatten("state", own, arrays)
+        own, self.carry = None, Carry(None, None, None, self.carry.rows)  # what was begun with makes room
+        moved = jax.tree.map(jax.device_put, loaded)
         self.traces = [{name[6:]: value for name, value in arrays.items() if name.startswith("trace/")}]
+        del loaded, arrays
+        leaves, structure = jax.tree.flatten(rows)
+        # Written part by part over the rows that are there: there is no second table in memory.
+        kind = DeviceRows if self.store is None else type(self.store)
+        for i, leaf in enumerate(leaves):
+            one = kind(leaf)
+            for ids, part in storage.read_parts(path, f"rows/{i}", leaf):
+                one = one.put(ids, part)
+            leaves[i] = one.tree
+        rows = jax.tree.unflatten(structure, leaves)
+        if self.store is None:
+            self.carry = Carry(*moved, rows=rows)
+        else:
+            self.store, self.carry = kind(rows), Carry(*moved, rows=self.carry.rows)
+        self.k, self.timings = header["k"], header["timings"]
 
     def finish(self, result: RESULTS) -> Fit:
         """The result, as NumPy arrays."""
@@ -363,7 +361,7 @@ class Job:
         estep_rows = jax.tree.map(lambda leaf: np.asarray(leaf).reshape(shape + leaf.shape[axes:]), rows[0])
         mean = lambda tree: jax.tree.map(lambda leaf: leaf.mean(axis=0), tree)  # noqa: E731
         params = mean(run_params)
-        trace = self._progress().trace if self.traces else {}
+        trace = self._trace(self.traces) if self.traces else {}
         if "log_marginal" in trace:
             trace = trace | {"log_marginal": trace["log_marginal"] * self.n}
         if not result.failed and np.any(boundary_flags(self.problem.space, params)):
@@ -373,11 +371,6 @@ class Job:
             describe(self.algorithm, self.estep, self.problem.model), self.dtype, self.seed, self.problem, self.estep,
             self.data, estep_rows, self.burn_in, self.algorithm,
         )  # fmt: skip
-
-
-def _whole(number: int) -> Any:
-    """An int as an array, for which jnp.asarray would compile a program."""
-    return jax.device_put(np.asarray(number, np.int32))
 
 
 def _fill(old: Any, new: Any, runs: bool) -> Any:

@@ -22,6 +22,12 @@ from .updates import Problem
 #: folded into the key of a run in place of an iteration, where it starts
 INIT = 2**31 - 1
 
+#: scalar parameters whose every iterate is kept in the trace, at most; of more there is the norm
+TRACED = 512
+
+#: scalar parameters of a run from which on its arrays are large to the compiler
+LARGE = 1 << 15
+
 #: iterations whose noise is drawn at a time, at most, and its bytes
 BLOCK, BLOCK_BYTES = 128, 1 << 20
 
@@ -104,8 +110,11 @@ def _iteration(settings, key, carry, k, batch, rows, noise, axis, devices):
         settings.problem, settings.estep, carry.params, carry.state, rows, batch, noise, key, k, axis, devices
     )
     average = averaging.include(settings.average, carry.average, params, k, settings.burn_in)
-    flat, _ = ravel_pytree(params)
-    trace = {"params": flat} if flat.size <= 512 else {"norm": jnp.linalg.norm(flat)[None]}
+    leaves = jax.tree.leaves(params)
+    if sum(leaf.size for leaf in leaves) <= TRACED:
+        trace = {"params": ravel_pytree(params)[0]}
+    else:
+        trace = {"norm": jnp.sqrt(sum(jnp.sum(leaf**2) for leaf in leaves))[None]}
     return params, state, average, rows, trace | info
 
 
@@ -114,6 +123,9 @@ def _loop(carry, first, length, total, block, noise_of, iteration):
     zero = jnp.zeros((), jnp.int32)
     # Traced once, by the name of a program of its own: its second use below finds the first.
     iteration = jax.jit(iteration, inline=True)
+    if total == 1:
+        carry, y = iteration(carry, first, zero, _at(noise_of(zero), zero))
+        return carry, jax.tree.map(lambda leaf: leaf[None], y)
     noise_struct = jax.eval_shape(lambda: _at(noise_of(zero), zero))
     _, y_struct = jax.eval_shape(iteration, carry, first, zero, noise_struct)
     ys = jax.tree.map(lambda s: jnp.zeros((total,) + s.shape, s.dtype), y_struct)
@@ -149,10 +161,19 @@ def _full_chunk(settings, keys, carry, data, first, length, total, runs, ids, ax
     return _loop(carry, first, length, total, block, noise_of, lambda c, k, t, e: run(keys, c, k, e))
 
 
-@compiled(donate="all-except-first")
+def _large(inputs: tuple, carry: Carry, *, runs: int | None, **static: Any) -> bool:
+    """Whether the parameters of a run are many."""
+    return sum(leaf.size for leaf in jax.tree.leaves(inputs[-1][0])) >= LARGE * (runs or 1)
+
+
+@compiled(donate="all-except-first", large=_large)
 def full_chunk(inputs: tuple, carry: Carry, *, total: int, runs: int | None, mesh: Any) -> tuple[Carry, PyTree]:
-    """A full-batch chunk: rows stay in the carry, since every iteration rewrites them all."""
-    settings, keys, data, first, length = inputs
+    """A full-batch chunk: rows stay in the carry, since every iteration rewrites them all.
+
+    Params and average come with the inputs, and not in the carry: what is not donated is still there if the chunk diverges.
+    """
+    settings, keys, data, first, length, (params, average) = inputs
+    carry = carry._replace(params=params, average=average)
     n = jax.tree.leaves(data)[0].shape[0]
     if mesh is None:
         return _full_chunk(settings, keys, carry, data, first, length, total, runs, jnp.arange(n), None, 1)
@@ -176,10 +197,14 @@ def full_chunk(inputs: tuple, carry: Carry, *, total: int, runs: int | None, mes
     return sharded(dynamic, keys, carry, data, jnp.arange(n), first, length)
 
 
-@compiled(donate="all-except-first")
+@compiled(donate="all-except-first", large=_large)
 def batch_chunk(inputs: tuple, carry: Carry, *, total: int, runs: int | None) -> tuple[Carry, PyTree]:
-    """A mini-batch chunk: rows are streamed; those of repeated units are read from the carry's buffer."""
-    settings, keys, visits, first, length = inputs
+    """A mini-batch chunk: rows are streamed; those of repeated units are read from the carry's buffer, if there is one.
+
+    Params and average come with the inputs, as in `full_chunk`.
+    """
+    settings, keys, visits, first, length, (params, average) = inputs
+    carry = carry._replace(params=params, average=average)
     first_data = jax.tree.map(lambda leaf: leaf[0, 0] if runs else leaf[0], visits.data)
     struct = latent_struct(settings.problem, _one(carry.params, runs), first_data)
     block = _block_size(settings, struct, visits.ids.shape[-1], total, runs)
@@ -194,15 +219,16 @@ def batch_chunk(inputs: tuple, carry: Carry, *, total: int, runs: int | None) ->
 
     def single(key, carry, k, visit, noise):
         buffer = carry.rows
-        capacity = jax.tree.leaves(buffer)[0].shape[0] - 1 if jax.tree.leaves(buffer) else 0
+        buffered = bool(jax.tree.leaves(buffer))
 
         def read(slots, streamed):
-            held = visit.slots < capacity
+            held = visit.slots < slots.shape[0] - 1
             return jnp.where(held.reshape(held.shape + (1,) * (streamed.ndim - 1)), slots[visit.slots], streamed)
 
-        rows = jax.tree.map(read, buffer, visit.rows)
+        rows = jax.tree.map(read, buffer, visit.rows) if buffered else visit.rows
         params, state, average, rows, trace = _iteration(settings, key, carry, k, visit.data, rows, noise, None, 1)
-        buffer = jax.tree.map(lambda slots, new: slots.at[visit.slots].set(new), buffer, rows)
+        if buffered:
+            buffer = jax.tree.map(lambda slots, new: slots.at[visit.slots].set(new), buffer, rows)
         return Carry(params, state, average, buffer), (trace, rows)
 
     run = jax.vmap(single, in_axes=(0, 0, None, 0, 0)) if runs else single
@@ -227,7 +253,7 @@ def first_state(settings: Settings, params: PyTree, unit: PyTree) -> tuple[PyTre
     return settings.algorithm.init(settings.problem, params, unit), averaging.start(settings.average, params)
 
 
-@compiled
+@compiled(large=lambda settings, key, params, *rest: sum(leaf.size for leaf in jax.tree.leaves(params)) >= LARGE)
 def visit_all(
     settings: Settings, key: Array, params: PyTree, rows: PyTree, data: PyTree, ids: Any, k: Any
 ) -> tuple[tuple[PyTree, PyTree], PyTree]:

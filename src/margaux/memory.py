@@ -77,7 +77,8 @@ class RobbinsMonro(AbstractMemory):
 class Table(AbstractMemory):
     """One row a unit, and their running total (SAG; incremental EM; MISO and MISSO).
 
-    The total is compensated (Neumaier), so that it does not drift however many rows are exchanged.
+    The total is compensated (Neumaier), and so is the difference of new and old row (Knuth's two-sum): it does not drift
+    however many rows are exchanged.
     """
 
     has_rows: ClassVar[bool] = True
@@ -86,10 +87,10 @@ class Table(AbstractMemory):
         return {"total": _zeros(struct), "lost": _zeros(struct)}
 
     def contribution(self, rows, s):
-        return jax.tree.map(lambda new, old: jnp.sum(new - old, axis=0), s, rows), s
+        return _exchange(rows, s), s
 
     def combine(self, state, total, n, b, k):
-        state = _compensated_add(state, total)
+        state = _compensated_add(state, *total)
         return _table_mean(state, n), state
 
 
@@ -108,12 +109,12 @@ class Saga(AbstractMemory):
         return {"total": _zeros(struct), "lost": _zeros(struct), "mean": _zeros(struct)}
 
     def contribution(self, rows, s):
-        return jax.tree.map(lambda new, old: jnp.sum(new - old, axis=0), s, rows), s
+        return _exchange(rows, s), s
 
     def combine(self, state, total, n, b, k):
         table = {"total": state["total"], "lost": state["lost"]}
-        mean = _moved(self.weight, state["mean"], _table_mean(table, n), total, n, b, k)
-        return mean, {**_compensated_add(table, total), "mean": mean}
+        mean = _moved(self.weight, state["mean"], _table_mean(table, n), total[0], n, b, k)
+        return mean, {**_compensated_add(table, *total), "mean": mean}
 
 
 class Anchor(AbstractMemory):
@@ -152,10 +153,23 @@ def _table_mean(state: PyTree, n: int) -> PyTree:
     return jax.tree.map(lambda t, c: (t + c) / n, state["total"], state["lost"])
 
 
-def _compensated_add(state: PyTree, delta: PyTree) -> PyTree:
+def _exchange(rows: PyTree, s: PyTree) -> tuple[PyTree, PyTree]:
+    """What new rows add to the total, and what rounding took from it."""
+
+    def taken(new, old, moved):
+        back = moved - new
+        return (new - (moved - back)) - (old + back)
+
+    moved = jax.tree.map(jnp.subtract, s, rows)
+    lost = jax.tree.map(taken, s, rows, moved)
+    return jax.tree.map(lambda leaf: jnp.sum(leaf, axis=0), moved), jax.tree.map(lambda leaf: jnp.sum(leaf, axis=0), lost)
+
+
+def _compensated_add(state: PyTree, delta: PyTree, before: PyTree) -> PyTree:
+    """The total moved by `delta`; what rounding took, now and `before` (from delta itself), is kept beside it."""
     total = jax.tree.map(jnp.add, state["total"], delta)
 
-    def lost(old, d, new, c):
-        return c + jnp.where(jnp.abs(old) >= jnp.abs(d), (old - new) + d, (d - new) + old)
+    def lost(old, d, new, c, e):
+        return c + (e + jnp.where(jnp.abs(old) >= jnp.abs(d), (old - new) + d, (d - new) + old))
 
-    return {"total": total, "lost": jax.tree.map(lost, state["total"], delta, total, state["lost"])}
+    return {"total": total, "lost": jax.tree.map(lost, state["total"], delta, total, state["lost"], before)}

@@ -49,25 +49,57 @@ class AbstractStatistic(eqx.Module):
         """Why this model cannot give the statistic, or None."""
 
 
-class Score(AbstractStatistic):
+class AbstractFromScore(AbstractStatistic):
+    """A statistic made from the score, along with which the mean log joint is had for nothing."""
+
+    @abc.abstractmethod
+    def valued(
+        self, model: Any, params: Params, z: Latents, w: Array, batch: PyTree, each: bool
+    ) -> tuple[PyTree, Array]:  # fmt: skip
+        """The statistic, one a unit (`each`) or summed, and the weighted log joint summed over units and draws."""
+
+    @abc.abstractmethod
+    def at_rest(self, params: Params) -> PyTree:
+        """That of a unit whose score is zero."""
+
+    def total(self, model, params, z, w, batch):
+        return self.valued(model, params, z, w, batch, each=False)[0]
+
+    def per_unit(self, model, params, z, w, batch):
+        return self.valued(model, params, z, w, batch, each=True)[0]
+
+    def averaged(self, model, estep, params, rows, batch, noise, k, each):
+        if not estep.averages_objective:
+            return super().averaged(model, estep, params, rows, batch, noise, k, each)
+        read = lambda z, w: self.valued(model, params, z, w, batch, each)  # noqa: E731
+        (value, log_joint), rows, info = estep.expect(read, noise, model, params, rows, batch, k)
+        return value, rows, info | {"log_joint": log_joint}
+
+    def requires(self, model):
+        return None
+
+
+class Score(AbstractFromScore):
     r"""$\nabla_\theta \log p(y_i \mid \theta) = E[\nabla_\theta \log p(y_i, z_i \mid \theta) \mid y_i]$ (Fisher's identity).
 
     `total` is one reverse pass over the weighted log joint: units x parameters is never stored.
     """
 
-    def total(self, model, params, z, w, batch):
-        return jax.grad(lambda p: jnp.sum(w * log_joints(model, p, z, batch)))(params)
+    def valued(self, model, params, z, w, batch, each):
+        if not each:
+            value, score = jax.value_and_grad(lambda p: jnp.sum(w * log_joints(model, p, z, batch)))(params)
+            return score, value
 
-    def per_unit(self, model, params, z, w, batch):
         def unit(z_i, w_i, y_i):
             draws = lambda p: mapped(lambda z_ij: model.log_joint(p, z_ij, y_i), leading(z_i))(z_i)  # noqa: E731
-            return jax.grad(lambda p: jnp.sum(w_i * draws(p)))(params)
+            return jax.value_and_grad(lambda p: jnp.sum(w_i * draws(p)))(params)
 
         by_unit = jax.tree.map(lambda leaf: jnp.moveaxis(leaf, 1, 0), z)
-        return mapped(unit, w.shape[1])(by_unit, w.T, batch)
+        values, scores = mapped(unit, w.shape[1])(by_unit, w.T, batch)
+        return scores, jnp.sum(values)
 
-    def requires(self, model):
-        return None
+    def at_rest(self, params):
+        return jax.tree.map(jnp.zeros_like, params)
 
 
 class SufficientStatistics(AbstractStatistic):
@@ -101,7 +133,7 @@ class SufficientStatistics(AbstractStatistic):
         )
 
 
-class SurrogateMinimiser(AbstractStatistic):
+class SurrogateMinimiser(AbstractFromScore):
     r"""The minimiser $v_i = \theta + L^{-1} \nabla_\theta \log p(y_i\mid\theta)$ of a unit's quadratic surrogate.
 
     With $\hat{\mathcal L}_i(\vartheta;\theta) = -\log p(y_i|\theta) - \langle s_i, \vartheta-\theta\rangle
@@ -110,21 +142,15 @@ class SurrogateMinimiser(AbstractStatistic):
 
     lipschitz: Any
 
-    def total(self, model, params, z, w, batch):
-        b = leading(batch)
-        score = Score().total(model, params, z, w, batch)
-        share = jnp.sum(w) / b
-        return jax.tree.map(lambda p, s: b * share * p + s / self.lipschitz.astype(p.dtype), params, score)
-
-    def per_unit(self, model, params, z, w, batch):
-        score = Score().per_unit(model, params, z, w, batch)
-        share = jnp.sum(w, axis=0)
+    def valued(self, model, params, z, w, batch, each):
+        scores, value = Score().valued(model, params, z, w, batch, each)
+        share = jnp.sum(w, axis=0) if each else jnp.sum(w)
 
         def anchor(p, s):
             here = share.reshape(share.shape + (1,) * p.ndim).astype(p.dtype) * p
             return here + s / self.lipschitz.astype(p.dtype)
 
-        return jax.tree.map(anchor, params, score)
+        return jax.tree.map(anchor, params, scores), value
 
-    def requires(self, model):
-        return None
+    def at_rest(self, params):
+        return params

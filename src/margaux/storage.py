@@ -2,53 +2,106 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import zipfile
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import jax
 import numpy as np
 from jaxtyping import PyTree
+from numpy.lib.format import dtype_to_descr, read_array_header_1_0, read_magic, write_array_header_1_0
+
+from .rows import PART_BYTES, parts, row_bytes
 
 FORMAT = 1
 
 
-def write(path: str | Path, header: dict[str, Any], arrays: dict[str, np.ndarray]) -> None:
-    """Write to a neighbour and rename, so that a kill leaves the old file or the new one."""
+def write(path: str | Path, header: dict[str, Any], arrays: dict[str, Any]) -> None:
+    """Write to a neighbour and rename, so that a kill leaves the old file or the new one.
+
+    The file is one of numpy.savez. Arrays of the host or the device go into it part by part: none is copied as a whole.
+    """
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(path.name + f".{os.getpid()}.tmp")
     text = json.dumps({"format": FORMAT, **header})
+    arrays = {"__header__": np.frombuffer(text.encode(), np.uint8), **arrays}
     with open(temporary, "wb") as file:
-        np.savez(file, **{"__header__": np.frombuffer(text.encode(), np.uint8)}, **arrays)  # type: ignore[arg-type]
+        with zipfile.ZipFile(file, "w") as archive:
+            for name, array in arrays.items():
+                with archive.open(f"{name}.npy", "w", force_zip64=True) as member:
+                    about = {"descr": dtype_to_descr(array.dtype), "fortran_order": False, "shape": array.shape}
+                    write_array_header_1_0(member, about)
+                    for part in parts(array):
+                        member.write(part.tobytes())
         file.flush()
         os.fsync(file.fileno())
     os.replace(temporary, path)
 
 
-def read(path: str | Path) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
-    """Header and arrays of a file by `write`.
+class _Mismatch(ValueError):
+    """A file of ours that belongs to something else."""
+
+    def __init__(self, name: str, leaf: Any, found: Any) -> None:
+        was = "nothing" if found is None else f"{found.dtype}{found.shape}"
+        super().__init__(f"the file holds {was} where this fit has {leaf.dtype}{leaf.shape} ({name})")
+
+
+@contextlib.contextmanager
+def _readable(path: str | Path) -> Iterator[None]:
+    """Whatever a damaged file raises becomes one error that names the file."""
+    try:
+        yield
+    except (FileNotFoundError, _Mismatch):
+        raise
+    except Exception as error:
+        raise ValueError(f"{path} is not a margaux file, or is damaged ({error}); delete it or pass another path") from error
+
+
+def read(path: str | Path, without: str | None = None) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
+    """Header and arrays of a file by `write`, but for those whose names begin with `without`.
 
     Raises:
         FileNotFoundError, ValueError: no such file, or one that is not ours.
     """
-    try:
-        with np.load(path, allow_pickle=False) as file:
-            arrays = {name: file[name] for name in file.files}
+    with _readable(path), np.load(path, allow_pickle=False) as file:
+        names = [name for name in file.files if without is None or not name.startswith(without)]
+        arrays = {name: file[name] for name in names}
         header = json.loads(bytes(arrays.pop("__header__")).decode())
-    except FileNotFoundError:
-        raise
-    except Exception as error:
-        raise ValueError(f"{path} is not a margaux file, or is damaged ({error}); delete it or pass another path") from error
     if header.get("format") != FORMAT:
         raise ValueError(f"{path} has format {header.get('format')}, this version reads {FORMAT}; fit again")
     return header, arrays
 
 
-def flatten(prefix: str, tree: PyTree) -> dict[str, np.ndarray]:
-    """Leaves of a pytree as named arrays."""
-    return {f"{prefix}/{i}": np.asarray(leaf) for i, leaf in enumerate(jax.tree.leaves(tree))}
+def read_parts(path: str | Path, name: str, template: Any) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    """One array part by part, with where it goes on the leading axis; its shape and dtype are those of `template`.
+
+    Raises:
+        ValueError: another shape or dtype, or a damaged file.
+    """
+    with _readable(path), zipfile.ZipFile(path) as archive:
+        if f"{name}.npy" not in archive.namelist():
+            raise _Mismatch(name, template, None)
+        with archive.open(f"{name}.npy") as member:
+            read_magic(member)
+            shape, _, dtype = read_array_header_1_0(member)
+            if shape != template.shape or dtype != template.dtype:
+                raise _Mismatch(name, template, jax.ShapeDtypeStruct(shape, dtype))
+            size = row_bytes(template)
+            count = max(PART_BYTES // size, 1)
+            for first in range(0, shape[0], count):
+                held = min(count, shape[0] - first)
+                yield np.arange(first, first + held), np.frombuffer(member.read(held * size), dtype).reshape((held, *shape[1:]))
+
+
+def flatten(prefix: str, tree: PyTree) -> dict[str, Any]:
+    """Leaves of a pytree as named arrays, of the host or the device."""
+    leaves = enumerate(jax.tree.leaves(tree))
+    return {f"{prefix}/{i}": leaf if isinstance(leaf, jax.Array | np.ndarray) else np.asarray(leaf) for i, leaf in leaves}
 
 
 def unflatten(prefix: str, template: PyTree, arrays: dict[str, np.ndarray]) -> PyTree:
@@ -62,8 +115,7 @@ def unflatten(prefix: str, template: PyTree, arrays: dict[str, np.ndarray]) -> P
     for i, leaf in enumerate(leaves):
         found = arrays.get(f"{prefix}/{i}")
         if found is None or found.shape != leaf.shape or found.dtype != leaf.dtype:
-            was = "nothing" if found is None else f"{found.dtype}{found.shape}"
-            raise ValueError(f"the file holds {was} where this fit has {leaf.dtype}{leaf.shape} ({prefix} {i})")
+            raise _Mismatch(f"{prefix}/{i}", leaf, found)
         out.append(found)
     return jax.tree.unflatten(structure, out)
 

@@ -122,7 +122,7 @@ def check_model(problem: Problem, estep: AbstractEStep, algorithm: AbstractAlgor
     except Exception as error:
         raise _about_shapes(f"{name}.init_latents fails on one unit", error, unit) from error
     floats = [leaf for leaf in jax.tree.leaves(latents) if jnp.issubdtype(leaf.dtype, jnp.floating)]
-    discrete = hasattr(model, "support")
+    discrete = hasattr(model, "support") or estep.averages_objective  # whose integers are random signs
     if not jax.tree.leaves(latents):
         raise ValueError(f"{name}.init_latents returns no array; return the unit's starting latents")
     if len(floats) != len(jax.tree.leaves(latents)) and not discrete:

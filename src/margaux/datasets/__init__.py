@@ -1,4 +1,4 @@
-"""Data that ship with margaux; sources and licences are in SOURCES.md beside them."""
+"""Data that ship with margaux, and loaders of images that do not; sources and licences are in SOURCES.md."""
 
 from __future__ import annotations
 
@@ -6,6 +6,10 @@ from importlib import resources
 from typing import Any
 
 import pandas as pd
+
+from .images import load_cifar10, load_digits, load_mnist
+
+__all__ = ["list_datasets", "load_cifar10", "load_digits", "load_mnist", "load_theophylline", "load_wisconsin"]
 
 
 def _read(name: str) -> pd.DataFrame:

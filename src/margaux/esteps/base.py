@@ -26,6 +26,11 @@ class AbstractEStep(eqx.Module):
     Randomness comes from `noise` alone, drawn ahead from a key of (iteration, unit).
     """
 
+    @property
+    def averages_objective(self) -> bool:
+        """Whether the mean log joint is the objective itself, as in variational inference: it is traced then."""
+        return False
+
     @abc.abstractmethod
     def requires(self, model: AbstractModel, latents: Latents) -> str | None:
         """Why this E-step cannot serve the model (with `latents` the shape of one unit's), or None."""

@@ -88,7 +88,7 @@ def group_posteriors(
     nodes, weights = np.polynomial.hermite_e.hermegauss(n_nodes)
     x = mode + scale * nodes[:, None]
     logs = np.stack([log_joint(row) for row in x]) + nodes[:, None] ** 2 / 2 + np.log(weights)[:, None]
-    norming = logsumexp(logs, axis=0)
+    norming = np.asarray(logsumexp(logs, axis=0))
     share = np.exp(logs - norming)
     mean = np.sum(share * x, axis=0)
     variance = np.sum(share * (x - mean) ** 2, axis=0)

@@ -4,6 +4,10 @@ One $\sigma$ for all weights, one a tensor, or one a weight (MISSO: Karimi, Wai,
 $\log\sigma = \kappa u$. The curvature of the negative ELBO in a $\log\sigma$ that d weights share is 2d at its minimum, whatever
 the data are, and that in a mean grows with the data: with $\kappa = \sqrt{\mathcal I/2d}$, $\mathcal I$ the curvature in a mean,
 both are the same, and one step suits them. Without it $\sigma$ stays where it began while $\mu$ converges.
+
+A score of one block of B has noise in it. Where a step makes $\log\sigma$ relax at a rate r, the noise of a step in it is of
+order $\tfrac r2\sqrt{B/d}$, and what it fluctuates by $\sqrt{rB/8d}$: for it to stay below a quarter the rate is bounded, by
+$\kappa = \sqrt{\mathcal I/\max(2d, 4B)}$.
 """
 
 from __future__ import annotations
@@ -25,18 +29,20 @@ class GaussianPosterior(eqx.Module):
     Args:
         spread: what shares a standard deviation, "all" weights, those of a "tensor", or each "weight" has its own.
         information: $\mathcal I$ of all observations, for methods of one step size; None for $\kappa = 1$, as suits optimisers
-            that scale each coordinate (Adam, Adagrad).
+            that scale each coordinate (Adam, Adagrad). n_blocks: B.
     """
 
     spread: Spread = eqx.field(static=True)
     information: Any
+    n_blocks: int = eqx.field(static=True)
 
-    def __init__(self, spread: Spread = "weight", information: float | None = None) -> None:
+    def __init__(self, spread: Spread = "weight", information: float | None = None, n_blocks: int = 1) -> None:
         if spread not in ("all", "tensor", "weight"):
             raise ValueError(f'spread must be "all", "tensor" or "weight", not {spread!r}')
         if information is not None and not information > 0:
             raise ValueError(f"information must be positive, got {information}")
-        self.spread, self.information = spread, None if information is None else np.asarray(float(information))
+        self.spread, self.n_blocks = spread, n_blocks
+        self.information = None if information is None else np.asarray(float(information))
 
     def start(self, weights: PyTree, sigma: float) -> dict[str, PyTree]:
         """Parameters: "mean", and "log_sigma", which is u.
@@ -46,7 +52,7 @@ class GaussianPosterior(eqx.Module):
         """
         if not sigma > 0:
             raise ValueError(f"sigma, the standard deviation at the start, must be positive; got {sigma}")
-        value = lambda size: np.log(sigma) / np.asarray(self._stretch(size))  # noqa: E731
+        value = lambda size: np.log(sigma) / np.asarray(self.unit(size))  # noqa: E731
         if self.spread == "all":
             return {"mean": weights, "log_sigma": value(sum(np.size(leaf) for leaf in jax.tree.leaves(weights)))}
         if self.spread == "tensor":
@@ -55,22 +61,26 @@ class GaussianPosterior(eqx.Module):
 
     def sigma(self, params: dict[str, PyTree]) -> PyTree:
         """Standard deviations, a tree like the weights whose leaves broadcast to theirs."""
-        mean, u = params["mean"], params["log_sigma"]
-        if self.spread == "all":
-            sigma = jnp.exp(self._stretch(sum(leaf.size for leaf in jax.tree.leaves(mean))) * u)
-            return jax.tree.map(lambda _: sigma, mean)
-        shared = (lambda leaf: leaf.size) if self.spread == "tensor" else (lambda leaf: 1)
-        return jax.tree.map(lambda leaf, u: jnp.exp(self._stretch(shared(leaf)) * u), mean, u)
+        mean = params["mean"]
+        sigma = jax.tree.map(lambda u, kappa: jnp.exp(kappa * u), params["log_sigma"], self.stretches(params))
+        return jax.tree.map(lambda _: sigma, mean) if self.spread == "all" else sigma
 
-    def _stretch(self, size: int) -> Any:
-        """kappa of a standard deviation that so many weights share."""
-        return 1.0 if self.information is None else (self.information / (2 * size)) ** 0.5
+    def stretches(self, params: dict[str, PyTree]) -> PyTree:
+        """kappa of each leaf of "log_sigma"."""
+        mean = params["mean"]
+        if self.spread == "all":
+            return self.unit(sum(np.size(leaf) for leaf in jax.tree.leaves(mean)))
+        return jax.tree.map(lambda leaf: self.unit(np.size(leaf) if self.spread == "tensor" else 1), mean)
+
+    def unit(self, size: int) -> Any:
+        """kappa of a scale that so many weights, or observations, share."""
+        return 1.0 if self.information is None else (self.information / max(2 * size, 4 * self.n_blocks)) ** 0.5
 
     def weights(self, params: dict[str, PyTree], z: PyTree) -> PyTree:
         """mu + sigma z."""
         return jax.tree.map(lambda m, s, e: m + s * e, params["mean"], self.sigma(params), z)
 
-    def log_density(self, params: dict[str, PyTree], z: PyTree) -> Array:
-        """log q at the weights of z."""
-        each = jax.tree.map(lambda s, e: jnp.sum(-(e**2) / 2 - jnp.log(s) - np.log(2 * np.pi) / 2), self.sigma(params), z)
-        return sum(jax.tree.leaves(each), jnp.zeros(()))
+    def entropy(self, params: dict[str, PyTree]) -> Array:
+        r"""$-E\log q = \sum_j\log\sigma_j + \tfrac12\log 2\pi e$."""
+        each = lambda m, s: m.size / s.size * jnp.sum(jnp.log(s)) + m.size * np.log(2 * np.pi * np.e) / 2  # noqa: E731
+        return sum(jax.tree.leaves(jax.tree.map(each, params["mean"], self.sigma(params))), jnp.zeros(()))

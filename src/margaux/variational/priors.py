@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import abc
+from collections.abc import Callable
 from typing import Any
 
 import equinox as eqx
@@ -21,9 +22,14 @@ class AbstractWeightPrior(eqx.Module):
     def start(self) -> dict[str, Any]:
         """Parameters of the prior that are estimated."""
 
+    @property
+    def by_draws(self) -> bool:
+        """Whether the divergence is known by draws of the weights only."""
+        return False
+
     @abc.abstractmethod
     def divergence(self, posterior: GaussianPosterior, params: dict[str, PyTree], z: PyTree) -> Array:
-        r"""$\mathrm{KL}[q\|p]$, or $\log q - \log p$ at the weights of z, of which it is the mean."""
+        r"""$\mathrm{KL}[q\|p]$; by draws $E\log q - \log p(w)$ at the weights of z, of which it is the mean."""
 
 
 def _summed(function: Any, *trees: PyTree) -> Array:
@@ -95,6 +101,10 @@ class ScaleMixture(AbstractWeightPrior):
             raise ValueError(f"share must be between 0 and 1, got {share}")
         self.share, self.wide, self.narrow = np.asarray(float(share)), _positive("wide", wide), _positive("narrow", narrow)
 
+    @property
+    def by_draws(self):
+        return True
+
     def start(self):
         return {}
 
@@ -104,7 +114,7 @@ class ScaleMixture(AbstractWeightPrior):
         each = lambda w: jnp.logaddexp(  # noqa: E731
             jnp.log(share) + normal(w, 0, wide), jnp.log1p(-share) + normal(w, 0, narrow)
         )
-        return posterior.log_density(params, z) - _summed(each, posterior.weights(params, z))
+        return -posterior.entropy(params) - _summed(each, posterior.weights(params, z))
 
 
 def _positive(name: str, value: float) -> np.ndarray:
@@ -115,3 +125,23 @@ def _positive(name: str, value: float) -> np.ndarray:
 
 def _dtype(params: dict[str, PyTree]) -> Any:
     return jnp.result_type(*jax.tree.leaves(params["mean"]))
+
+
+class Density(AbstractWeightPrior):
+    """Any log density of the weights, by draws.
+
+    Args:
+        log_density: weights -> scalar.
+    """
+
+    log_density: Callable[[PyTree], Array]
+
+    @property
+    def by_draws(self):
+        return True
+
+    def start(self):
+        return {}
+
+    def divergence(self, posterior, params, z):
+        return -posterior.entropy(params) - self.log_density(posterior.weights(params, z))

@@ -1,0 +1,124 @@
+"""`fit_variational`: a Gaussian for one's own density."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pandas as pd
+from jaxtyping import Array, PyTree
+
+from ..naming import default_dtype, scalar_names
+from ..result import Fit, FitError
+from ..validate import whole
+from ..variational.answers import WeightPosterior
+from ..variational.draws import Shared
+from ..variational.likelihoods import Given
+from ..variational.networks import as_network
+from ..variational.posterior import Spread
+from ..variational.priors import Density
+from ..variational.training import Settings, train
+
+
+class VariationalFit(WeightPosterior):
+    """A fitted Gaussian: `mean` and `sd` (like `start`), `elbo`, `history`, `result` (the `margaux.Fit`)."""
+
+    def __init__(self, model: Any, fit: Fit, history: pd.DataFrame, data: tuple[PyTree, np.ndarray]) -> None:
+        params: Any = fit.params
+        self._keep(model, params, fit.dtype)
+        self.result, self.history, self.message, self.converged = fit, history, fit.message, fit.converged
+        self.mean, self.sd = self._means, self._deviations
+        self.elbo = self._elbo_of(*data) * model.n
+
+    def summary(self, level: float = 0.95) -> pd.DataFrame:
+        """Mean, standard deviation and credible interval, a row a scalar."""
+        from scipy.stats import norm
+
+        flat = lambda tree: np.concatenate([np.ravel(leaf) for leaf in jax.tree.leaves(tree)])  # noqa: E731
+        mean, sd = flat(self.mean), flat(self.sd)
+        half = norm.ppf((1 + level) / 2) * sd
+        columns = {"mean": mean, "sd": sd, "ci_low": mean - half, "ci_high": mean + half}
+        return pd.DataFrame(columns, index=pd.Index(scalar_names(self.mean)))
+
+    def __repr__(self) -> str:
+        return f"VariationalFit(elbo {self.elbo:.6g}; {self.result.n_iter} iterations; {self.message})"
+
+
+def fit_variational(
+    log_density: Callable[..., Array],
+    start: PyTree,
+    data: PyTree = None,
+    *,
+    log_prior: Callable[[PyTree], Array] | None = None,
+    spread: Spread = "weight",
+    sigma: float = 0.1,
+    method: Any = "adam",
+    step: Any = None,
+    n_draws: Any = 32,
+    antithetic: bool = True,
+    n_blocks: int = 1,
+    epochs: int = 2000,
+    average: Any = None,
+    rows: Any = "device",
+    key: int = 0,
+    dtype: Any = None,
+    checkpoint: str | Path | None = None,
+    progress: bool = True,
+    throw: bool = True,
+) -> VariationalFit:
+    r"""The independent Gaussians $q$ nearest to a density: maximise $E_q\log p(y, w) + H[q]$ (MISSO, example 2).
+
+    Args:
+        log_density: $w\mapsto\log p(y, w)$, up to a constant; or with `data` $(w, y_i)\mapsto\log p(y_i\mid w)$, one
+            observation, to which `log_prior` $w\mapsto\log p(w)$ is added.
+        start: where the means begin, a pytree of floats in $R^d$. sigma: where the standard deviations begin.
+        data: a pytree of arrays with a row an observation.
+        spread: "weight", "tensor" or "all": what shares a standard deviation.
+        method, step: as in `margaux.BayesianClassifier`; by default Adam, whose step falls from 0.05 to zero along a cosine.
+        n_draws, antithetic: draws an iteration; pairs z, -z. n_blocks: blocks of observations, one an iteration.
+        epochs: passes over them. average: of the iterates; by default the last one. rows, key, dtype, checkpoint, progress,
+            throw: as in `margaux.fit`.
+
+    Raises:
+        ValueError, TypeError: bad input, before anything is compiled. FitError: the fit failed, unless `throw` is false.
+
+    >>> import jax, numpy as np, margaux as mx
+    >>> normal = jax.scipy.stats.norm.logpdf
+    >>> y = np.array([1.0, 2.0, 6.0])                       # y_i ~ N(w, 1), w ~ N(0, 1): w | y ~ N(9/4, 1/4)
+    >>> found = mx.fit_variational(normal, 0.0, y, log_prior=lambda w: normal(w), epochs=500)
+    >>> bool(abs(found.mean - 2.25) < 0.001), bool(abs(found.sd - 0.5) < 0.02)
+    (True, True)
+    """
+    dtype = default_dtype(dtype)
+    start = jax.tree.map(lambda leaf: np.asarray(leaf, dtype), start)
+    if data is None:
+        if log_prior is not None:
+            raise ValueError("log_prior belongs to data=; without data, log_density is the whole log p(y, w)")
+        x, n = np.zeros((1, 1)), 1
+        density, each = log_density, lambda w, x: jnp.zeros(1, dtype)
+    else:
+        if log_prior is None:
+            raise ValueError("with data, log_density(w, row) is the log-likelihood of one observation; pass log_prior= as well")
+        x = jax.tree.map(np.asarray, data)
+        n = len(jax.tree.leaves(x)[0])
+        density, each = log_prior, lambda w, x: jax.vmap(lambda row: log_density(w, row))(x)
+    network, weights = as_network(each, start)
+    epochs, n_blocks = whole("epochs", epochs, 1), whole("n_blocks", n_blocks, 1)
+    if method == "adam" and step is None:
+        step = optax.adam(optax.cosine_decay_schedule(0.05, epochs * n_blocks))
+    settings = Settings(
+        method=method, step=step, spread=spread, sigma=sigma, n_draws=n_draws, antithetic=antithetic, n_blocks=n_blocks,
+        epochs=epochs, rows=rows, seed=key, dtype=dtype, progress=progress, checkpoint=checkpoint,
+    )  # fmt: skip
+    if average is not None:
+        settings.average = average
+    y = np.zeros(n)
+    trained = train(network, weights, Given(), Density(density), Shared(), x, y, settings)
+    if throw and trained.fit.result.failed:
+        raise FitError(trained.fit)
+    return VariationalFit(trained.model, trained.fit, trained.history, (x, y))

@@ -1,0 +1,122 @@
+"""Runs behind `misso_bnn`: data, methods at the paper's settings and at their best step, and what is recorded of each."""
+
+from __future__ import annotations
+
+import time
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+import optax
+
+import margaux as mx
+from margaux.callbacks import AbstractCallback
+from margaux.datasets import load_cifar10, load_digits, load_mnist
+from margaux.variational.draws import as_draws
+from margaux.variational.likelihoods import Categorical
+from margaux.variational.networks import as_network
+from margaux.variational.priors import Normal
+from margaux.variational.training import Settings, Trained, train
+
+#: the paper's step of every method, and its coefficient of momentum
+PAPER_STEP, PAPER_MOMENTUM = 1e-3, 1e-3
+METHODS = {"adam": "MC-Adam", "momentum": "MC-Momentum", "bbb": "BBB", "sag": "MC-SAG", "misso": "MISSO"}
+
+
+class Course(NamedTuple):
+    """Negative ELBO an observation at the end of each epoch, and the CPU seconds until there, without compilation."""
+
+    loss: np.ndarray
+    seconds: np.ndarray
+    failed: bool
+
+
+def mnist(n: int) -> tuple[np.ndarray, np.ndarray, str]:
+    """The first n training images, and where they are from: scikit-learn's digits, enlarged, where MNIST is not at hand."""
+    try:
+        x, y = load_mnist("train")
+        return x[:n], y[:n], "MNIST"
+    except (OSError, ImportError, RuntimeError):
+        x, y = load_digits()
+        large = np.pad(np.kron(x, np.ones((1, 3, 3, 1), np.uint8)), ((0, 0), (2, 2), (2, 2), (0, 0)))
+        return large[:n], y[:n], "scikit-learn's digits"
+
+
+def cifar(n: int) -> tuple[np.ndarray, np.ndarray, str]:
+    """The first n training images; noise of their shape where CIFAR-10 is not at hand, which tells the time all the same."""
+    try:
+        x, y = load_cifar10("train")
+        return x[:n], y[:n], "CIFAR-10"
+    except (OSError, ImportError, RuntimeError):
+        rng = np.random.default_rng(0)
+        return rng.integers(0, 256, (n, 32, 32, 3)).astype(np.uint8), rng.integers(0, 10, n), "noise"
+
+
+def literal(method: str) -> Any:
+    """The paper's settings: one step 1e-3 for means and for the scalar log standard deviation."""
+    last = mx.LastIterate()
+    return {
+        "adam": mx.soul(step=optax.adam(PAPER_STEP), average=last),
+        "adagrad": mx.soul(step=optax.adagrad(PAPER_STEP), average=last),
+        "momentum": mx.soul(step=optax.sgd(PAPER_STEP, PAPER_MOMENTUM), average=last),
+        "bbb": mx.soul(step=PAPER_STEP, average=last),
+        "sag": mx.sag(step=PAPER_STEP, average=last),
+        "misso": mx.misso(lipschitz=1 / PAPER_STEP, average=last),
+    }[method]
+
+
+class Clock(AbstractCallback):
+    """CPU seconds at the end of each epoch; those of the first chunk, which compiles, are put at the rate of the others."""
+
+    def __init__(self, epoch: int) -> None:
+        self.period, self.iterations, self.seconds = epoch, [], []
+
+    def __call__(self, progress):
+        self.iterations.append(progress.iteration)
+        self.seconds.append(time.process_time())
+        return False
+
+    def close(self) -> None:
+        pass
+
+    def times(self, draws: np.ndarray) -> np.ndarray:
+        """Seconds by the end of each epoch, where the epochs have so many draws."""
+        if len(self.seconds) < 2:
+            return np.full(len(draws), np.nan)
+        rate = (self.seconds[-1] - self.seconds[0]) / draws[1:].sum()
+        first = rate * draws[0]
+        return first + np.array(self.seconds) - self.seconds[0]
+
+
+def run(network: Any, x: np.ndarray, y: np.ndarray, method: Any, step: Any, epochs: int, batch: int, seed: int,
+        growing: bool = True) -> tuple[Course, Trained]:  # fmt: skip
+    """One fit with a scalar standard deviation, M_k = k draws in epoch k (or one), by Flipout."""
+    blocks = -(-len(x) // batch)
+    made, weights = as_network(network)
+    settings = Settings(
+        method=method, step=step, spread="all", sigma=0.05, n_draws=mx.Growth(0, 1, 1, epoch=blocks) if growing else 1,
+        n_blocks=blocks, epochs=epochs, seed=seed, progress=False,
+    )  # fmt: skip
+    clock = Clock(blocks)
+    trained = train(made, weights, Categorical(), Normal(1.0), as_draws("flipout"), x, y, settings, callbacks=[clock])
+    draws = np.arange(1, epochs + 1) if growing else np.ones(epochs)
+    loss = -trained.history["elbo"].to_numpy()
+    failed = trained.fit.result.failed or not np.all(np.isfinite(loss))
+    return Course(loss, clock.times(draws)[: len(loss)], bool(failed)), trained
+
+
+def best_step(
+    network: Any, x: np.ndarray, y: np.ndarray, method: str, batch: int, epochs: int = 2
+) -> tuple[float, dict[float, float]]:
+    """Of the default step times 1/4 to 4, the one of the lowest negative ELBO after a few epochs, and what each reached."""
+    _, first = run(network, x, y, method, None, 1, batch, 0, growing=False)
+    tried: dict[float, float] = {}
+    for factor in (0.25, 0.5, 1.0, 2.0, 4.0):
+        course, _ = run(network, x, y, method, factor * first.step, epochs, batch, 0, growing=False)
+        tried[factor * first.step] = np.inf if course.failed or len(course.loss) < epochs else float(course.loss[-1])
+    return min(tried, key=lambda step: tried[step]), tried
+
+
+def on_gpu() -> bool:
+    """Whether the computation runs on an accelerator."""
+    return jax.default_backend() != "cpu"

@@ -1,0 +1,161 @@
+"""Where per-unit rows live: device memory, host memory, or files in a folder."""
+
+from __future__ import annotations
+
+import functools
+import mmap
+import shutil
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, PyTree
+
+#: "device", "host", or a folder
+Place: TypeAlias = str | Path
+
+#: bytes of data and rows handled at a time, where all units are visited, saved or read
+PART_BYTES = 1 << 23
+
+
+class DeviceRows(eqx.Module):
+    """Rows in device memory; `put` writes in place (its buffer is donated)."""
+
+    tree: PyTree
+
+    def take(self, ids: np.ndarray) -> PyTree:
+        return _gather(self.tree, ids)
+
+    def put(self, ids: np.ndarray, rows: PyTree) -> DeviceRows:
+        return DeviceRows(_scatter(self.tree, ids, rows))
+
+
+class HostRows(eqx.Module):
+    """Rows in host memory or in memmaps, gathered and scattered by NumPy with one copy each way."""
+
+    tree: PyTree
+
+    def take(self, ids: np.ndarray) -> PyTree:
+        def read(leaf: np.ndarray) -> Array:
+            out = _aligned(ids.shape + leaf.shape[1:], leaf.dtype)
+            np.take(leaf, ids, axis=0, out=out, mode="clip")  # the mode that needs no second buffer
+            release(leaf)
+            return jax.device_put(out)
+
+        return jax.tree.map(read, self.tree)
+
+    def put(self, ids: np.ndarray, rows: PyTree) -> HostRows:
+        flat = np.ravel(ids)
+
+        def write(leaf: np.ndarray, new: Array) -> np.ndarray:
+            values = np.asarray(new).reshape((-1,) + leaf.shape[1:])
+            inside = flat < leaf.shape[0]
+            count = int(inside.sum())
+            # A slice is a view, a mask a copy.
+            kept = slice(count) if inside[:count].all() else inside
+            leaf[flat[kept]] = values[kept]
+            release(leaf)
+            return leaf
+
+        return HostRows(jax.tree.map(write, self.tree, rows))
+
+
+@jax.jit
+def _gather(tree: PyTree, ids: Array) -> PyTree:
+    return jax.tree.map(lambda leaf: leaf[ids], tree)
+
+
+@functools.partial(jax.jit, donate_argnums=0)
+def _scatter(tree: PyTree, ids: Array, rows: PyTree) -> PyTree:
+    return jax.tree.map(lambda leaf, new: leaf.at[ids].set(new, mode="drop"), tree, rows)
+
+
+def _aligned(shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
+    """An empty array that a device array on a CPU can be without a copy: it begins at a multiple of 64 bytes."""
+    size = int(np.prod(shape)) * dtype.itemsize
+    raw = np.empty(size + 64, np.uint8)
+    first = -raw.ctypes.data % 64
+    return raw[first : first + size].view(dtype).reshape(shape)
+
+
+def release(leaf: np.ndarray) -> None:
+    """Pages of a memmap go from the process's memory; what was written to them stays (the system writes it to the file)."""
+    mapped = getattr(leaf, "_mmap", None)
+    if mapped is not None and hasattr(mmap, "MADV_DONTNEED"):
+        mapped.madvise(mmap.MADV_DONTNEED)
+
+
+def row_bytes(rows: PyTree) -> int:
+    """Bytes of one unit."""
+    return max(sum(leaf.nbytes // leaf.shape[0] for leaf in jax.tree.leaves(rows)), 1)
+
+
+def empty_rows(struct: PyTree, n: int, where: Place) -> DeviceRows | HostRows:
+    """Zeros for n units, `struct` being one unit's: "device", "host", or a folder, whose `rows_0.npy` and so on are replaced.
+
+    Raises:
+        ValueError: the folder has no room.
+    """
+    if where == "device":
+        return DeviceRows(jax.tree.map(lambda s: jnp.zeros((n,) + s.shape, s.dtype), struct))
+    if where == "host":
+        return HostRows(jax.tree.map(lambda s: np.zeros((n,) + s.shape, s.dtype), struct))
+    folder = Path(where)
+    leaves, structure = jax.tree.flatten(struct)
+    paths = [folder / f"rows_{i}.npy" for i in range(len(leaves))]
+    for path in paths:
+        path.unlink(missing_ok=True)  # not written over: the result of an earlier fit may still read it
+    needed, free = n * sum(s.size * s.dtype.itemsize for s in leaves), shutil.disk_usage(folder).free
+    if needed > free:
+        raise ValueError(
+            f"rows of {n} units are {needed / 1e9:.3g} GB, but there are {free / 1e9:.3g} GB free in {folder}; pass a folder "
+            "on a larger disk"
+        )
+    files = [np.lib.format.open_memmap(p, "w+", s.dtype, (n, *s.shape)) for p, s in zip(paths, leaves, strict=True)]
+    return HostRows(jax.tree.unflatten(structure, files))
+
+
+def check_place(rows: Any) -> Place:
+    """The place as "device", "host", or a folder that can be written. A path's folder is made, a mere word's is not.
+
+    Raises:
+        TypeError, ValueError: something else.
+    """
+    if not isinstance(rows, str | Path):
+        raise TypeError(f'rows must be "device", "host" or a folder, got {rows!r} ({type(rows).__name__})')
+    if rows in ("device", "host"):
+        return rows
+    folder = Path(rows).absolute()
+    if isinstance(rows, str) and Path(rows).name == rows and not folder.is_dir():
+        raise ValueError(f'rows must be "device", "host" or a folder, and there is no folder {rows!r}; make it, or pass a path')
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            pass
+    except OSError as error:
+        raise ValueError(
+            f"rows cannot be kept in the folder {folder}: {error.strerror or error}; pass a folder that can be written, "
+            'or rows="host" or "device"'
+        ) from error
+    return folder
+
+
+def parts(leaf: Any) -> Iterator[np.ndarray]:
+    """An array of the host, a memmap or the device, some `PART_BYTES` of its leading axis at a time."""
+    if not leaf.shape or leaf.nbytes <= PART_BYTES:
+        yield np.asarray(leaf)
+        return
+    n = leaf.shape[0]
+    size = min(max(PART_BYTES // row_bytes(leaf), 1), n)
+    for first in range(0, n, size):
+        if isinstance(leaf, np.ndarray):
+            yield leaf[first : first + size]
+            release(leaf)
+        else:  # one program serves all parts: the last begins earlier, and is cut
+            start = min(first, n - size)
+            yield np.asarray(jax.lax.dynamic_slice_in_dim(leaf, start, size))[first - start :]

@@ -1,0 +1,70 @@
+r"""The curvature L of the negative ELBO per observation in the means, which tells the step of methods with one step size."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.flatten_util import ravel_pytree
+from jaxtyping import Array, PyTree
+
+from ..compiling import compiled
+from ..esteps import Noise
+from ..naming import settle
+from .model import Variational
+
+
+def largest_curvature(
+    model: Variational, params: dict[str, PyTree], data: PyTree, seed: int, dtype: Any, n_blocks: int = 8, n_steps: int = 12
+) -> float:
+    r"""The largest eigenvalue in size of $\nabla^2_{\mu\mu}(-\mathrm{ELBO}/n)$ at the starting parameters.
+
+    By power iteration on the average over some blocks and one draw each.
+
+    Args:
+        data: blocks. n_blocks: at most so many of them.
+
+    Raises:
+        ValueError: it is not finite, or zero.
+    """
+    chosen = np.random.default_rng(seed).permutation(model.n_blocks)[:n_blocks]
+
+    def part(leaf: Any) -> Any:
+        some = np.asarray(leaf[np.sort(chosen)])
+        return jnp.asarray(some, dtype if np.issubdtype(some.dtype, np.floating) else None)
+
+    params = jax.tree.map(lambda leaf: jnp.asarray(leaf, dtype), params)
+    value = float(_power_iteration(settle(model, dtype), params, jax.tree.map(part, data), jax.random.key(seed), n_steps))
+    if not (np.isfinite(value) and value > 0):
+        raise ValueError(
+            f"the curvature of the loss at the start is {value}; pass step=, or start from smaller weights or a smaller sigma"
+        )
+    return value
+
+
+@compiled
+def _power_iteration(model: Variational, params: dict[str, PyTree], data: PyTree, key: Array, n_steps: int) -> Array:
+    keys = jax.random.split(key, jax.tree.leaves(data)[0].shape[0])
+    flat, unravel = ravel_pytree(params["mean"])
+
+    def loss(flat: Array, unit: PyTree, key: Array) -> Array:
+        here = params | {"mean": unravel(flat)}
+        z = Noise(1).noise(key, model.init_latents(key, here, unit))
+        return -model.log_joint(here, jax.tree.map(lambda leaf: leaf[0], z), unit)
+
+    def times(v: Array) -> Array:
+        def add(sum: Array, one: Any) -> tuple[Array, None]:
+            return sum + jax.jvp(lambda flat: jax.grad(loss)(flat, *one), (flat,), (v,))[1], None
+
+        return jax.lax.scan(add, jnp.zeros_like(flat), (data, keys))[0] / keys.shape[0]
+
+    def step(_: Any, state: tuple[Array, Array]) -> tuple[Array, Array]:
+        v, _ = state
+        moved = times(v)
+        size = jnp.linalg.norm(moved)
+        return moved / size, size
+
+    start = jax.random.normal(key, flat.shape, flat.dtype)
+    return jax.lax.fori_loop(0, n_steps, step, (start / jnp.linalg.norm(start), jnp.zeros((), flat.dtype)))[1]

@@ -1,0 +1,70 @@
+r"""MISSO and its rivals by name: statistic x memory x update.
+
+With L the curvature of the negative ELBO per observation in the means and B blocks, the default steps are 1/(2L) for Bayes by
+Backprop, a tenth of it with momentum 0.9, 1/(4L) for tables of scores, and 0.3 B/L for MISSO, whose table turns each visit into a
+step of length $\gamma/B$. Adam moves a coordinate by a step an iteration at most: its own lets it go as far as 5, within 1e-3 and
+1e-2.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal, get_args
+
+import numpy as np
+import optax
+
+from ..algorithm import AbstractAlgorithm
+from ..algorithms import misso, sag, saga, soul
+from ..average import AbstractAverage
+from ..schedule import AbstractSchedule
+from ..updates import is_optimiser
+
+Method = Literal["adam", "adagrad", "momentum", "bbb", "sag", "saga", "misso"]
+
+#: methods that scale every coordinate by themselves
+ADAPTIVE = ("adam", "adagrad")
+
+
+def check_method(method: Any) -> None:
+    """Raises: ValueError: it is neither a name nor an algorithm."""
+    if not isinstance(method, AbstractAlgorithm) and method not in get_args(Method):
+        names = ", ".join(map(repr, get_args(Method)))
+        raise ValueError(f"method must be one of {names}, or an algorithm such as mx.soul(...); got {method!r}")
+
+
+def needs_curvature(method: Any) -> bool:
+    """Whether one step size is to suit means and standard deviations."""
+    return isinstance(method, str) and method not in ADAPTIVE
+
+
+def default_step(method: str, n_blocks: int, n_iter: int, curvature: float | None) -> float:
+    """See the module."""
+    if method == "adam":
+        return float(np.clip(5 / n_iter, 1e-3, 1e-2))
+    if method == "adagrad":
+        return 3e-2
+    assert curvature is not None
+    return {"bbb": 1 / 2, "momentum": 1 / 20, "sag": 1 / 4, "saga": 1 / 4, "misso": 0.3 * n_blocks}[method] / curvature
+
+
+def algorithm(method: Method | AbstractAlgorithm, step: Any, average: AbstractAverage) -> AbstractAlgorithm:
+    r"""The algorithm of a method and a step (a number; for all but MISSO a schedule or an optax optimiser as well).
+
+    "bbb" is Bayes by Backprop (Blundell et al. 2015): `soul` by draws of noise; "momentum" has coefficient 0.9. MISSO's step is
+    $\gamma$ of its eq. 45, $1/L$ of `margaux.misso`.
+    """
+    if isinstance(method, AbstractAlgorithm):
+        return method
+    if method == "misso":
+        if is_optimiser(step) or isinstance(step, AbstractSchedule):
+            raise ValueError("the step of MISSO is one number, the inverse curvature of its surrogates; pass step=0.1, say")
+        return misso(lipschitz=1.0 / step, average=average, first_pass=False)
+    if method == "sag":
+        return sag(step, average=average, first_pass=False)
+    if method == "saga":
+        return saga(step, average=average)
+    if not is_optimiser(step):
+        rate = step if not isinstance(step, AbstractSchedule) else lambda count: step(count + 1)
+        made = {"adam": optax.adam, "adagrad": optax.adagrad, "momentum": lambda rate: optax.sgd(rate, 0.9)}
+        step = step if method == "bbb" else made[method](rate)
+    return soul(step=step, average=average)

@@ -1,0 +1,113 @@
+"""Observations of a network, checked: arrays of numbers, classes, and what standardises them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+
+def inputs(X: Any, shape: tuple[int, ...] | None = None) -> np.ndarray:
+    """Observations (n, ...) as floats, or as uint8 pixels.
+
+    Args:
+        shape: of one observation of the fit, which X must have.
+
+    Raises:
+        ValueError, TypeError: not numbers, not finite, no observations, or another shape.
+    """
+    x = np.asarray(X)
+    if x.dtype == object or x.dtype.kind not in "fiub":
+        try:
+            x = x.astype(float)
+        except (TypeError, ValueError) as error:
+            raise TypeError(
+                f"X must hold numbers, and has entries of type {x.dtype}: {error}; encode categories first"
+            ) from error
+    if x.ndim == 0 or len(x) == 0:
+        raise ValueError(f"X has no observations (shape {x.shape}); pass an array (n, ...)")
+    if x.ndim == 1:
+        raise ValueError(f"X has shape {x.shape}; pass (n, p), or X.reshape(-1, 1) for one column")
+    if x.dtype != np.uint8:
+        x = x.astype(float) if x.dtype != np.float32 else x
+        bad = ~np.isfinite(x)
+        if bad.any():
+            first = tuple(int(i) for i in np.argwhere(bad)[0])
+            raise ValueError(
+                f"X has {int(bad.sum())} entries that are not finite, the first at {first}; drop these observations, or see "
+                "mx.MissingGLM for covariates with holes"
+            )
+    if shape is not None and x.shape[1:] != shape:
+        raise ValueError(
+            f"an observation of X has shape {x.shape[1:]}, and {shape} in the fit; pass the same columns or image size"
+        )
+    return x
+
+
+def classes(y: Any, n: int) -> tuple[np.ndarray, np.ndarray]:
+    """Sorted labels and class numbers (n,).
+
+    Raises:
+        ValueError: another length, missing labels, numbers that are no labels, or one class.
+    """
+    y = _column(y, n)
+    if y.dtype.kind == "f" and not np.all(y == np.round(y)):
+        raise ValueError(f"y holds numbers such as {y[y != np.round(y)][0]}, which are no classes; use mx.BayesianRegressor")
+    labels, numbers = np.unique(y, return_inverse=True)
+    if len(labels) < 2:
+        raise ValueError(f"y has one class, {labels.tolist()[0]!r}; a classifier needs two at least")
+    return labels, numbers
+
+
+def numbers_of(y: Any, labels: np.ndarray, n: int) -> np.ndarray:
+    """Class numbers of labels that the fit has seen.
+
+    Raises:
+        ValueError: an unknown label.
+    """
+    y = _column(y, n)
+    at = np.minimum(np.searchsorted(labels, y), len(labels) - 1)
+    unknown = labels[at] != y
+    if unknown.any():
+        raise ValueError(
+            f"y[{int(np.flatnonzero(unknown)[0])}] = {y[unknown].tolist()[0]!r} is none of the classes of the fit, "
+            f"{labels.tolist()}"
+        )
+    return at
+
+
+def outcomes(y: Any, n: int, likelihood: str, fitting: bool = True) -> np.ndarray:
+    """Numbers (n,); counts where the likelihood is Poisson.
+
+    Args:
+        fitting: whether they are to be learned from, and so must vary.
+
+    Raises:
+        ValueError, TypeError: another length, not finite, a constant, or no counts.
+    """
+    y = _column(y, n)
+    if y.dtype.kind not in "fiub":
+        raise TypeError(f"y must hold numbers, and has type {y.dtype}; use mx.BayesianClassifier for classes")
+    y = y.astype(float)
+    if likelihood == "poisson":
+        bad = (y < 0) | (y != np.round(y))
+        if bad.any():
+            i = int(np.flatnonzero(bad)[0])
+            raise ValueError(f'y[{i}] = {y[i]:g} is no count; use likelihood="gaussian", or mend it')
+    if fitting and np.all(y == y[0]):
+        raise ValueError(f"y is constant ({y[0]:g}): there is nothing to learn")
+    return y
+
+
+def _column(y: Any, n: int) -> np.ndarray:
+    y = np.asarray(y)
+    if y.ndim == 2 and y.shape[1] == 1:
+        y = y[:, 0]
+    if y.shape != (n,):
+        raise ValueError(f"X has {n} observations and y shape {y.shape}; y must have one entry an observation")
+    missing = (
+        y != y if y.dtype.kind == "f" else np.array([v is None or v != v for v in y]) if y.dtype == object else np.zeros(n, bool)
+    )
+    if missing.any():
+        raise ValueError(f"y[{int(np.flatnonzero(missing)[0])}] is missing; drop the observations without an outcome")
+    return y
