@@ -164,6 +164,39 @@ def test_a_fit_goes_on_from_the_middle_of_an_epoch(table, tmp_path, monkeypatch,
         assert np.array_equal(value, rest.params_[name])
 
 
+@pytest.mark.parametrize("change", [{"prior": 0.1}, {"y": True}])
+def test_a_checkpoint_of_another_fit_is_refused(table, tmp_path, change):
+    x, y = table
+    mx.BayesianClassifier(epochs=2, verbose=False).fit(x, y, checkpoint=tmp_path / "fit.npz")
+    other = y[::-1] if change.pop("y", False) else y
+    with pytest.raises(ValueError, match="belongs to another fit: its (data|model) is"):
+        mx.BayesianClassifier(epochs=2, verbose=False, **change).fit(x, other, checkpoint=tmp_path / "fit.npz")
+    with pytest.raises(ValueError, match="a checkpoint does not hold what early stopping has seen"):
+        mx.BayesianClassifier(early_stopping=True).fit(x, y, checkpoint=tmp_path / "fit.npz")
+
+
+@pytest.mark.parametrize("method", ["adam", "adagrad", "momentum", "bbb", "sag", "saga"])
+def test_steps_by_a_schedule(table, method):
+    model = mx.BayesianClassifier(method=method, step=mx.Polynomial(0.05, 0.6, 20.0), epochs=5, verbose=False).fit(*table)
+    assert np.isfinite(model.elbo_)
+
+
+def test_tables_of_awkward_numbers():
+    """Columns far from zero in single precision, constant ones, indicators of a byte, columns in another order."""
+    rng = np.random.default_rng(0)
+    y = rng.integers(2, size=3000)
+    far = (1e5 + np.column_stack([y + 0.1 * rng.normal(size=3000), np.full(3000, 0.0)])).astype(np.float32)
+    model = mx.BayesianClassifier(epochs=20, step=0.01, verbose=False).fit(far, y)
+    moved = far + np.array([0, 1], np.float32)
+    assert model.score(far, y) > 0.95 and model.score(moved, y) > 0.9
+    bytes_ = np.eye(2, dtype=np.uint8)[y]
+    assert mx.BayesianClassifier(epochs=20, step=0.01, verbose=False).fit(bytes_, y).score(bytes_, y) == 1
+    frame = pd.DataFrame(rng.normal(size=(40, 2)), columns=pd.Index(["a", "b"]))
+    model = mx.BayesianClassifier(epochs=1, verbose=False).fit(frame, y[:40])
+    with pytest.raises(ValueError, match=r"X has columns \['b', 'a'\], and the fit had \['a', 'b'\]"):
+        model.predict(frame[["b", "a"]])
+
+
 def test_early_stopping_keeps_the_best(table):
     x, y = table
     model = mx.BayesianClassifier(
@@ -172,6 +205,8 @@ def test_early_stopping_keeps_the_best(table):
     history = model.history_
     assert model.n_iter_ < 400 * 40 and "stopped early" in model.message_
     assert len(history) - 1 - history["validation"].to_numpy().argmax() == 3
+    held = np.random.default_rng(0).permutation(400)[:40]
+    assert model.evaluate(x[held], y[held])["elbo"] == pytest.approx(history["validation"].max(), rel=0.03)
 
 
 class Convolutional(eqx.Module):

@@ -178,6 +178,16 @@ def test_fit_variational_of_a_correlated_normal():
     assert list(found.summary().index) == ["a", "b"] and found.posterior_draws(10)["a"].shape == (1, 10)
 
 
+def test_densities_that_are_refused():
+    normal = jax.scipy.stats.norm.logpdf
+    with pytest.raises(ValueError, match=r"log_density returns shape \(2,\); it must return a scalar"):
+        mx.fit_variational(lambda w, y: normal(y, w), np.zeros(2), np.zeros((5, 2)), log_prior=lambda w: normal(w).sum())
+    with pytest.raises(TypeError, match="log_prior fails at the start"):
+        mx.fit_variational(lambda w, y: normal(y, w), 0.0, np.zeros(5), log_prior=lambda w: w.missing)
+    with pytest.raises(ValueError, match="pass log_prior= as well"):
+        mx.fit_variational(lambda w, y: normal(y, w), 0.0, np.zeros(5))
+
+
 def test_the_scale_of_a_prior_is_learned(linear):
     """By a normal prior whose scale is estimated: at its maximum s^2 is the mean of mu^2 + sigma^2."""
     x, y, *_ = linear

@@ -184,6 +184,7 @@ LAYERS = {
     "Conv2d": (lambda key: Single(eqx.nn.Conv2d(3, 4, 3, key=key)), (3, 5, 5)),
     "Convolution": (lambda key: Single(Convolution(3, 4, 3, key=key)), (3, 5, 5)),
     "Convolution without bias": (lambda key: Single(Convolution(3, 4, 3, use_bias=False, key=key)), (3, 5, 5)),
+    "Convolution of one channel": (lambda key: Single(Convolution(1, 4, 3, key=key)), (1, 5, 5)),
     "Dense": (lambda key: Single(Dense(6, 4, key=key)), (6,)),
     "Convolution, stacked": (lambda key: Stacked(Convolution(3, 4, 3, key=key), 3), (3, 5, 5)),
     "Dense, stacked": (lambda key: Stacked(Dense(6, 4, key=key), 1), (6,)),
@@ -210,6 +211,7 @@ def test_flipout_is_the_network_at_its_weights(name):
     z = jax.tree.map(draw, Flipout().latents(network, mean, b))
     found = Flipout().outputs(network, mean, sigma, z, jnp.asarray(x))
     of_inputs, of_outputs = z["rows"][0]
+    of_inputs = np.ones((b, 1)) if of_inputs is None else of_inputs
     for i in range(b):
         weight, bias = with_signs(layer, of_inputs[i], of_outputs[i])
         flipped = jax.tree.map(lambda z, w=weight, b=bias: z * (b if z.shape == b.shape else w), z["weights"])

@@ -151,6 +151,7 @@ def reproduce(
         str,
         typer.Argument(
             help="soul_wisconsin, soul_audio, soul_sparse, soul_tv, saem_biased, misso_missing, "
+            "misso_bnn, "
             "plnpca_synthetic or plnpca_scmark."
         ),
     ],

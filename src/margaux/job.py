@@ -308,7 +308,8 @@ class Job:
         key = np.asarray(jax.random.key_data(self.key)).tolist()
         return {"n": self.n, "batch_size": self.batch_size, "runs": self.runs, "dtype": str(self.dtype), "key": key,
                 "reshuffled": self.reshuffled, "what": describe(self.algorithm, self.estep, self.problem.model),
-                "burn_in": self.burn_in}  # fmt: skip
+                "burn_in": self.burn_in, "data": storage.checksum(self.raw_data, 64),
+                "model": storage.checksum(self.problem.model)}  # fmt: skip
 
     def save(self, path: Path) -> None:
         """Write a checkpoint."""

@@ -101,7 +101,9 @@ def _block_size(settings: Settings, struct: PyTree, b: int, total: int, runs: in
     zero = jnp.zeros((), jnp.int32)
     noise = jax.eval_shape(lambda: draw_noise(settings, jax.random.key(0), struct, zero, zero))
     size = sum(leaf.size * 8 for leaf in jax.tree.leaves(noise)) * b * (runs or 1)
-    return int(min(max(BLOCK_BYTES // max(size, 1), 1), BLOCK, total))
+    held = BLOCK_BYTES // max(size, 1)
+    # A few at a time gain nothing, and XLA would index them again wherever it needs a number.
+    return int(min(held, BLOCK, total)) if held >= 8 else 1
 
 
 def _iteration(settings, key, carry, k, batch, rows, noise, axis, devices):
@@ -270,7 +272,7 @@ def visit_all(
 
 
 def _at(tree: PyTree, t: Array) -> PyTree:
-    return jax.tree.map(lambda leaf: jax.lax.dynamic_index_in_dim(leaf, t, keepdims=False), tree)
+    return jax.tree.map(lambda leaf: jax.lax.dynamic_index_in_dim(leaf, t, keepdims=False, allow_negative_indices=False), tree)
 
 
 def _one(tree: PyTree, runs: int | None) -> PyTree:

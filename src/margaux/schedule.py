@@ -120,8 +120,8 @@ def as_schedule(value: Any, name: str = "schedule") -> AbstractSchedule:
         return value
     if isinstance(value, bool) or not np.isscalar(value) or not np.isreal(value):
         raise TypeError(f"{name} must be a positive number or a schedule such as mx.Polynomial(1.0, power=0.8); got {value!r}")
-    if not float(value) > 0:  # type: ignore[arg-type]
-        raise ValueError(f"{name} must be positive, got {value}")
+    if not 0 < float(value) < np.inf:  # type: ignore[arg-type]
+        raise ValueError(f"{name} must be positive and finite, got {value}")
     return Constant(float(value))  # type: ignore[arg-type]
 
 

@@ -12,23 +12,23 @@ import pandas as pd
 from jaxtyping import PyTree
 from sklearn.base import BaseEstimator, ClassifierMixin, RegressorMixin
 
-from ..average import LastIterate
 from ..naming import default_dtype
 from ..validate import whole
 from ..variational import scores
 from ..variational.answers import WeightPosterior
 from ..variational.architectures import named
-from ..variational.draws import as_draws
+from ..variational.draws import as_draws, default_draws
 from ..variational.likelihoods import AbstractLikelihood, Categorical, Gaussian, Poisson
-from ..variational.networks import ModuleNetwork, as_network
-from ..variational.observations import classes, inputs, numbers_of, outcomes
+from ..variational.networks import as_network
+from ..variational.observations import Scaling, classes, columns, inputs, numbers_of, outcomes
 from ..variational.priors import AbstractWeightPrior, Normal
 from ..variational.storing import read, write
 from ..variational.training import Settings, train
+from ..variational.watching import FELL, course
 from .fitted import check_fitted
 
-#: what a fit of too large a step says
-FELL = "The ELBO of the last epoch is below that of the first: the step is too large for this network. Pass a smaller step=."
+#: iterations of a fit by default, at least
+ITERATIONS = 3000
 
 
 class BayesianNetwork(WeightPosterior, BaseEstimator):
@@ -36,9 +36,10 @@ class BayesianNetwork(WeightPosterior, BaseEstimator):
 
     def __init__(
         self, *, network: Any = "tanh", weights: PyTree = None, method: Any = "adam", step: Any = None, spread: str = "weight",
-        sigma: float = 0.1, prior: float | AbstractWeightPrior = 1.0, draws: str | None = None, n_draws: Any = 1,
-        antithetic: bool = False, batch_size: int = 128, n_blocks: int | None = None, epochs: int = 20, average: Any = None,
-        standardize: bool = True, early_stopping: bool = False, validation_fraction: float = 0.1, n_iter_no_change: int = 5,
+        sigma: float | None = None, prior: float | AbstractWeightPrior = 1.0, draws: str | None = None, n_draws: Any = 1,
+        antithetic: bool = False, batch_size: int = 128, n_blocks: int | None = None, epochs: int | None = None,
+        average: Any = None, standardize: bool = True, early_stopping: bool = False, validation_fraction: float = 0.1,
+        n_iter_no_change: int = 5,
         rows: Any = "device", random_state: int = 0, dtype: Any = None, verbose: bool = True,
     ) -> None:  # fmt: skip
         self.network, self.weights, self.method, self.step = network, weights, method, step
@@ -73,25 +74,28 @@ class BayesianNetwork(WeightPosterior, BaseEstimator):
         Args:
             X: observations (n, ...); uint8 images are divided by 255. y: outcomes (n,).
             validation: (X, y) held out, whose ELBO is followed; with early stopping and none given, a part of X is.
-            checkpoint: a path saved as the fit goes on, and continued from if it exists, to the same bits. Early stopping counts
-                its epochs anew then.
+            checkpoint: a path saved as the fit goes on, and continued from if it exists, to the same bits; not with early
+                stopping.
 
         Raises:
             ValueError, TypeError: bad input or settings, before anything is compiled.
         """
+        if self.early_stopping and checkpoint is not None:
+            raise ValueError("a checkpoint does not hold what early stopping has seen; pass one of the two")
+        whole("random_state", self.random_state, 0)
         x = inputs(X)
         outcome = self._outcome(y, len(x))
         self.n_features_in_ = int(np.prod(x.shape[1:]))
-        self._shape = x.shape[1:]
+        self._shape, self._columns = x.shape[1:], columns(X)
         held = None if validation is None else self._held(*validation)
         patience = whole("n_iter_no_change", self.n_iter_no_change, 1) if self.early_stopping else None
         if self.early_stopping and held is None:
             x, outcome, held = self._split(x, outcome)
-        self._scaled_by(x)
+        self._scaling = Scaling.of(x, self.standardize)
         settings = self._settings(len(x))
         network, weights = self._network(settings.dtype)
-        draws = as_draws(self.draws or ("flipout" if isinstance(network, ModuleNetwork) else "shared"))
         prior = self.prior if isinstance(self.prior, AbstractWeightPrior) else Normal(self.prior)
+        draws = default_draws(network, weights, prior) if self.draws is None else as_draws(self.draws)
         settings.checkpoint = checkpoint
         trained = train(
             network, weights, self._likelihood(), prior, draws, self._scaled(x), outcome, settings,
@@ -105,11 +109,10 @@ class BayesianNetwork(WeightPosterior, BaseEstimator):
         self._keep(trained.model, params, fit.dtype)
         self.result_, self.history_, self.step_, self.curvature_ = fit, trained.history, trained.step, trained.curvature
         self.n_iter_, self.converged_, self.message_ = fit.n_iter, fit.converged, fit.message
-        elbo = self.history_["elbo"].to_numpy()
-        fell = not fit.result.failed and len(elbo) > 1 and not elbo[-1] >= elbo[0]
-        if fell:
-            self.converged_, self.message_ = False, FELL
-        if fell or fit.result.failed:
+        verdict = None if stopped or fit.result.failed else course(fit.trace["log_joint"].ravel(), settings.n_blocks)
+        if verdict is not None:
+            self.converged_, self.message_ = False, verdict
+        if verdict == FELL or fit.result.failed:
             warnings.warn(f"{type(self).__name__}: {self.message_}", RuntimeWarning, stacklevel=2)
         return self
 
@@ -120,10 +123,11 @@ class BayesianNetwork(WeightPosterior, BaseEstimator):
         blocks = whole("n_blocks", blocks, 1)
         if blocks > n:
             raise ValueError(f"n_blocks = {blocks} exceeds the {n} observations; pass at most {n}")
+        spread: Any = self.spread
         return Settings(
-            method=self.method, step=self.step, spread=self.spread, sigma=self.sigma, n_draws=self.n_draws,  # type: ignore[arg-type]
-            antithetic=self.antithetic, n_blocks=blocks, epochs=whole("epochs", self.epochs, 1),
-            average=LastIterate() if self.average is None else self.average, rows=self.rows, seed=self.random_state,
+            method=self.method, step=self.step, spread=spread, sigma=self.sigma, n_draws=self.n_draws,
+            antithetic=self.antithetic, n_blocks=blocks, rows=self.rows, average=self.average, seed=self.random_state,
+            epochs=max(20, -(-ITERATIONS // blocks)) if self.epochs is None else whole("epochs", self.epochs, 1),
             dtype=default_dtype(np.float32 if self.dtype is None else self.dtype), progress=self.verbose,
         )  # fmt: skip
 
@@ -134,7 +138,7 @@ class BayesianNetwork(WeightPosterior, BaseEstimator):
         if isinstance(given, str):
             given = named(given, self._shape, wanted, self.random_state)
         network, weights = as_network(given, self.weights)
-        one = jax.ShapeDtypeStruct((1, *self._shape), np.uint8 if self._pixels else dtype)
+        one = jax.ShapeDtypeStruct((1, *self._shape), np.uint8 if self._scaling.pixels else dtype)
         typed = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, dtype), weights)
         try:
             outputs = jax.eval_shape(network.outputs, typed, one).shape
@@ -145,7 +149,7 @@ class BayesianNetwork(WeightPosterior, BaseEstimator):
         return network, weights
 
     def _held(self, X: Any, y: Any) -> tuple[np.ndarray, np.ndarray]:
-        x = inputs(X, self._shape)
+        x = inputs(X, self._shape, self._columns)
         return x, self._seen(y, len(x))
 
     def _split(self, x: np.ndarray, y: np.ndarray) -> tuple[np.ndarray, np.ndarray, tuple[np.ndarray, np.ndarray]]:
@@ -157,22 +161,12 @@ class BayesianNetwork(WeightPosterior, BaseEstimator):
             raise ValueError(f"{len(x)} observations leave none for validation; pass validation=, or early_stopping=False")
         return x[order[held:]], y[order[held:]], (x[order[:held]], y[order[:held]])
 
-    def _scaled_by(self, x: np.ndarray) -> None:
-        self._pixels = x.dtype == np.uint8
-        tabular = self.standardize and not self._pixels and x.ndim == 2
-        spread = x.std(axis=0) if tabular else np.ones(1)
-        self._scale = (x.mean(axis=0) if tabular else np.zeros(1), np.where(spread > 0, spread, 1.0))
-
     def _scaled(self, x: np.ndarray) -> np.ndarray:
-        return x if self._pixels else (x - self._scale[0]) / self._scale[1]
+        return self._scaling.scaled(x)
 
     def _new(self, X: Any) -> np.ndarray:
         check_fitted(self)
-        x = inputs(X, self._shape)
-        if self._pixels != (x.dtype == np.uint8):
-            have, want = ("uint8 pixels", "numbers") if x.dtype == np.uint8 else ("numbers", "uint8 pixels")
-            raise ValueError(f"X holds {have}, and the fit had {want}; convert it")
-        return self._scaled(x)
+        return self._scaled(inputs(X, self._shape, self._columns))
 
     # -- answers --------------------------------------------------------------------------------
 
@@ -227,12 +221,15 @@ class BayesianClassifier(ClassifierMixin, BayesianNetwork):
             observation; or a callable (weights, x (b, ...)) -> outputs (b, K), with `weights` its starting weights.
         method: "adam", "adagrad", "momentum", "bbb" (Bayes by Backprop), "sag", "saga", "misso", or an algorithm.
         step: its step; by default it is found: see `margaux.variational.methods`.
-        spread: "weight", "tensor" or "all": what shares a standard deviation. sigma: where they begin.
+        spread: "weight", "tensor" or "all": what shares a standard deviation. sigma: where they begin, by default 0.1, and 0.05
+            where they are shared.
         prior: the standard deviation of normal weights, or a prior such as `margaux.variational.priors.Laplace(0.1)`.
-        draws: "flipout" (default for equinox modules), "local", "shared" (default for callables) or "observation": how the
-            draws of a block's observations are related. n_draws: a number, or a schedule. antithetic: pairs z, -z.
+        draws: "local" (default for margaux's networks of mostly dense layers), "flipout" (default for other equinox modules),
+            "shared" (default for callables) or "observation": how the draws of a block's observations are related.
+        n_draws: a number, or a schedule. antithetic: pairs z, -z.
         batch_size: observations a block; or n_blocks: the number of blocks, which are fixed.
-        epochs: passes over the blocks. average: of the iterates; by default the last one.
+        epochs: passes over the blocks; by default 20, and as many as make 3000 iterations.
+        average: of the iterates; by default the last one.
         standardize: the columns of a table (not of images).
         early_stopping: hold out `validation_fraction`, and stop when its ELBO has not risen for `n_iter_no_change` epochs.
         rows: where the table of SAG, SAGA and MISSO lives: "device", "host", or a folder.
@@ -311,10 +308,11 @@ class BayesianRegressor(RegressorMixin, BayesianNetwork):
 
     def __init__(
         self, *, likelihood: str = "gaussian", noise: float = 1.0, noise_fixed: bool = False, network: Any = "tanh",
-        weights: PyTree = None, method: Any = "adam", step: Any = None, spread: str = "weight", sigma: float = 0.1,
+        weights: PyTree = None, method: Any = "adam", step: Any = None, spread: str = "weight", sigma: float | None = None,
         prior: float | AbstractWeightPrior = 1.0, draws: str | None = None, n_draws: Any = 1, antithetic: bool = False,
-        batch_size: int = 128, n_blocks: int | None = None, epochs: int = 20, average: Any = None, standardize: bool = True,
-        early_stopping: bool = False, validation_fraction: float = 0.1, n_iter_no_change: int = 5, rows: Any = "device",
+        batch_size: int = 128, n_blocks: int | None = None, epochs: int | None = None, average: Any = None,
+        standardize: bool = True, early_stopping: bool = False, validation_fraction: float = 0.1, n_iter_no_change: int = 5,
+        rows: Any = "device",
         random_state: int = 0, dtype: Any = None, verbose: bool = True,
     ) -> None:  # fmt: skip
         super().__init__(

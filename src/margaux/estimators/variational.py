@@ -107,18 +107,31 @@ def fit_variational(
         x = jax.tree.map(np.asarray, data)
         n = len(jax.tree.leaves(x)[0])
         density, each = log_prior, lambda w, x: jax.vmap(lambda row: log_density(w, row))(x)
+    _check_scalars(log_density, log_prior, start, None if data is None else x)
     network, weights = as_network(each, start)
     epochs, n_blocks = whole("epochs", epochs, 1), whole("n_blocks", n_blocks, 1)
     if method == "adam" and step is None:
         step = optax.adam(optax.cosine_decay_schedule(0.05, epochs * n_blocks))
     settings = Settings(
         method=method, step=step, spread=spread, sigma=sigma, n_draws=n_draws, antithetic=antithetic, n_blocks=n_blocks,
-        epochs=epochs, rows=rows, seed=key, dtype=dtype, progress=progress, checkpoint=checkpoint,
+        epochs=epochs, average=average, bounded=False, rows=rows, seed=key, dtype=dtype, progress=progress, checkpoint=checkpoint,
     )  # fmt: skip
-    if average is not None:
-        settings.average = average
     y = np.zeros(n)
     trained = train(network, weights, Given(), Density(density), Shared(), x, y, settings)
     if throw and trained.fit.result.failed:
         raise FitError(trained.fit)
     return VariationalFit(trained.model, trained.fit, trained.history, (x, y))
+
+
+def _check_scalars(log_density: Any, log_prior: Any, start: PyTree, x: PyTree) -> None:
+    """Raises: TypeError, ValueError: a density that fails at the start, or is no scalar."""
+    row = () if x is None else (jax.tree.map(lambda leaf: leaf[0], x),)
+    for name, density, given in (("log_density", log_density, (start, *row)), ("log_prior", log_prior, (start,))):
+        if density is None:
+            continue
+        try:
+            shape = jax.eval_shape(density, *given).shape
+        except Exception as error:
+            raise TypeError(f"{name} fails at the start: {error}") from error
+        if shape != ():
+            raise ValueError(f"{name} returns shape {shape}; it must return a scalar: sum over the entries of an observation")

@@ -52,16 +52,16 @@ def cifar(n: int) -> tuple[np.ndarray, np.ndarray, str]:
         return rng.integers(0, 256, (n, 32, 32, 3)).astype(np.uint8), rng.integers(0, 10, n), "noise"
 
 
-def literal(method: str) -> Any:
-    """The paper's settings: one step 1e-3 for means and for the scalar log standard deviation."""
+def literal(method: str, step: float = PAPER_STEP) -> Any:
+    """The paper's settings: one step for means and for the scalar log standard deviation."""
     last = mx.LastIterate()
     return {
-        "adam": mx.soul(step=optax.adam(PAPER_STEP), average=last),
-        "adagrad": mx.soul(step=optax.adagrad(PAPER_STEP), average=last),
-        "momentum": mx.soul(step=optax.sgd(PAPER_STEP, PAPER_MOMENTUM), average=last),
-        "bbb": mx.soul(step=PAPER_STEP, average=last),
-        "sag": mx.sag(step=PAPER_STEP, average=last),
-        "misso": mx.misso(lipschitz=1 / PAPER_STEP, average=last),
+        "adam": mx.soul(step=optax.adam(step), average=last),
+        "adagrad": mx.soul(step=optax.adagrad(step), average=last),
+        "momentum": mx.soul(step=optax.sgd(step, PAPER_MOMENTUM), average=last),
+        "bbb": mx.soul(step=step, average=last),
+        "sag": mx.sag(step=step, average=last),
+        "misso": mx.misso(lipschitz=1 / step, average=last),
     }[method]
 
 

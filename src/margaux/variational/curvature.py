@@ -15,13 +15,17 @@ from ..esteps import Noise
 from ..naming import settle
 from .model import Variational
 
+#: of the differences, in lengths of the weights
+DISTANCE = 1e-2
+
 
 def largest_curvature(
-    model: Variational, params: dict[str, PyTree], data: PyTree, seed: int, dtype: Any, n_blocks: int = 8, n_steps: int = 12
+    model: Variational, params: dict[str, PyTree], data: PyTree, seed: int, dtype: Any, n_blocks: int = 4, n_steps: int = 10
 ) -> float:
     r"""The largest eigenvalue in size of $\nabla^2_{\mu\mu}(-\mathrm{ELBO}/n)$ at the starting parameters.
 
-    By power iteration on the average over some blocks and one draw each.
+    By power iteration on the average over some blocks and one draw each, products with the Hessian by differences of scores
+    over a hundredth of the weights' length: kinks of ReLU units count, and no more memory is needed than by a fit.
 
     Args:
         data: blocks. n_blocks: at most so many of them.
@@ -54,15 +58,17 @@ def _power_iteration(model: Variational, params: dict[str, PyTree], data: PyTree
         z = Noise(1).noise(key, model.init_latents(key, here, unit))
         return -model.log_joint(here, jax.tree.map(lambda leaf: leaf[0], z), unit)
 
-    def times(v: Array) -> Array:
+    def score(flat: Array) -> Array:
         def add(sum: Array, one: Any) -> tuple[Array, None]:
-            return sum + jax.jvp(lambda flat: jax.grad(loss)(flat, *one), (flat,), (v,))[1], None
+            return sum + jax.grad(loss)(flat, *one), None
 
         return jax.lax.scan(add, jnp.zeros_like(flat), (data, keys))[0] / keys.shape[0]
 
+    here, length = score(flat), DISTANCE * jnp.linalg.norm(flat) + DISTANCE
+
     def step(_: Any, state: tuple[Array, Array]) -> tuple[Array, Array]:
         v, _ = state
-        moved = times(v)
+        moved = (score(flat + length * v) - here) / length
         size = jnp.linalg.norm(moved)
         return moved / size, size
 

@@ -15,6 +15,7 @@ from jaxtyping import Array, PyTree
 
 from .layers import Convolution, Dense, over_channels, over_observations
 from .networks import ModuleNetwork, Network, floating
+from .priors import AbstractWeightPrior
 
 #: layers that are linear in their weights, whose draws need not be shared
 Linear = eqx.nn.Linear | Dense | eqx.nn.Conv | Convolution
@@ -148,7 +149,8 @@ class Flipout(AbstractByLayer):
 
     def rows(self, layer, b, dtype):
         into, out = channels(layer)
-        return jnp.zeros((b, into), jnp.int8), jnp.zeros((b, out), jnp.int8)
+        # A single input needs no sign: those of the outputs make up for it.
+        return jnp.zeros((b, into), jnp.int8) if into > 1 else None, jnp.zeros((b, out), jnp.int8)
 
     def layer(self, mean, sigma, z, row):
         return _Flipped(mean, moved_layer(None, sigma, z), *row)
@@ -158,7 +160,8 @@ class LocalReparameterisation(AbstractByLayer):
     r"""Dense layers draw their outputs, $N(\mu^\top x, (\sigma^2)^\top x^2)$; the weights of all others are shared draws.
 
     Kingma, Salimans and Welling (2015), eq. 6. The outputs of one convolution at several places share their weights, and are
-    not independent: drawing them so would be biased, and is not offered.
+    not independent: drawing them so would be biased, and is not offered. It would be as biased for a dense layer that the network
+    applies to several parts of one observation (tokens, say), which cannot be seen from here: use Flipout there.
     """
 
     def rows(self, layer, b, dtype):
@@ -181,11 +184,11 @@ class LocalReparameterisation(AbstractByLayer):
 class _Flipped(eqx.Module):
     mean: Any
     shift: Any
-    into: Array
+    into: Array | None
     out: Array
 
     def __call__(self, x, *, key=None):
-        shift = self.shift(x * over_channels(self.into.astype(x.dtype), x))
+        shift = self.shift(x if self.into is None else x * over_channels(self.into.astype(x.dtype), x))
         return self.mean(x) + shift * over_channels(self.out.astype(x.dtype), shift)
 
 
@@ -247,3 +250,13 @@ def as_draws(draws: str) -> AbstractDraws:
     if draws not in DRAWS:
         raise ValueError(f"draws must be one of {', '.join(map(repr, DRAWS))}; got {draws!r}")
     return DRAWS[draws]
+
+
+def default_draws(network: Network, weights: PyTree, prior: AbstractWeightPrior) -> AbstractDraws:
+    """Local reparameterisation for networks of ours whose weights are mostly in dense layers, where the prior allows it: it
+    costs and varies least. Otherwise Flipout, and shared draws where the layers are not known."""
+    if not isinstance(network, ModuleNetwork):
+        return Shared()
+    size = lambda tree: sum(leaf.size for leaf in jax.tree.leaves(eqx.filter(tree, eqx.is_inexact_array)))  # noqa: E731
+    inside = sum(size(layer) for layer in layers(network.module(weights)) if isinstance(layer, Dense))
+    return LocalReparameterisation() if inside > size(weights) / 2 and not prior.by_draws else Flipout()

@@ -98,16 +98,20 @@ def slice_size(network: Network, weights: PyTree, x: PyTree, dtype: Any) -> int:
     return max(ACTIVATIONS[backend] // max(_bytes(traced.jaxpr), 1), 1)
 
 
+#: operations that a compiler makes part of the next one
+MOVES = {"pad", "slice", "reshape", "transpose", "broadcast_in_dim", "squeeze", "convert_element_type", "copy"}
+
+
 def _bytes(jaxpr: Any) -> int:
     """What the operations of a program make, all told."""
     total = 0
     for equation in jaxpr.eqns:
-        inner = [
-            sub.jaxpr if hasattr(sub, "jaxpr") else sub
-            for sub in equation.params.values()
-            if hasattr(sub, "eqns") or hasattr(sub, "jaxpr")
-        ]
-        total += sum(map(_bytes, inner)) if inner else sum(v.aval.size * v.aval.dtype.itemsize for v in equation.outvars)
+        parts = [getattr(part, "jaxpr", part) for part in equation.params.values()]
+        inner = [part for part in parts if hasattr(part, "eqns")]
+        if inner:
+            total += sum(map(_bytes, inner))
+        elif equation.primitive.name not in MOVES:
+            total += sum(out.aval.size * out.aval.dtype.itemsize for out in equation.outvars)
     return total
 
 

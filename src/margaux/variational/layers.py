@@ -88,7 +88,7 @@ class Convolution(eqx.Module):
         h, w = (x.shape[1] - k) // s + 1, (x.shape[2] - k) // s + 1
         rows = jnp.concatenate([x[:, i : i + s * (h - 1) + 1 : s] for i in range(k)])
         patches = jnp.concatenate([rows[:, :, j : j + s * (w - 1) + 1 : s] for j in range(k)])
-        return (self.weight.T @ patches.reshape(self.weight.shape[0], -1)).reshape((self.out_channels, h, w) + rest)
+        return (self.weight.T @ patches.reshape(len(self.weight), -1)).reshape((self.out_channels, h, w, *rest))
 
     def _by_library(self, x: Array) -> Array:
         p = self.padding

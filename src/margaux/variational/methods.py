@@ -3,11 +3,12 @@ r"""MISSO and its rivals by name: statistic x memory x update.
 With L the curvature of the negative ELBO per observation in the means and B blocks, the default steps are 1/(2L) for Bayes by
 Backprop, a tenth of it with momentum 0.9, 1/(4L) for tables of scores, and 0.3 B/L for MISSO, whose table turns each visit into a
 step of length $\gamma/B$. Adam moves a coordinate by a step an iteration at most: its own lets it go as far as 5, within 1e-3 and
-1e-2.
+1e-2. Where a fit falls apart with such a step it begins again with a quarter of it, three times at most.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, Literal, get_args
 
 import numpy as np
@@ -15,8 +16,8 @@ import optax
 
 from ..algorithm import AbstractAlgorithm
 from ..algorithms import misso, sag, saga, soul
-from ..average import AbstractAverage
-from ..schedule import AbstractSchedule
+from ..average import AbstractAverage, LastIterate
+from ..schedule import AbstractSchedule, as_schedule
 from ..updates import is_optimiser
 
 Method = Literal["adam", "adagrad", "momentum", "bbb", "sag", "saga", "misso"]
@@ -47,24 +48,34 @@ def default_step(method: str, n_blocks: int, n_iter: int, curvature: float | Non
     return {"bbb": 1 / 2, "momentum": 1 / 20, "sag": 1 / 4, "saga": 1 / 4, "misso": 0.3 * n_blocks}[method] / curvature
 
 
-def algorithm(method: Method | AbstractAlgorithm, step: Any, average: AbstractAverage) -> AbstractAlgorithm:
+def algorithm(method: Method | AbstractAlgorithm, step: Any, average: AbstractAverage | None) -> AbstractAlgorithm:
     r"""The algorithm of a method and a step (a number; for all but MISSO a schedule or an optax optimiser as well).
 
     "bbb" is Bayes by Backprop (Blundell et al. 2015): `soul` by draws of noise; "momentum" has coefficient 0.9. MISSO's step is
     $\gamma$ of its eq. 45, $1/L$ of `margaux.misso`.
     """
     if isinstance(method, AbstractAlgorithm):
+        if step is not None:
+            raise ValueError("an algorithm has a step of its own; pass step=None, or a method by name")
         return method
+    average = LastIterate() if average is None else average
+    if not is_optimiser(step):
+        as_schedule(step, name="step")
     if method == "misso":
         if is_optimiser(step) or isinstance(step, AbstractSchedule):
             raise ValueError("the step of MISSO is one number, the inverse curvature of its surrogates; pass step=0.1, say")
-        return misso(lipschitz=1.0 / step, average=average, first_pass=False)
+        number: Any = step
+        return misso(lipschitz=1.0 / float(number), average=average, first_pass=False)
     if method == "sag":
         return sag(step, average=average, first_pass=False)
     if method == "saga":
         return saga(step, average=average)
-    if not is_optimiser(step):
-        rate = step if not isinstance(step, AbstractSchedule) else lambda count: step(count + 1)
-        made = {"adam": optax.adam, "adagrad": optax.adagrad, "momentum": lambda rate: optax.sgd(rate, 0.9)}
-        step = step if method == "bbb" else made[method](rate)
+    if method != "bbb" and not is_optimiser(step):
+        rate = _counted(step) if isinstance(step, AbstractSchedule) else step
+        step = {"adam": optax.adam, "adagrad": optax.adagrad, "momentum": lambda rate: optax.sgd(rate, 0.9)}[method](rate)
     return soul(step=step, average=average)
+
+
+def _counted(schedule: AbstractSchedule) -> Callable[[Any], Any]:
+    """A schedule of ours, which counts from one, as optax's, which count from zero."""
+    return lambda count: schedule(count + 1)

@@ -2,20 +2,57 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 
-def inputs(X: Any, shape: tuple[int, ...] | None = None) -> np.ndarray:
-    """Observations (n, ...) as floats, or as uint8 pixels.
+class Scaling(NamedTuple):
+    """What observations are shifted and divided by; `pixels` are left as they are, for the network to divide by 255."""
+
+    pixels: bool
+    shift: np.ndarray
+    scale: np.ndarray
+
+    @classmethod
+    def of(cls, x: np.ndarray, standardize: bool) -> Scaling:
+        """By the columns of a table if it is to be standardised; constant columns are only shifted."""
+        if not standardize or x.dtype == np.uint8 or x.ndim != 2:
+            return cls(x.dtype == np.uint8, np.zeros(1), np.ones(1))
+        varies = x.max(axis=0) > x.min(axis=0)
+        # In double precision: NumPy adds the rows of a column one by one.
+        return cls(False, x.mean(axis=0, dtype=float), np.where(varies, x.std(axis=0, dtype=float), 1.0))
+
+    def scaled(self, x: np.ndarray) -> np.ndarray:
+        """Observations as the network sees them.
+
+        Raises:
+            ValueError: numbers where the fit had pixels, or the other way round.
+        """
+        if self.pixels != (x.dtype == np.uint8):
+            have, want = ("numbers", "uint8 pixels") if self.pixels else ("uint8 pixels", "numbers")
+            raise ValueError(f"X holds {have}, and the fit had {want}; convert it")
+        return x if self.pixels else (x - self.shift) / self.scale
+
+
+def columns(X: Any) -> list[str] | None:
+    """Names of the columns of a frame."""
+    return [str(name) for name in X.columns] if hasattr(X, "columns") else None
+
+
+def inputs(X: Any, shape: tuple[int, ...] | None = None, names: list[str] | None = None) -> np.ndarray:
+    """Observations (n, ...) as floats, or images as uint8 pixels.
 
     Args:
-        shape: of one observation of the fit, which X must have.
+        shape: of one observation of the fit, which X must have. names: of its columns, which X must have if it has any.
 
     Raises:
         ValueError, TypeError: not numbers, not finite, no observations, or another shape.
     """
+    if hasattr(X, "toarray"):
+        raise TypeError("X is sparse; pass X.toarray()")
+    if names is not None and columns(X) not in (None, names):
+        raise ValueError(f"X has columns {columns(X)}, and the fit had {names}, in this order")
     x = np.asarray(X)
     if x.dtype == object or x.dtype.kind not in "fiub":
         try:
@@ -28,7 +65,7 @@ def inputs(X: Any, shape: tuple[int, ...] | None = None) -> np.ndarray:
         raise ValueError(f"X has no observations (shape {x.shape}); pass an array (n, ...)")
     if x.ndim == 1:
         raise ValueError(f"X has shape {x.shape}; pass (n, p), or X.reshape(-1, 1) for one column")
-    if x.dtype != np.uint8:
+    if x.dtype != np.uint8 or x.ndim == 2:
         x = x.astype(float) if x.dtype != np.float32 else x
         bad = ~np.isfinite(x)
         if bad.any():
@@ -86,9 +123,17 @@ def outcomes(y: Any, n: int, likelihood: str, fitting: bool = True) -> np.ndarra
         ValueError, TypeError: another length, not finite, a constant, or no counts.
     """
     y = _column(y, n)
+    if y.dtype == object:
+        try:
+            y = y.astype(float)
+        except (TypeError, ValueError):
+            pass
     if y.dtype.kind not in "fiub":
         raise TypeError(f"y must hold numbers, and has type {y.dtype}; use mx.BayesianClassifier for classes")
     y = y.astype(float)
+    if not np.all(np.isfinite(y)):
+        i = int(np.flatnonzero(~np.isfinite(y))[0])
+        raise ValueError(f"y[{i}] = {y[i]} is not finite; drop this observation")
     if likelihood == "poisson":
         bad = (y < 0) | (y != np.round(y))
         if bad.any():

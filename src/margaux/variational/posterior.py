@@ -74,7 +74,9 @@ class GaussianPosterior(eqx.Module):
 
     def unit(self, size: int) -> Any:
         """kappa of a scale that so many weights, or observations, share."""
-        return 1.0 if self.information is None else (self.information / max(2 * size, 4 * self.n_blocks)) ** 0.5
+        if self.information is None:
+            return 1.0
+        return (self.information / max(2 * size, 4 * self.n_blocks)) ** 0.5
 
     def weights(self, params: dict[str, PyTree], z: PyTree) -> PyTree:
         """mu + sigma z."""

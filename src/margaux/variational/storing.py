@@ -15,6 +15,7 @@ from .. import storage
 from . import priors
 from .draws import DRAWS
 from .model import Variational
+from .observations import Scaling
 from .posterior import GaussianPosterior
 
 KIND = "bayesian network"
@@ -26,15 +27,15 @@ def write(path: str | Path, estimator: Any) -> None:
     Raises:
         ValueError: a prior of one's own, which a file cannot hold.
     """
-    model, keep = estimator._model, ("_shape", "_pixels", "_y_scale", "message_", "converged_", "n_iter_", "n_observations_",
+    model, keep = estimator._model, ("_shape", "_columns", "_y_scale", "message_", "converged_", "n_iter_", "n_observations_",
                                      "n_features_in_", "step_", "curvature_")  # fmt: skip
     if getattr(priors, type(model.prior).__name__, None) is not type(model.prior) or isinstance(model.prior, priors.Density):
         raise ValueError(f"a file cannot hold the prior {type(model.prior).__name__}; use one of margaux.variational.priors")
     header = {
         "kind": KIND,
         "estimator": type(estimator).__name__,
-        "settings": {name: value for name, value in estimator.get_params(deep=False).items() if _plain(value)},
-        "kept": {name: getattr(estimator, name) for name in keep if _plain(getattr(estimator, name, _MISSING))},
+        "settings": {name: _item(value) for name, value in estimator.get_params(deep=False).items() if _plain(_item(value))},
+        "kept": {name: _item(getattr(estimator, name)) for name in keep if _plain(_item(getattr(estimator, name, _MISSING)))},
         "dtype": str(estimator._dtype),
         "prior": [type(model.prior).__name__, {name: np.asarray(value).item() for name, value in vars(model.prior).items()}],
         "information": None if model.posterior.information is None else float(model.posterior.information),
@@ -45,7 +46,7 @@ def write(path: str | Path, estimator: Any) -> None:
     }
     arrays = storage.flatten("params", estimator._params)
     arrays |= storage.flatten("mean", estimator._means) | storage.flatten("deviation", estimator._deviations)
-    arrays |= storage.flatten("scale", estimator._scale)
+    arrays |= storage.flatten("scaling", tuple(estimator._scaling))
     arrays |= {f"history/{name}": column.to_numpy() for name, column in estimator.history_.items()}
     if hasattr(estimator, "classes_"):
         labels = estimator.classes_
@@ -66,7 +67,8 @@ def read(path: str | Path, cls: Any, network: Any, weights: PyTree) -> Any:
     elif "network" not in header["settings"]:
         raise ValueError(f"the network of {path} was not given by name; pass network= (and weights=) as at the fit")
     for name, value in header["kept"].items():
-        setattr(out, name, tuple(value) if isinstance(value, list) else value)
+        setattr(out, name, tuple(value) if isinstance(value, list) and name != "_columns" else value)
+    out._scaling = Scaling(bool(arrays["scaling/0"]), arrays["scaling/1"], arrays["scaling/2"])
     if "classes" in arrays:
         out.classes_ = arrays["classes"]
     dtype = np.dtype(header["dtype"])
@@ -82,13 +84,16 @@ def read(path: str | Path, cls: Any, network: Any, weights: PyTree) -> Any:
     out._keep(model, params, dtype)
     out._means = storage.unflatten("mean", template["mean"], arrays)
     out._deviations = storage.unflatten("deviation", template["mean"], arrays)
-    out._scale = (arrays["scale/0"], arrays["scale/1"])
     out.history_ = pd.DataFrame({name[8:]: value for name, value in arrays.items() if name.startswith("history/")})
     out.result_, out._data = None, None
     return out
 
 
 _MISSING = object()
+
+
+def _item(value: Any) -> Any:
+    return value.item() if isinstance(value, np.generic) else value
 
 
 def _plain(value: Any) -> bool:

@@ -12,7 +12,7 @@ import numpy as np
 import pandas as pd
 from jaxtyping import PyTree
 
-from ..average import AbstractAverage, LastIterate
+from ..average import AbstractAverage
 from ..callbacks import AbstractCallback
 from ..compiling import keep_compilations
 from ..esteps import Noise
@@ -35,6 +35,10 @@ from .watching import Watch
 LARGEST_MEAN, LOG_SIGMA = 1e3, (-16.0, 5.0)
 
 
+#: fits with a default step, divided by four each time, before one that falls apart is accepted
+ATTEMPTS = 4
+
+
 @dataclasses.dataclass
 class Settings:
     """What a variational fit is asked for: see `BayesianClassifier`."""
@@ -42,16 +46,18 @@ class Settings:
     method: Any = "adam"
     step: Any = None
     spread: Spread = "weight"
-    sigma: float = 0.1
+    sigma: float | None = None
     n_draws: Any = 1
     antithetic: bool = False
     n_blocks: int = 1
     epochs: int = 20
-    average: AbstractAverage = dataclasses.field(default_factory=LastIterate)
+    average: AbstractAverage | None = None
     rows: Any = "device"
     seed: int = 0
     dtype: Any = np.float32
     progress: bool = True
+    #: keep means and scales in a box that no network should meet
+    bounded: bool = True
     checkpoint: Any = None
 
 
@@ -88,6 +94,8 @@ def train(
     """
     check_method(settings.method)
     check_draws(network, prior, draws)
+    # What many weights share is better begun small: large, it drowns the means while they learn.
+    sigma = (0.1 if settings.spread == "weight" else 0.05) if settings.sigma is None else settings.sigma
     dtype = np.dtype(settings.dtype)
     n = len(y)
     with precision(dtype):
@@ -102,22 +110,29 @@ def train(
         model, curvature, step = made(None), None, settings.step
         if needs_curvature(settings.method):
             keep_compilations()
-            curvature = largest_curvature(model, model.start(weights, settings.sigma), data, settings.seed, dtype)
+            curvature = largest_curvature(model, model.start(weights, sigma), data, settings.seed, dtype)
         if isinstance(settings.method, str) and step is None:
             step = default_step(settings.method, settings.n_blocks, settings.n_blocks * settings.epochs, curvature)
         if curvature is not None:
             model = made(n * curvature)
-        chosen = algorithm(cast(Any, settings.method), step, settings.average)
-        params = model.start(weights, settings.sigma)
+        params = model.start(weights, sigma)
         held = None if validation is None else blocks(*validation, max(len(validation[1]) * settings.n_blocks // n, 1), 0, slices)
-        watch = Watch(model, params, held, patience, settings.seed, dtype)
+        algorithm(cast(Any, settings.method), step, settings.average)  # refused here if it is to be
     keep_compilations()
-    result = fit(
-        model, data, chosen, Noise(settings.n_draws, settings.antithetic), key=settings.seed, params=params,
-        n_iter=settings.epochs * settings.n_blocks, batch_size=None if settings.n_blocks == 1 else 1, space=space(model, params),
-        average=settings.average, callbacks=[watch, *callbacks], checkpoint=settings.checkpoint, rows=settings.rows, dtype=dtype,
-        progress=settings.progress, throw=False,
-    )  # fmt: skip
+    # A curvature at the start may be that of a plateau: the step is then too large for what comes.
+    guarded = curvature is not None and settings.step is None and settings.checkpoint is None
+    for attempt in range(ATTEMPTS):
+        watch = Watch(model, params, held, patience, settings.seed, dtype, guarded and attempt < ATTEMPTS - 1)
+        result = fit(
+            model, data, algorithm(cast(Any, settings.method), step, settings.average),
+            Noise(settings.n_draws, settings.antithetic), key=settings.seed, params=params,
+            n_iter=settings.epochs * settings.n_blocks, batch_size=None if settings.n_blocks == 1 else 1,
+            space=space(model, params) if settings.bounded else None, average=settings.average, callbacks=[watch, *callbacks],
+            checkpoint=settings.checkpoint, rows=settings.rows, dtype=dtype, progress=settings.progress, throw=False,
+        )  # fmt: skip
+        if not guarded or not (watch.fell or result.result.failed):
+            break
+        step = step / 4
     return Trained(model, result, watch.history(result.trace["log_joint"]), watch.best, step, curvature)
 
 

@@ -19,28 +19,64 @@ from .model import Variational
 LEAST = 20
 
 
+#: what a fit says of its course
+FELL = "The ELBO of the last epoch is below that of the first: the step is too large for this network. Pass a smaller step=."
+ROSE = "The ELBO still rose by more than 1% in the last tenth of the fit: raise epochs= (or the step) for a better one."
+
+
+def course(log_joint: np.ndarray, n_blocks: int) -> str | None:
+    """What is to be said of ELBOs by iteration: they fell, or they still rise; both beyond three standard errors."""
+    n = len(log_joint)
+    if n < 2 * max(n_blocks, 10):
+        return None
+    first, last = log_joint[: max(n_blocks, 10)], log_joint[-max(n_blocks, 10) :]
+    if _rise(first, last) < 0:
+        return FELL
+    tenth = max(n // 10, min(n_blocks, n // 2))
+    before, after = log_joint[-2 * tenth : -tenth], log_joint[-tenth:]
+    return ROSE if _rise(before, after) > 0.01 * abs(after.mean()) else None
+
+
+def _rise(before: np.ndarray, after: np.ndarray) -> float:
+    """Difference of means, zero within three standard errors."""
+    rise = float(after.mean() - before.mean())
+    error = float(np.sqrt(before.var() / len(before) + after.var() / len(after)))
+    return rise if abs(rise) > 3 * error else 0.0
+
+
 class Watch(AbstractCallback):
     """Follows the ELBO of observations held out, after each epoch (or as many as have `LEAST` iterations).
 
     Args:
         params: in the structure of the model's. validation: blocks of observations that are held out, or None.
         patience: stop when their ELBO has not risen for so many epochs; the best parameters are kept.
+        guard: stop when the ELBO of the fit is twice as far below zero as in its first iterations.
     """
 
     def __init__(
-        self, model: Variational, params: PyTree, validation: PyTree, patience: int | None, seed: int, dtype: Any
+        self, model: Variational, params: PyTree, validation: PyTree, patience: int | None, seed: int, dtype: Any, guard: bool
     ) -> None:
         self._model, self._params, self._validation = model, params, validation
         self._patience, self._seed, self._dtype = patience, seed, dtype
         epochs = math.ceil(LEAST / model.n_blocks)
         self.period = None if validation is None else epochs * model.n_blocks
+        self._guard, self._floor = guard, -np.inf
+        #: whether the guard has stopped the fit
+        self.fell = False
         #: the ELBO of validation an observation, by epoch
         self.validation: dict[int, float] = {}
         #: the parameters where it was highest
         self.best: PyTree = None
 
     def __call__(self, progress: Progress) -> bool:
-        if self.period is None or progress.iteration % self.period:
+        if self._guard:
+            if self._floor == -np.inf:
+                first = float(progress.trace["log_joint"][:10].mean())
+                self._floor = first - abs(first)
+            self.fell = float(progress.latest["log_joint"].mean()) < self._floor
+            if self.fell:
+                return True
+        if self.period is None or (progress.iteration % self.period and progress.iteration < progress.n_iter):
             return False
         params = self._unflattened(progress.params[0])
         epoch = progress.iteration // self._model.n_blocks
