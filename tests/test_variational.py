@@ -5,11 +5,9 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 import pytest
 from scipy import integrate, stats
 
-import margaux as mx
 from margaux.variational.likelihoods import Bernoulli, Categorical, Gaussian, Poisson
 from margaux.variational.model import Variational, blocks
 from margaux.variational.networks import Network
@@ -67,39 +65,6 @@ def test_the_mean_of_the_integrand_is_the_elbo(regression, spread):
             for z in jnp.asarray(nodes)
         ])  # fmt: skip
     assert -N * value == pytest.approx(loss(mean + 0.1, 0.2), rel=1e-10)
-
-
-@pytest.mark.parametrize("spread", ["all", "weight"])
-def test_adam_reaches_the_optimum(regression, spread):
-    x, y, precision, mean, loss = regression
-    variational = model(spread)
-    algorithm = mx.soul(step=optax.adam(optax.cosine_decay_schedule(0.02, 3000)))
-    found = mx.fit(variational, blocks(x, y, 10), algorithm, mx.Noise(8, antithetic=True),
-                   params=variational.start(np.zeros(D), 0.3), n_iter=3000, batch_size=1, progress=False)  # fmt: skip
-    mu, sigma, best = found.params["mean"], np.exp(found.params["log_sigma"]), best_sigma(precision, spread)
-    assert 0 <= loss(mu, sigma) - loss(mean, best) < 0.02
-    assert np.abs(mu - mean).max() < 1e-2 and np.abs(sigma / best - 1).max() < 0.05
-
-
-@pytest.mark.parametrize("spread", ["all", "weight"])
-@pytest.mark.parametrize("method", ["bbb", "momentum", "misso"])
-def test_methods_of_one_step_size_reach_the_optimum(regression, spread, method):
-    """With the curvature L of the data for means and log standard deviations alike; MISSO's surrogates have it for their own."""
-    x, y, precision, mean, loss = regression
-    L = float(np.linalg.eigvalsh(precision)[-1]) / N
-    variational = model(spread, 10, information=N * L)
-    algorithm = {
-        "bbb": mx.soul(step=mx.Polynomial(5 / L, 0.6, 20.0)),
-        "momentum": mx.soul(step=optax.sgd(optax.cosine_decay_schedule(0.05 / L, 3000), 0.9)),
-        "misso": mx.misso(lipschitz=L),
-    }[method]
-    found = mx.fit(variational, blocks(x, y, 10), algorithm, mx.Noise(8, antithetic=True),
-                   params=variational.start(np.zeros(D), 0.3), n_iter=3000, batch_size=1, progress=False)  # fmt: skip
-    with jax.enable_x64(True):
-        sigma = np.asarray(variational.posterior.sigma(jax.tree.map(jnp.asarray, found.params)))
-    best = best_sigma(precision, spread)
-    assert 0 <= loss(found.params["mean"], sigma) - loss(mean, best) < 0.02
-    assert np.abs(found.params["mean"] - mean).max() < 1e-2 and np.abs(sigma / best - 1).max() < 0.05
 
 
 @pytest.mark.parametrize("prior", [Normal(0.7), Laplace(0.4), ScaleMixture(0.3, 1.0, 0.1)])

@@ -98,7 +98,7 @@ def check(network, x, y, n_draws, of_observations, ratio):
 def test_estimators_of_the_score():
     rng = np.random.default_rng(0)
     x = rng.uniform(size=(40, 8, 8, 1)).astype(np.float32)
-    check(Small(jax.random.key(0)), x, rng.integers(3, size=40), 600, 600, 3)
+    check(Small(jax.random.key(0)), x, rng.integers(3, size=40), 400, 400, 3)
 
 
 @pytest.mark.slow

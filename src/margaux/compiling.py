@@ -11,6 +11,7 @@ from typing import Any
 import equinox as eqx
 import jax
 from jax.core import Tracer
+from jaxtyping import PyTree
 
 from .collector import paused
 
@@ -22,6 +23,14 @@ CPU_OPTIONS = {
     "xla_backend_optimization_level": 1,
     "xla_cpu_scheduler_type": "CPU_SCHEDULER_TYPE_MEMORY_OPTIMIZED",
 }
+
+#: numbers from which on parameters are large
+LARGE = 1 << 15
+
+
+def is_large(params: PyTree, copies: int = 1) -> bool:
+    """Whether a program is one of large arrays, by the parameters of each of its copies."""
+    return sum(leaf.size for leaf in jax.tree.leaves(params)) >= LARGE * copies
 
 
 @functools.cache

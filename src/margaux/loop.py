@@ -14,7 +14,7 @@ from jaxtyping import Array, PyTree
 from . import average as averaging
 from .algorithm import AbstractAlgorithm
 from .average import AbstractAverage
-from .compiling import compiled
+from .compiling import compiled, is_large
 from .esteps import AbstractEStep
 from .model import leading, mapped
 from .updates import Problem
@@ -24,9 +24,6 @@ INIT = 2**31 - 1
 
 #: scalar parameters whose every iterate is kept in the trace, at most; of more there is the norm
 TRACED = 512
-
-#: scalar parameters of a run from which on its arrays are large to the compiler
-LARGE = 1 << 15
 
 #: iterations whose noise is drawn at a time, at most, and its bytes
 BLOCK, BLOCK_BYTES = 128, 1 << 20
@@ -164,8 +161,7 @@ def _full_chunk(settings, keys, carry, data, first, length, total, runs, ids, ax
 
 
 def _large(inputs: tuple, carry: Carry, *, runs: int | None, **static: Any) -> bool:
-    """Whether the parameters of a run are many."""
-    return sum(leaf.size for leaf in jax.tree.leaves(inputs[-1][0])) >= LARGE * (runs or 1)
+    return is_large(inputs[-1][0], runs or 1)
 
 
 @compiled(donate="all-except-first", large=_large)
@@ -255,7 +251,7 @@ def first_state(settings: Settings, params: PyTree, unit: PyTree) -> tuple[PyTre
     return settings.algorithm.init(settings.problem, params, unit), averaging.start(settings.average, params)
 
 
-@compiled(large=lambda settings, key, params, *rest: sum(leaf.size for leaf in jax.tree.leaves(params)) >= LARGE)
+@compiled(large=lambda settings, key, params, *rest: is_large(params))
 def visit_all(
     settings: Settings, key: Array, params: PyTree, rows: PyTree, data: PyTree, ids: Any, k: Any
 ) -> tuple[tuple[PyTree, PyTree], PyTree]:

@@ -10,7 +10,7 @@ import numpy as np
 from jax.flatten_util import ravel_pytree
 from jaxtyping import Array, PyTree
 
-from ..compiling import compiled
+from ..compiling import compiled, is_large
 from ..esteps import Noise
 from ..naming import settle
 from .model import Variational
@@ -48,7 +48,7 @@ def largest_curvature(
     return value
 
 
-@compiled
+@compiled(large=lambda model, params, *rest: is_large(params))
 def _power_iteration(model: Variational, params: dict[str, PyTree], data: PyTree, key: Array, n_steps: int) -> Array:
     keys = jax.random.split(key, jax.tree.leaves(data)[0].shape[0])
     flat, unravel = ravel_pytree(params["mean"])

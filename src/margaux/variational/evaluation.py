@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, PyTree
 
-from ..compiling import compiled
+from ..compiling import compiled, is_large
 from ..esteps import Noise
 from ..naming import settle
 from .draws import moved
@@ -34,7 +34,7 @@ def expected_log_likelihood(
     return float(sums.sum() / n_draws / np.asarray(data["weight"], float).sum())
 
 
-@compiled
+@compiled(large=lambda model, params, *rest: is_large(params))
 def _by_block(model: Variational, params: dict[str, PyTree], data: PyTree, keys: Array) -> Array:
     def block(i: Array, unit: PyTree) -> tuple[Array, Array]:
         def single(key: Array) -> Array:
@@ -81,7 +81,7 @@ def outputs_of_draws(
     return np.concatenate(out, axis=1)
 
 
-@compiled
+@compiled(large=lambda network, posterior, *rest: is_large(posterior[0]))
 def _outputs(network: Network, posterior: tuple[PyTree, PyTree], x: PyTree, keys: Array) -> Array:
     def single(key: Array) -> Array:
         z = Noise(1).noise(key, posterior[0])
