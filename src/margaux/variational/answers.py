@@ -116,7 +116,7 @@ class WeightPosterior:
             ImportError: arviz-base is not installed.
         """
         try:
-            from arviz_base import from_dict
+            from arviz_base import from_dict  # type: ignore[import-not-found]
         except ImportError as error:
             raise ImportError("to_arviz needs arviz-base; install it via pip install 'margaux[arviz]'") from error
         return from_dict({"posterior": self.posterior_draws(n_draws, random_state)})
