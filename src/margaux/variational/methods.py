@@ -24,6 +24,8 @@ Method = Literal["adam", "adagrad", "momentum", "bbb", "sag", "saga", "misso"]
 
 #: methods that scale every coordinate by themselves
 ADAPTIVE = ("adam", "adagrad")
+#: methods that keep a table
+TABLES = ("sag", "saga", "misso")
 
 
 def check_method(method: Any) -> None:

@@ -40,7 +40,7 @@ def write(path: str | Path, estimator: Any) -> None:
         "prior": [type(model.prior).__name__, {name: np.asarray(value).item() for name, value in vars(model.prior).items()}],
         "information": None if model.posterior.information is None else float(model.posterior.information),
         "model": {"n": model.n, "n_blocks": model.n_blocks, "slices": model.slices},
-        "spread": model.posterior.spread,
+        "posterior": {"spread": model.posterior.spread, "n_blocks": model.posterior.n_blocks, "table": model.posterior.table},
         "draws": next(name for name, draws in DRAWS.items() if type(draws) is type(model.draws)),
         "params": sorted(estimator._params),
     }
@@ -75,7 +75,7 @@ def read(path: str | Path, cls: Any, network: Any, weights: PyTree) -> Any:
     made, start = out._network(dtype)
     kind, fields = header["prior"]
     prior = getattr(priors, kind)(**fields)
-    posterior = GaussianPosterior(header["spread"], header["information"], header["model"]["n_blocks"])
+    posterior = GaussianPosterior(information=header["information"], **header["posterior"])
     model = Variational(made, out._likelihood(), prior, posterior, draws=DRAWS[header["draws"]], **header["model"])
     template = jax.tree.map(lambda leaf: np.asarray(leaf, dtype), model.start(start, 1.0))
     if sorted(template) != header["params"]:

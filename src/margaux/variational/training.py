@@ -24,7 +24,7 @@ from .curvature import largest_curvature
 from .draws import AbstractDraws
 from .evaluation import slice_size
 from .likelihoods import AbstractLikelihood
-from .methods import algorithm, check_method, default_step, needs_curvature
+from .methods import TABLES, algorithm, check_method, default_step, needs_curvature
 from .model import Variational, blocks
 from .networks import Network
 from .posterior import GaussianPosterior, Spread
@@ -103,8 +103,10 @@ def train(
         slices = math.ceil(n / settings.n_blocks / slice_size(network, weights, one, dtype))
         data = blocks(x, y, settings.n_blocks, settings.seed, multiple=slices)
 
+        table = isinstance(settings.method, str) and settings.method in TABLES
+
         def made(information: float | None) -> Variational:
-            posterior = GaussianPosterior(settings.spread, information, settings.n_blocks)
+            posterior = GaussianPosterior(settings.spread, information, settings.n_blocks, table)
             return Variational(network, likelihood, prior, posterior, n, settings.n_blocks, draws, slices)
 
         model, curvature, step = made(None), None, settings.step
