@@ -51,11 +51,10 @@ def best_bbb(images):
 
 @pytest.mark.parametrize("seed", SEEDS)
 def test_misso_beside_the_best_step_of_bayes_by_backprop(images, best_bbb, seed):
-    """By its default step, which nobody tunes: 1.14, 1.17 and 1.21 times the loss, seen with seeds 0 to 2. No larger step is
-    stable for all three (104 ends at 1.48, 1.48 and 1.62, where it falls apart)."""
+    """By its default step, which nobody tunes."""
     loss = fitted(images, spread="all", method="misso", draws="flipout", random_state=seed)[1]
     print(f"{loss:.3f} beside {best_bbb[0]:.3f}, the best: {loss / best_bbb[0]:.3f}")
-    assert loss <= 1.25 * best_bbb[0]
+    assert loss <= 1.15 * best_bbb[0]
 
 
 def test_adam_on_lenet5(images):

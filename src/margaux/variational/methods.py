@@ -1,7 +1,7 @@
 r"""MISSO and its rivals by name: statistic x memory x update.
 
 With L the curvature of the negative ELBO per observation in the means and B blocks, the default steps are 1/(2L) for Bayes by
-Backprop, a tenth of it with momentum 0.9, 1/(4L) for tables of scores, and 0.3 B/L for MISSO, whose table turns each visit into a
+Backprop, a tenth of it with momentum 0.9, 1/(4L) for tables of scores, and B/(2L) for MISSO, whose table turns each visit into a
 step of length $\gamma/B$. Adam moves a coordinate by a step an iteration at most: its own lets it go as far as 5, within 1e-3 and
 1e-2. Where a fit falls apart with such a step it begins again with a quarter of it, three times at most.
 """
@@ -47,7 +47,7 @@ def default_step(method: str, n_blocks: int, n_iter: int, curvature: float | Non
     if method == "adagrad":
         return 3e-2
     assert curvature is not None
-    return {"bbb": 1 / 2, "momentum": 1 / 20, "sag": 1 / 4, "saga": 1 / 4, "misso": 0.3 * n_blocks}[method] / curvature
+    return {"bbb": 1 / 2, "momentum": 1 / 20, "sag": 1 / 4, "saga": 1 / 4, "misso": n_blocks / 2}[method] / curvature
 
 
 def algorithm(method: Method | AbstractAlgorithm, step: Any, average: AbstractAverage | None) -> AbstractAlgorithm:

@@ -10,7 +10,7 @@ order $\tfrac r2\sqrt{B/d}$, and what it fluctuates by $\sqrt{rB/8d}$: for it to
 $\kappa = \sqrt{\mathcal I/\max(2d, 4B)}$.
 
 A table of scores or surrogates repeats what a block once said for a whole epoch. Far from its minimum $\log\sigma$ is driven by
-the entropy alone, as hard as ever, and would overshoot by that: with $0.6dB$ for $2d$ it moves by about one an epoch.
+the entropy alone, as hard as ever, and would overshoot by that: with $dB$ for $2d$ it moves by about one an epoch.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ class GaussianPosterior(eqx.Module):
         """kappa of a scale that so many weights, or observations, share."""
         if self.information is None:
             return 1.0
-        stiffness = max(2 * size, 4 * self.n_blocks, 0.6 * size * self.n_blocks if self.table else 0)
+        stiffness = max(2 * size, 4 * self.n_blocks, size * self.n_blocks if self.table else 0)
         return (self.information / stiffness) ** 0.5
 
     def weights(self, params: dict[str, PyTree], z: PyTree) -> PyTree:

@@ -19,6 +19,9 @@ from .model import Variational
 LEAST = 20
 
 
+#: share of its size that the ELBO of an epoch may fall by
+FALL = 0.25
+
 #: what a fit says of its course
 FELL = "The ELBO of the last epoch is below that of the first: the step is too large for this network. Pass a smaller step=."
 ROSE = "The ELBO still rose by more than 1% in the last tenth of the fit: raise epochs= (or the step) for a better one."
@@ -50,7 +53,8 @@ class Watch(AbstractCallback):
     Args:
         params: in the structure of the model's. validation: blocks of observations that are held out, or None.
         patience: stop when their ELBO has not risen for so many epochs; the best parameters are kept.
-        guard: stop when the ELBO of the fit is twice as far below zero as in its first iterations.
+        guard: stop when the ELBO of an epoch is `FALL` of its size below the best one, or the ELBO twice as far below zero as in
+            the first iterations.
     """
 
     def __init__(
@@ -73,7 +77,11 @@ class Watch(AbstractCallback):
             if self._floor == -np.inf:
                 first = float(progress.trace["log_joint"][:10].mean())
                 self._floor = first - abs(first)
-            self.fell = float(progress.latest["log_joint"].mean()) < self._floor
+            epochs = self.history(progress.trace["log_joint"], max(self._model.n_blocks, LEAST))["elbo"].to_numpy()
+            best = epochs.max(initial=-np.inf)
+            self.fell = float(progress.latest["log_joint"].mean()) < self._floor or (
+                len(epochs) > 1 and bool(epochs[-1] < best - FALL * abs(best))
+            )
             if self.fell:
                 return True
         if self.period is None or (progress.iteration % self.period and progress.iteration < progress.n_iter):
@@ -98,9 +106,9 @@ class Watch(AbstractCallback):
     def close(self) -> None:
         return None
 
-    def history(self, log_joint: np.ndarray) -> pd.DataFrame:
-        """One row an epoch: "elbo", the mean over its draws (iterations,), and "validation" where there is one."""
-        size = self._model.n_blocks
+    def history(self, log_joint: np.ndarray, size: int | None = None) -> pd.DataFrame:
+        """One row an epoch (or so many iterations): "elbo", the mean over its draws, and "validation" where there is one."""
+        size = self._model.n_blocks if size is None else size
         whole = len(log_joint) // size
         elbo = np.asarray(log_joint, float).ravel()[: whole * size].reshape(whole, size).mean(axis=1)
         frame = pd.DataFrame({"epoch": np.arange(1, whole + 1), "elbo": elbo})
