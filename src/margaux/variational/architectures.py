@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import equinox as eqx
 import jax
 import jax.numpy as jnp
@@ -128,7 +130,8 @@ def named(name: str, shape: tuple[int, ...], outputs: int, seed: int = 0) -> Per
     """
     key = jax.random.key(seed)
     if name in ("tanh", "relu"):
-        return Perceptron(int(np.prod(shape)), (100,), outputs, name, key=key)
+        made = Perceptron(int(np.prod(shape)), (100,), outputs, name, key=key)
+        return he_started(made) if name == "relu" else made
     if name not in ("lenet5", "resnet18"):
         raise ValueError(f'network must be "tanh", "relu", "lenet5", "resnet18", an equinox module or a callable; got {name!r}')
     if len(shape) != 3 or shape[0] != shape[1]:
@@ -137,7 +140,20 @@ def named(name: str, shape: tuple[int, ...], outputs: int, seed: int = 0) -> Per
             '(n, height, width, channels), or use network="tanh"'
         )
     if name == "lenet5":
-        return LeNet5(outputs, shape[2], shape[0], key=key)
+        return he_started(LeNet5(outputs, shape[2], shape[0], key=key))
     if shape[0] < 8:
         raise ValueError(f"resnet18 is for images of 32 x 32 pixels, got {shape[0]} x {shape[1]}")
-    return ResNet18(outputs, shape[2], key=key)
+    return he_started(ResNet18(outputs, shape[2], key=key))
+
+
+def he_started(network: Any) -> Any:
+    r"""A network of ReLU units whose layers begin as He, Zhang, Ren and Sun (2015) have it: uniform weights of variance
+    2 / inputs, and no biases. With smaller ones the noise of the posterior hides the signal, and a fit begins on a plateau."""
+
+    def started(layer: Any) -> Any:
+        if not isinstance(layer, Dense | Convolution):
+            return layer
+        layer = eqx.tree_at(lambda part: part.weight, layer, layer.weight * 6**0.5)
+        return layer if layer.bias is None else eqx.tree_at(lambda part: part.bias, layer, jnp.zeros_like(layer.bias))
+
+    return jax.tree.map(started, network, is_leaf=lambda part: isinstance(part, Dense | Convolution))
