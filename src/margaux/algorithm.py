@@ -55,12 +55,8 @@ class AbstractAlgorithm(eqx.Module):
 
     @property
     def first_pass(self) -> bool:
-        """Whether rows are filled by a full pass before the first iteration, or else by `at_rest`."""
+        """Whether rows are filled by a full pass before the first iteration; an algorithm without has `at_rest`."""
         return True
-
-    def at_rest(self, params: Params) -> PyTree:
-        """The row of a unit whose score is zero."""
-        raise NotImplementedError
 
     @property
     def sampling(self) -> str:
@@ -118,7 +114,8 @@ class Algorithm(AbstractAlgorithm):
     #: fill the rows by a full pass before the first iteration; otherwise as if all scores were zero, as long as they are unseen
     first_pass: bool = eqx.field(static=True, default=True)
 
-    def at_rest(self, params):
+    def at_rest(self, params: Params) -> PyTree:
+        """The row of a unit whose score is zero."""
         statistic: Any = self.statistic  # see `requires`
         return statistic.at_rest(params)
 

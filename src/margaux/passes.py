@@ -74,10 +74,11 @@ class Passes:
     def rest(self, params: list[PyTree], store: Any, k: int) -> tuple[Any, list[PyTree]]:
         """Rows of units whose scores are taken to be zero, unseen; and each run's sum of them."""
         n, kind, totals = self.settings.problem.n, type(store), []
+        algorithm: Any = self.settings.algorithm  # one without a first pass
         own, blocks = kind(store.tree[1]), self.blocks(row_bytes(store.tree))
         repeated = lambda b: lambda leaf: jnp.broadcast_to(leaf, (b, *leaf.shape))  # noqa: E731
         for r, p in enumerate(params):
-            row = self.settings.algorithm.at_rest(p)
+            row = algorithm.at_rest(p)
             for ids in blocks:
                 own = own.put(ids + r * n, jax.tree.map(repeated(len(ids)), row))
             totals.append(jax.tree.map(lambda leaf: n * leaf, row))

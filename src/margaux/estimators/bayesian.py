@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import abc
 import warnings
 from pathlib import Path
 from typing import Any
@@ -31,7 +32,7 @@ from .fitted import check_fitted
 ITERATIONS = 3000
 
 
-class BayesianNetwork(WeightPosterior, BaseEstimator):
+class BayesianNetwork(WeightPosterior, BaseEstimator, abc.ABC):
     """What both estimators share: settings, the fit, saving."""
 
     def __init__(
@@ -52,19 +53,21 @@ class BayesianNetwork(WeightPosterior, BaseEstimator):
 
     # -- what the outcome decides ---------------------------------------------------------------
 
+    @abc.abstractmethod
     def _outcome(self, y: Any, n: int) -> np.ndarray:
         """The outcome of a fit, checked; its labels or scale are kept."""
-        raise NotImplementedError
 
+    @abc.abstractmethod
     def _seen(self, y: Any, n: int) -> np.ndarray:
         """The outcome of other observations, in the terms of the fit."""
-        raise NotImplementedError
 
+    @abc.abstractmethod
     def _likelihood(self) -> AbstractLikelihood:
-        raise NotImplementedError
+        """Of the outcome given the outputs of the network."""
 
+    @abc.abstractmethod
     def _n_outputs(self) -> int:
-        raise NotImplementedError
+        """Outputs that the network must have."""
 
     # -- fitting --------------------------------------------------------------------------------
 
