@@ -54,6 +54,8 @@ with _paused():
         AbstractFactorised,
         AbstractModel,
         AbstractNonSmooth,
+        AbstractPointwise,
+        AbstractPredictive,
         AbstractSurrogate,
         one_unit,
     )

@@ -109,6 +109,22 @@ class AbstractDiscrete(eqx.Module):
         """Every value of the latent, stacked on a leading axis."""
 
 
+class AbstractPointwise(eqx.Module):
+    """Capability: the density of each observation given the unit's latents, for cross-validation and posterior checks."""
+
+    @abc.abstractmethod
+    def pointwise(self, params: Params, z: Latents, y: Unit) -> Array:
+        r"""$\log p(y_{ij}\mid z_i,\theta)$ by observation of the unit (a scalar where it has one); NaN in padding."""
+
+
+class AbstractPredictive(eqx.Module):
+    """Capability: new data of a unit given its latents."""
+
+    @abc.abstractmethod
+    def simulate(self, key: PRNGKeyArray, params: Params, z: Latents, y: Unit) -> PyTree[Array]:
+        r"""A draw from $p(y_i\mid z_i,\theta)$, by name and shaped as the observations; what y conditions on is kept."""
+
+
 class AbstractNonSmooth(AbstractModel):
     r"""$\log p(y, z\mid\theta)$ = a part smooth in z, minus a g(z) that has a proximal map instead of a gradient.
 
