@@ -10,9 +10,10 @@ from scipy.stats import norm
 from typer.testing import CliRunner
 
 import margaux as mx
-from margaux.cli import _network, app
+from margaux.cli import app
+from margaux.commands.bayesian import encoded, held_out, read
+from margaux.commands.demo import network
 from margaux.examples import digits
-from margaux.variational.cli import encoded, held_out, read
 
 N = 160
 
@@ -113,7 +114,7 @@ def test_numbers_of_a_file_are_fitted(tables, tmp_path, likelihood, y):
         ("classifier", "names.csv", ["--y", "kind"], "the column 'soil' holds text with 160 different values, such as 's0'"),
         ("classifier", "short.csv", ["--y", "kind"], "--validation 0.1 holds out 1 of 8 rows"),
         ("classifier", "trees.csv", ["--y", "kind", "--validation", "1"], "--validation must be a share"),
-        ("classifier", "trees.csv", ["--y", "kind", "--network", "lenet5"], "--network must be tanh or relu"),
+        ("classifier", "trees.csv", ["--y", "kind", "--network", "lenet5"], "--network must be one of tanh, relu"),
         ("classifier", "trees.csv", ["--y", "kind", "--method", "sgd"], "method must be one of"),
         ("classifier", "trees.csv", ["--y", "kind", "--spread", "layer"], "spread"),
         ("classifier", "trees.csv", ["--y", "kind", "--epochs", "0"], "epochs"),
@@ -150,7 +151,7 @@ def test_names_of_rows_are_no_input_and_numbers_are_kept(tables):
 
 @pytest.mark.slow
 def test_the_demonstration_of_digits(tmp_path, capsys):
-    _network(tmp_path)
+    network(tmp_path)
     shown = capsys.readouterr().out
     accuracy = [float(cell) for cell in next(line for line in shown.splitlines() if "accuracy" in line).split("│")[2:-1]]
     assert accuracy[2:] == [digits.POINT["accuracy"], digits.LOGISTIC["accuracy"]]

@@ -6,9 +6,10 @@ import pytest
 from typer.testing import CliRunner
 
 import margaux as mx
-from margaux.cli import _counts, app
+from margaux.cli import app
+from margaux.commands.demo import counts as demonstrated
+from margaux.commands.pln_pca import aligned, read_counts, read_frame, several
 from margaux.examples import abundances
-from margaux.pln.cli import aligned, read_counts, read_frame, several
 
 
 @pytest.fixture(scope="module")
@@ -43,7 +44,7 @@ def test_a_file_is_fitted_as_by_the_estimator(tables, tmp_path):
     model = mx.PLNPCA(2, method="variational", verbose=False).fit(
         counts, covariates=covariates, formula="~ site", offsets=covariates["effort"]
     )
-    found = pd.read_csv(tmp_path / "coefficients.csv", index_col=[0, 1])
+    found = pd.read_csv(tmp_path / "estimates.csv", index_col=[0, 1])
     np.testing.assert_allclose(found["estimate"], model.summary()["estimate"], rtol=1e-6)
     np.testing.assert_allclose(found["se"], model.stderr_.ravel(), rtol=1e-6)
     scores = pd.read_csv(tmp_path / "scores.csv", index_col=0)
@@ -123,8 +124,10 @@ def test_names_of_units_are_the_first_column_unless_it_is_a_number_or_repeats(tm
 def test_an_h5ad_file_brings_its_covariates(tmp_path):
     anndata = pytest.importorskip("anndata")
     rng = np.random.default_rng(0)
-    obs = pd.DataFrame({"type": np.repeat(["a", "b"], 20)}, index=[f"c{i}" for i in range(40)])
-    anndata.AnnData(X=rng.poisson(3.0, (40, 6)).astype(float), obs=obs).write_h5ad(tmp_path / "cells.h5ad")
+    # anndata cannot write the strings of Arrow that pandas makes where pyarrow is installed.
+    with pd.option_context("mode.string_storage", "python"), anndata.settings.override(allow_write_nullable_strings=True):
+        obs = pd.DataFrame({"type": np.repeat(["a", "b"], 20)}, index=[f"c{i}" for i in range(40)])
+        anndata.AnnData(X=rng.poisson(3.0, (40, 6)).astype(float), obs=obs).write_h5ad(tmp_path / "cells.h5ad")
     done = invoke(tmp_path / "cells.h5ad", "--formula", "~ type", "--rank", "1", "--method", "variational", "--out", tmp_path)
     assert done.exit_code == 0, done.output
     assert "type[T.b]" in done.output and len(pd.read_csv(tmp_path / "scores.csv")) == 40
@@ -132,7 +135,7 @@ def test_an_h5ad_file_brings_its_covariates(tmp_path):
 
 @pytest.mark.slow
 def test_the_demonstration_recovers_the_truth(tmp_path, capsys):
-    _counts(tmp_path)
+    demonstrated(tmp_path)
     shown = capsys.readouterr().out
     data = abundances.table()
     inside = int(next(line for line in shown.splitlines() if "intervals hold the truth" in line).split()[0])

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import time
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
@@ -32,9 +34,11 @@ class Course(NamedTuple):
 
 
 def mnist(n: int) -> tuple[np.ndarray, np.ndarray, str]:
-    """The first n training images, and where they are from: scikit-learn's digits, enlarged, where MNIST is not at hand."""
+    """The first n training images, of the folder `mnist` in MARGAUX_DATA or by download, and where they are from: scikit-learn's
+    digits, enlarged, where MNIST is not at hand."""
+    folder = Path(os.environ.get("MARGAUX_DATA", "")) / "mnist"
     try:
-        x, y = load_mnist("train")
+        x, y = load_mnist("train", folder=folder if folder.is_dir() else None)
         return x[:n], y[:n], "MNIST"
     except (OSError, ImportError, RuntimeError):
         x, y = load_digits()

@@ -131,7 +131,7 @@ def main(out: Path, full: bool = False) -> None:
     exact = exact_theta(A, y, 4000 if full else 1000)
     seconds, fixed = cpu_seconds(A, y)
 
-    model.plot_trace().savefig(out / "soul_audio_theta.png", dpi=150)
+    model.plot_trace().figure.savefig(out / "soul_audio_theta.png", dpi=150)
     grid = np.geomspace(4, 400, 41 if full else 13)
     sharp = SparseInverse(prior=L1(), noise_sd=NOISE_SD, n_iter=1, verbose=False).fit(A, y)
     errors = [error_db(sharp.map(theta), truth) for theta in grid]

@@ -219,6 +219,6 @@ def main(out: Path, full: bool = False) -> None:
     figure_7(models["l1"].coef_[0], data["beta"]).savefig(out / "soul_figure_7.png", dpi=150)
     model = SparseMixedLogistic(verbose=False, n_iter=n_iter if full else 20_000)
     model.path(data["X"], data["y"], data["group"], np.geomspace(70, 10, 25 if full else 10))
-    model.plot_path(truth=data["beta"]).savefig(out / "soul_path.png", dpi=150)
+    model.plot_path(truth=data["beta"]).figure.savefig(out / "soul_path.png", dpi=150)
     print(f"figures: {out / 'soul_figure_6.png'}, {out / 'soul_figure_7.png'}, {out / 'soul_path.png'}")
     fresh(20 if full else 5, 20_000 if full else 6000)

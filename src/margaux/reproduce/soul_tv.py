@@ -91,7 +91,7 @@ def main(out: Path, full: bool = False) -> None:
         axis.xaxis.set_minor_formatter(NullFormatter())
         axis.set(title=name, xlabel="theta", ylabel="MSE (dB)")
         axis.legend(frameon=False, fontsize=8)
-        model.plot_reconstruction(truth).savefig(out / f"soul_tv_{name}.png", dpi=150)
+        model.plot_reconstruction(truth).figure.savefig(out / f"soul_tv_{name}.png", dpi=150)
         worse = error_db(y, truth)
         print(f"{name:12}{model.theta_:9.2f}{best_theta:12.2f}{found:9.2f}{best:9.2f}{found - best:7.2f}{worse:9.2f}")
     figure.savefig(out / "soul_tv_mse.png", dpi=150)

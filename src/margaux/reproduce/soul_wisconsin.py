@@ -112,11 +112,11 @@ def main(out: Path, full: bool = False) -> None:
     trajectories(fit).savefig(out / "soul_wisconsin_1.png", dpi=120)
 
     coefficients = fit.draws(4000 if not full else 20_000, thin=100)[:, 0, 0]
-    histograms(coefficients, [f"beta{j}" for j in range(10)]).savefig(out / "soul_wisconsin_2.png", dpi=120)
+    histograms(coefficients, [f"beta{j}" for j in range(10)]).figure.savefig(out / "soul_wisconsin_2.png", dpi=120)
 
     grid = np.linspace(-0.75, 2.25, 13)
     profile = fit.profile("theta", grid, method="harmonic", n_draws=600_000 if full else 60_000)
-    fit.plot.profile(profile, truth=EXACT).savefig(out / "soul_wisconsin_3a.png", dpi=120)
+    fit.plot.profile(profile, truth=EXACT).figure.savefig(out / "soul_wisconsin_3a.png", dpi=120)
 
     many = soul(data, n_iter, runs=1000 if full else 200, key=2).run_params["theta"].astype(float)
     p = stats.kstest((many - many.mean()) / many.std(ddof=1), "norm").pvalue

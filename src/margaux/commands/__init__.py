@@ -1,0 +1,1 @@
+"""The commands of `margaux`: what they share, and a file for each family of `margaux fit`."""

@@ -1,0 +1,108 @@
+"""The page of a regression with missing covariates."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from ...missing import answers
+from ...naming import precision
+from .. import convergence
+from ..calibration import calibration
+from ..figures import drawn
+from ..page import Paragraph, Part, Section, Verdict, attempt, framed, listed, nats, number, section
+from . import fit as of_fit
+from . import fitted
+
+#: classes of an outcome whose calibration is drawn
+CLASSES = 3
+WORDS = "A generalised linear model whose normal covariates are missing at random; rows with holes count for what they tell."
+
+
+def heading(model: Any) -> tuple[str, str]:
+    """Title and lead."""
+    x = model.table_.x
+    lead = f"{len(x):,} rows, {x.shape[1]} covariates, {number(100 * float(np.isnan(x).mean()), 3)}% of the entries missing."
+    return f"{type(model).__name__}: {model.family} regression with missing covariates", lead
+
+
+def sections(model: Any, command: str | None = None) -> list[Section]:
+    """The sections of the page."""
+    table = model.table_
+    missing = np.isnan(table.x)
+    whole = int((~missing.any(axis=1)).sum())
+    data = (table.x, table.y, table.weights, table.offset)
+    return [
+        fitted.what(model, ("Family", model.family), ("Method", model.method), ("Rows", f"{len(table.x):,}, {whole:,} complete"),
+                    ("Covariates", table.x.shape[1]), ("Classes", "" if table.classes is None else listed(list(table.classes))),
+                    words=WORDS, names=["intercept", *table.names]),
+        fitted.end(model),
+        fitted.estimated(model, "Coefficients with Wald intervals (observed information)."),
+        _convergence(model),
+        fitted.criteria(model, ("Log-likelihood of the outcome alone", _outcome(model)), more=_goodness(model)),
+        section("latents", "The latent posterior: missing entries", _entries(model)),
+        fitted.reproduce(model, command, lambda: data,
+                         "margaux.report.checksum(t.x, t.y, t.weights, t.offset), t = model.table_"),
+    ]  # fmt: skip
+
+
+def _outcome(model: Any) -> str:
+    return "" if model.result_.result.failed else nats(model.loglik_outcome_)
+
+
+def _convergence(model: Any) -> Section:
+    fit = model.result_
+    if model.method != "exact":
+        return of_fit.convergence_of(fit)
+    text = f"the exact likelihood was maximised in {fit.n_iter} iterations"
+    good = (
+        "its gradient is below 1e-5 an observation" if model.converged_ else "its gradient is not yet below 1e-5 an observation"
+    )
+    return section(
+        convergence.ID, convergence.TITLE, Verdict("good" if model.converged_ else "careful", f"Gradient: {text}; {good}.")
+    )
+
+
+def _goodness(model: Any) -> list[Part]:
+    table = model.table_
+    x, c = model._split(table.x)
+
+    def calibrated() -> list[Part]:
+        with precision(np.dtype(float)):
+            expected = answers.expected_outcome(model._family(), model.result_.params, model.standard_.apply(x), c, table.offset)
+        note = "Of the rows of the fit, given what is observed of each."
+        if expected.ndim == 1:
+            what = f"P({table.classes[1]})" if table.classes is not None else "outcome"
+            return [calibration(expected, table.y, what, note)]
+        return [calibration(expected[:, k], table.y == k, f"P({table.classes[k]})", note)
+                for k in range(min(len(table.classes), CLASSES))]  # fmt: skip
+
+    coefficients = fitted.figure(model, "The plot of standardised coefficients", lambda: drawn(
+        model.plot.coefficients, "Coefficients per standard deviation of their column, with intervals.",
+        "Coefficients per standard deviation of their column: comparable with each other."))  # fmt: skip
+    share = 100 * np.isnan(table.x).mean(axis=0)
+    alt = ", ".join(f"{name} {number(value, 3)}%" for name, value in list(zip(table.names, share, strict=True))[:10])
+    holes = fitted.figure(model, "The plot of missingness", lambda: drawn(
+        model.plot.missingness, f"Share missing by column: {alt}.", "Share missing in each column, and the commonest patterns.",
+        ranges=False))  # fmt: skip
+    return [*coefficients, *fitted.figure(model, "Calibration", calibrated), *holes]
+
+
+def _entries(model: Any) -> list[Part]:
+    def table() -> list[Part]:
+        given, filled = model.table_.x, model.conditional_mean()
+        rows: dict[str, dict[str, float]] = {}
+        for j, name in enumerate(model.table_.names):
+            hole = np.isnan(given[:, j])
+            rows[name] = {"missing": int(hole.sum()), "observed mean": float(np.nanmean(given[:, j])),
+                          "observed sd": float(np.nanstd(given[:, j])),
+                          "mean of what is missing": float(filled[hole, j].mean()) if hole.any() else np.nan}  # fmt: skip
+        frame = pd.DataFrame.from_dict(rows, orient="index").astype({"missing": int})
+        return [framed(frame, "Missing entries: their conditional means given the outcome and what is observed of their rows.",
+                       "column", rest="model.conditional_mean() and model.impute() have the entries")]  # fmt: skip
+
+    if model.result_.result.failed:
+        return [Paragraph("The table of missing entries is left out: the fit failed.")]
+    return attempt("The table of missing entries", table)

@@ -1,0 +1,407 @@
+"""The command line: every family has one shape, user errors are one line, and each exit code means what it says."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+import scipy.sparse
+from typer.testing import CliRunner
+
+import margaux as mx
+from margaux.cli import app
+from margaux.commands import doctor, errors, files, tables
+from margaux.commands.errors import UserError
+from margaux.commands.selftest import MONTE_CARLO_ERROR, tried
+from margaux.datasets import load_theophylline, load_wisconsin
+from margaux.job import Job
+from margaux.reproduce import EXPERIMENTS
+from margaux.result import RESULTS
+
+NLME = ["nlme", "--model", "oral1cpt", "--id", "id", "--time", "time", "--y", "y", "--dose", "dose"]
+REGRESSIONS = {
+    "missing-logistic": ["--y", "y"], "missing-linear": ["--y", "b"], "missing-glm": ["--y", "y"],
+    "empirical-bayes-logistic": ["--y", "y"], "sparse-mixed-logistic": ["--y", "y", "--groups", "g"],
+    "bayesian-classifier": ["--y", "y"], "bayesian-regressor": ["--y", "b"],
+}  # fmt: skip
+#: of each family, options that fit the good table
+OPTIONS = REGRESSIONS | {"nlme": NLME[1:], "pln-pca": [], "sparse-inverse": ["--y", "b"]}
+
+
+def invoke(*arguments):
+    return CliRunner().invoke(app, list(map(str, arguments)))
+
+
+def fit(*arguments):
+    return invoke("fit", *arguments)
+
+
+def refused(done, message, code=2):
+    """One line on stderr that says so, and nothing on stdout."""
+    assert done.exit_code == code, done.output
+    lines = done.stderr.strip().splitlines()
+    assert len(lines) == 1 and lines[0].startswith("error: ") and message in lines[0], lines
+    assert done.stdout == ""
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """Tables, whole and broken."""
+    here, rng = tmp_path_factory.mktemp("tables"), np.random.default_rng(0)
+    n = 90
+    frame = pd.DataFrame({"a": rng.normal(size=n), "b": rng.normal(size=n), "g": np.arange(n) % 3})
+    frame["y"] = (frame["a"] + rng.logistic(size=n) > 0).astype(int)
+    frame["soil"] = np.where(rng.random(n) < 0.4, "clay", "sand")
+    frame = frame.assign(id=np.arange(n) // 9, time=1.0 + np.arange(n) % 9, dose=1.0)
+    frame.to_csv(here / "good.csv", index=False)
+    frame.to_csv(here / "good.tsv", sep="\t", index=False)
+    frame.to_csv(here / "tabs.csv", sep="\t", index=False)
+    frame.to_csv(here / "semicolons.csv", sep=";", index=False)
+    frame.iloc[:0].to_csv(here / "header.csv", index=False)
+    frame.assign(name="é").to_csv(here / "latin.csv", index=False, encoding="latin-1")
+    frame.assign(a=frame["a"].astype(str).mask(frame.index == 4, "high")).to_csv(here / "text.csv", index=False)
+    frame.drop(columns="soil").assign(a=frame["a"].mask(frame.index % 5 == 0)).to_csv(here / "holes.csv", index=False)
+    (here / "empty.csv").touch()
+    (here / "broken.csv").write_text('a,b\n1,2\n3,4,5,6\n"unfinished')
+    (here / "broken.parquet").write_bytes(b"not a table at all")
+    (here / "broken.npz").write_bytes(b"not an archive")
+    (here / "broken.h5ad").write_bytes(b"not an archive")
+    (here / "sheet.xlsx").write_bytes(b"PK")
+    A, x = rng.normal(size=(40, 60)) / 6, np.zeros(60)
+    x[[3, 40]] = 2.0, -3.0
+    y = A @ x + 0.05 * rng.normal(size=40)
+    np.savez(here / "problem.npz", A=A, y=y)
+    np.save(here / "y.npy", y)
+    scipy.sparse.save_npz(here / "sparse.npz", scipy.sparse.csr_array(A))
+    counts = pd.DataFrame(rng.poisson(4.0, (30, 5)), columns=[f"f{j}" for j in range(5)])
+    counts.to_csv(here / "counts.csv", index=False)
+    return here
+
+
+@pytest.mark.parametrize("family", OPTIONS)
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        ("goods.csv", "did you mean 'good.csv'?"),
+        ("", "is a folder; name a file"),
+        ("empty.csv", "empty.csv is no table: it is empty"),
+        ("header.csv", "and no rows"),
+        ("broken.csv", "broken.csv is no table"),
+        ("semicolons.csv", "separated by semicolons"),
+        ("tabs.csv", "rename it to tabs.tsv"),
+        ("latin.csv", "no text in UTF-8 (byte 0xe9)"),
+        ("broken.parquet", "broken.parquet is no Parquet file"),
+        ("sheet.xlsx", "is a spreadsheet; save the table as CSV, TSV or Parquet"),
+    ],
+)
+def test_wrong_files_are_one_line(folder, tmp_path, family, data, message):
+    out = tmp_path / "out"
+    refused(fit(family, folder / data, *OPTIONS[family], "--out", out), message)
+    assert not out.exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["missing-logistic", "good.csv", "--y", "yy"], "--y 'yy' is no column of good.csv"),
+        (["missing-logistic", "good.csv", "--y", "Y"], "they are a, b, g, y, soil, id, time, dose"),
+        (["missing-linear", "good.csv", "--y", "b", "--columns", "a,c"], "--columns names 'c', which is no column of good.csv"),
+        (["missing-linear", "good.csv", "--y", "b", "--columns", "a,b"], "--columns names 'b', which is the outcome"),
+        (["missing-linear", "good.csv"], "name the outcome by --y, or write --formula"),
+        (["missing-linear", "good.csv", "--formula", "~ a"], "has no outcome"),
+        (["missing-linear", "good.csv", "--formula", "b ~ a", "--y", "y"], "name different outcomes"),
+        (["missing-linear", "good.csv", "--formula", "b ~ a", "--columns", "a"], "both name inputs"),
+        (["missing-linear", "good.csv", "--formula", "b ~ weight"], "weight"),
+        (["missing-logistic", "text.csv", "--y", "y", "--columns", "a,b"], "a"),
+        (["missing-glm", "good.csv", "--y", "y", "--family", "poison"], "did you mean 'poisson'?"),
+        (["missing-glm", "good.csv", "--y", "y", "--method", "em"], "--method must be one of exact, saem, mcem, misso"),
+        (["missing-glm", "good.csv", "--y", "y", "--select", "all"], "--select must be one of"),
+        (["empirical-bayes-logistic", "text.csv", "--y", "y", "--columns", "a,b"], "holds 'high' in row 5; leave it out"),
+        (["empirical-bayes-logistic", "good.csv", "--y", "y"], "the column 'soil' must be numbers, and holds"),
+        (["empirical-bayes-logistic", "holes.csv", "--y", "y"], "the column 'a' has 18 empty cells, the first in row 1"),
+        (["empirical-bayes-logistic", "good.csv", "--y", "b", "--columns", "a"], "discrete classes"),
+        (["empirical-bayes-logistic", "good.csv", "--y", "y", "--columns", "a", "--prior", "flat"], "--prior must be one of"),
+        (["empirical-bayes-logistic", "good.csv", "--y", "y", "--columns", "a", "--sigma", "-1"], "sigma must be positive"),
+        (["sparse-mixed-logistic", "good.csv", "--y", "y", "--groups", "clinic"], "--groups 'clinic' is no column"),
+        (["sparse-mixed-logistic", "good.csv", "--y", "y", "--groups", "g", "--columns", "a,g"], "which is the groups"),
+        (["sparse-mixed-logistic", "good.csv", "--y", "y", "--groups", "g", "--penalty", "l2"], "--penalty must be one of"),
+        (["sparse-inverse", "broken.npz"], "broken.npz holds no arrays of NumPy"),
+        (["sparse-inverse", "y.npy"], "name the file of the matrix by --matrix"),
+        (["sparse-inverse", "problem.npz", "--y", "z"], "--y 'z' is no array of problem.npz; they are A, y"),
+        (["sparse-inverse", "good.csv", "--y", "a", "--matrix", "sparse.npz"], "the matrix has 40 rows and y 90 entries"),
+        (["sparse-inverse", "problem.npz", "--prior", "lasso"], "--prior must be one of huber, l1, tv, group"),
+        (["sparse-inverse", "problem.npz", "--shape", "big"], "--shape must look like 64,64, got 'big'"),
+        (["sparse-inverse", "problem.npz", "--noise-sd", "-1"], "noise_sd must be a positive number"),
+        (["pln-pca", "broken.h5ad"], "broken.h5ad is no .h5ad file"),
+        (["missing-linear", "broken.h5ad", "--y", "b"], "which `margaux fit pln-pca` reads"),
+        ([*NLME, "good.csv", "--error", "additive"], "--error must be one of constant, proportional"),
+        ([*NLME, "good.csv", "--omega", "dense"], 'omega must be "diagonal"'),
+        ([*NLME, "good.csv", "--start", "ka=fast"], "--start ka=fast is no number"),
+        ([*NLME, "good.csv", "--start", "kb=1"], "NAME=VALUE with NAME one of ka, V, CL"),
+        ([*NLME[:-1], "soil", "good.csv"], "the column 'soil' must be numbers"),
+        (["missing-linear", "good.csv", "--y", "b", "--level", "95"], "--level must lie between 0 and 1, got 95"),
+        (["missing-linear", "good.csv", "--y", "b", "--seed", "x"], "--seed"),
+        (["missing-linear", "good.csv", "--y", "b", "--outcome", "a"], "--outcome"),
+        (["missing-lineal", "good.csv"], "missing-lineal"),
+        (["nlme", "good.csv"], "--model"),
+    ],
+)
+def test_wrong_options_are_one_line(folder, tmp_path, arguments, message):
+    named = [folder / one if "." in one and (folder / one).exists() else one for one in arguments]
+    out = tmp_path / "out"
+    refused(fit(*named, "--out", out), message)
+    assert not out.exists()
+
+
+def test_folders_that_cannot_be_written_are_refused_before_the_fit(folder, tmp_path, monkeypatch):
+    monkeypatch.setattr("margaux.estimators.missing.MissingGLM.fit", lambda *_: pytest.fail("fitted"))
+    arguments = ["missing-linear", folder / "good.csv", "--y", "b", "--columns", "a"]
+    refused(fit(*arguments, "--out", folder / "good.csv"), "is a file; name a folder")
+    refused(fit(*arguments, "--out", folder / "good.csv" / "deeper"), "which is a file; name another folder")
+    closed = Path("/proc/closed") if Path("/proc").is_dir() else tmp_path / "closed"
+    if not closed.parent.samefile("/proc"):
+        closed.mkdir(mode=0o500)
+    refused(fit(*arguments, "--out", closed), "cannot be written to")
+
+
+def test_missing_extras_say_what_to_install(folder, tmp_path, monkeypatch):
+    pd.DataFrame({"a": [1, 2]}).to_csv(tmp_path / "table.parquet")
+    monkeypatch.setattr(pd, "read_parquet", lambda path: exec("raise ImportError('no pyarrow')"))
+    refused(fit("missing-linear", tmp_path / "table.parquet", "--y", "a"), "pip install 'margaux[parquet]'")
+    monkeypatch.setitem(sys.modules, "anndata", None)
+    refused(fit("pln-pca", folder / "broken.h5ad"), "pip install 'margaux[outofcore]'")
+
+
+def test_formats_hold_the_same_table(folder, tmp_path):
+    pytest.importorskip("pyarrow")
+    frame = tables.read_table(folder / "good.csv")
+    pd.testing.assert_frame_equal(frame, tables.read_table(folder / "good.tsv"))
+    frame.to_parquet(tmp_path / "good.parquet")
+    pd.testing.assert_frame_equal(frame, tables.read_table(tmp_path / "good.parquet"))
+    frame.to_csv(tmp_path / "saved.csv.gz")  # with row names
+    pd.testing.assert_frame_equal(frame, tables.read_table(tmp_path / "saved.csv.gz"))
+
+
+def test_one_fit_as_table_json_and_files(folder, tmp_path):
+    out = tmp_path / "deep" / "out"
+    arguments = ["missing-linear", folder / "holes.csv", "--y", "b", "--columns", "a,y", "--level", "0.9"]
+    model = mx.MissingLinear(verbose=False).fit(*(pd.read_csv(folder / "holes.csv")[part] for part in (["a", "y"], "b")))
+    summary = model.summary(0.9)
+
+    piped = fit(*arguments)
+    assert piped.exit_code == 0 and "add --out DIR" in piped.stderr and "90% interval" in piped.stdout
+    for name, row in summary.iterrows():
+        line = next(line for line in piped.stdout.splitlines() if line.split("│")[1:2] == [f" {name!s:9} "])
+        assert f"{row['estimate']:.4f}" in line and f"{row['ci_low']:.4g} to {row['ci_high']:.4g}" in line
+    assert f"{float(model.loglik_):.3f}" in piped.stdout
+
+    done = fit(*arguments, "--json", "--out", out)
+    assert done.exit_code == 0, done.output
+    told = json.loads(done.stdout)
+    assert told["family"] == "missing-linear" and told["seed"] == 0 and told["level"] == 0.9
+    assert list(told["estimates"]) == list(summary.index)
+    for name, row in summary.iterrows():
+        for column in ("estimate", "se", "ci_low", "ci_high"):
+            assert told["estimates"][name][column] == pytest.approx(row[column], rel=1e-9)
+    assert told["loglik"] == pytest.approx(float(model.loglik_)) and told["loglik_se"] == 0.0
+    assert told["aic"] == pytest.approx(model.aic_) and told["bic"] == pytest.approx(model.bic_)
+    assert told["converged"] is True and told["failed"] is False and told["n_iter"] == model.n_iter_
+    assert told["versions"]["margaux"] == mx.__version__
+    assert told["data"]["sha256"] == tables.checksum(folder / "holes.csv")
+    assert told["command"].startswith("margaux fit missing-linear ") and "--level 0.9" in told["command"]
+    assert {Path(one).name for one in told["files"]} | {"fit.json"} == {path.name for path in out.iterdir()}
+    kept = json.loads((out / "fit.json").read_text())
+    assert kept["estimates"] == told["estimates"] and str(out / "fit.json") in kept["files"]
+    page = (out / "report.html").read_text()
+    assert "margaux fit missing-linear" in page
+
+    quiet = fit(*arguments, "--quiet")
+    assert quiet.stderr == "" and quiet.stdout == piped.stdout
+
+
+def test_formulas_and_text(folder):
+    arguments = ["missing-logistic", folder / "good.csv", "--formula", "~ log(a + 10) + soil", "--y", "y", "--json", "-q"]
+    told = json.loads(fit(*arguments).stdout)
+    assert list(told["estimates"]) == ["intercept", "log(a + 10)", "soil[T.sand]"]
+
+
+@pytest.mark.slow
+def test_a_sparse_matrix_of_its_own_file_is_the_same_problem(folder, tmp_path):
+    options = ["--prior", "l1", "--noise-sd", "0.05", "--n-iter", "200", "--seed", "3", "--json"]
+    whole = json.loads(fit("sparse-inverse", folder / "problem.npz", *options, "--out", tmp_path).stdout)
+    parts = json.loads(fit("sparse-inverse", folder / "y.npy", "--matrix", folder / "sparse.npz", *options).stdout)
+    assert whole["estimates"]["theta"]["estimate"] == pytest.approx(parts["estimates"]["theta"]["estimate"], rel=1e-6)
+    assert whole["loglik"] is None and whole["aic"] is None
+    x = pd.read_csv(tmp_path / "x.csv", index_col="entry")["x"].to_numpy()
+    assert list(np.argsort(-np.abs(x))[:2]) == [40, 3]
+    assert {"trace.png", "reconstruction.png", "report.html"} <= {path.name for path in tmp_path.iterdir()}
+
+
+def test_a_failed_fit_ends_with_1_and_leaves_a_report(folder, tmp_path, monkeypatch):
+    monkeypatch.setattr(Job, "_failure", lambda self, trace: RESULTS.diverged)
+    done = fit("sparse-inverse", folder / "problem.npz", "--n-iter", "50", "--json", "--out", tmp_path)
+    assert done.exit_code == 1 and "error: The fit diverged" in done.stderr
+    told = json.loads(done.stdout)
+    assert told["failed"] is True and told["estimates"] == {} and told["message"].startswith("The fit diverged")
+    assert {Path(one).name for one in told["files"]} == {"report.html", "fit.json"} == {path.name for path in tmp_path.iterdir()}
+
+
+def test_a_fit_that_has_not_converged_is_told_and_strict_makes_it_1(folder, monkeypatch):
+    arguments = ["missing-logistic", folder / "holes.csv", "--y", "y", "--columns", "a", "-q"]
+    monkeypatch.setattr("margaux.result.Fit.converged", False)
+    loose, strict = fit(*arguments), fit(*arguments, "--strict")
+    assert loose.exit_code == 0 and loose.stderr.startswith("warning: not converged") and "intercept" in loose.stdout
+    assert strict.exit_code == 1 and strict.stdout == loose.stdout
+
+
+def test_unexpected_errors_are_70_with_a_traceback_on_request(folder, monkeypatch):
+    def broken(*_):
+        raise KeyError("lost")
+
+    monkeypatch.setattr("margaux.estimators.missing.MissingGLM.fit", broken)
+    arguments = ["fit", "missing-linear", folder / "good.csv", "--y", "b", "--columns", "a"]
+    done = invoke(*arguments)
+    assert done.exit_code == 70 and len(done.stderr.strip().splitlines()) == 1
+    assert "unexpected error: KeyError: 'lost'" in done.stderr and "MARGAUX_DEBUG=1" in done.stderr
+    for told in (invoke("--debug", *arguments), CliRunner(env={"MARGAUX_DEBUG": "1"}).invoke(app, list(map(str, arguments)))):
+        assert told.exit_code == 70 and "Traceback" in told.stderr and "in broken" in told.stderr
+
+
+def test_errors_of_the_engines_are_not_the_users():
+    import jax
+
+    with pytest.raises(TypeError) as caught, errors.asked():
+        jax.numpy.dot(jax.numpy.zeros((2, 3)), jax.numpy.zeros((2, 3)))
+    assert not isinstance(caught.value, UserError)
+    with pytest.raises(UserError, match="give two"), errors.asked():
+        raise TypeError("give two")
+
+
+def test_interrupted_is_130(folder, monkeypatch):
+    def interrupt(*_):
+        raise errors.Interrupted
+
+    monkeypatch.setattr("margaux.estimators.missing.MissingGLM.fit", interrupt)
+    done = fit("missing-linear", folder / "good.csv", "--y", "b", "--columns", "a")
+    assert done.exit_code == 130 and done.stderr == "interrupted\n" and done.stdout == ""
+
+
+@pytest.mark.slow
+def test_control_c_ends_a_running_fit(folder):
+    code = "from margaux.cli import main; main()"
+    command = [sys.executable, "-c", code, "fit", "sparse-inverse", str(folder / "problem.npz"), "--n-iter", "100000000"]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=os.environ)
+    time.sleep(20)
+    process.send_signal(signal.SIGINT)
+    out, err = process.communicate(timeout=60)
+    assert process.returncode == 130 and out == b"" and err.decode().strip().endswith("interrupted")
+
+
+def test_version_help_and_codes():
+    assert invoke("--version").stdout == f"margaux {mx.__version__}\n"
+    for arguments in ([], ["fit"], *(["fit", family] for family in OPTIONS)):
+        shown = invoke(*arguments, "--help")
+        assert shown.exit_code == 0 and "130 interrupted" in " ".join(shown.stdout.split())
+    for family in OPTIONS:
+        shown = invoke("fit", family, "--help").stdout
+        for option in ("--seed", "--level", "--out", "--json", "--quiet", "--strict"):
+            assert option in shown, family
+
+
+def test_data_sets_are_listed_and_exported(tmp_path):
+    assert "wisconsin" in invoke("datasets").stdout
+    done = invoke("datasets", "theophylline", "--out", tmp_path / "theo.csv")
+    assert done.exit_code == 0 and done.stdout == ""
+    pd.testing.assert_frame_equal(pd.read_csv(tmp_path / "theo.csv"), load_theophylline())
+    printed = invoke("datasets", "wisconsin").stdout
+    assert len(printed.splitlines()) == 1 + len(load_wisconsin())
+    refused(invoke("datasets", "iris"), "NAME must be one of wisconsin, theophylline, got 'iris'")
+    refused(invoke("datasets", "--out", tmp_path / "x.csv"), "--out needs the name of a data set")
+
+
+def test_experiments_are_listed_and_unknown_ones_refused(tmp_path):
+    from pkgutil import iter_modules
+
+    from margaux import reproduce
+
+    assert set(EXPERIMENTS) == {one.name for one in iter_modules(reproduce.__path__) if not one.name.startswith("_")}
+    listed = invoke("reproduce", "--list")
+    assert listed.exit_code == 0
+    for name, one in EXPERIMENTS.items():
+        assert name in listed.stdout and one.repeats in listed.stdout and one.paper in listed.stdout
+    refused(invoke("reproduce", "soul_wisconsi"), "did you mean 'soul_wisconsin'?")
+    refused(invoke("reproduce"), "name an experiment: soul_wisconsin,")
+
+
+def test_the_self_test_meets_the_exact_answer():
+    found = tried()
+    assert found.quadrature == pytest.approx(found.exact, abs=1e-9)
+    assert found.loglik == pytest.approx(found.exact_loglik, abs=1e-9)
+    assert abs(found.mcmc - found.exact) < 5 * MONTE_CARLO_ERROR
+
+
+def test_doctor_says_what_is_wrong(monkeypatch):
+    fine = invoke("doctor", "--quick")
+    assert fine.exit_code == 0 and "everything is fine" in fine.stdout and "float64 works" in fine.stdout
+    told = json.loads(invoke("doctor", "--quick", "--json").stdout)
+    assert told["ok"] is True and told["versions"]["margaux"] == mx.__version__ and told["extras"]["parquet"] in (True, False)
+    monkeypatch.setattr(doctor, "tried", lambda: tried()._replace(quadrature=0.0))
+    wrong = invoke("doctor")
+    assert wrong.exit_code == 1 and "fit by quadrature: this installation computes wrongly" in wrong.stdout
+    assert "1 of" in wrong.stdout
+
+
+def test_completion_knows_models_files_and_names(folder):
+    from margaux.commands.nlme import curves
+    from margaux.commands.options import files as completed
+    from margaux.commands.shipped import data_sets, experiments
+
+    assert "oral1cpt" in curves("oral1") and all(name.startswith("oral1") for name in curves("oral1"))
+    assert data_sets("th") == ["theophylline"] and ("soul_tv", EXPERIMENTS["soul_tv"].repeats) in experiments("soul")
+    assert list(completed(".csv")(f"{folder}/goo")) == [str(folder / "good.csv")]
+    assert invoke("--show-completion", "bash").exit_code in (0, 1)  # where no shell can be told
+
+
+def test_figures_axes_and_arrays_of_axes_are_saved(tmp_path):
+    import matplotlib.pyplot as plt
+
+    figure, axes = plt.subplots(2, 2)
+    for name, drawn in {"figure": figure, "axes": axes[0, 0], "array": axes}.items():
+        files.save(drawn, tmp_path / f"{name}.png")
+        assert (tmp_path / f"{name}.png").read_bytes()[:4] == b"\x89PNG"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("family", [*OPTIONS])
+def test_every_family_answers_in_the_same_shape(folder, tmp_path, family):
+    more = {
+        "pln-pca": ["--rank", "1", "--method", "variational"], "sparse-inverse": ["--n-iter", "100"],
+        "nlme": ["--n-iter", "60"], "empirical-bayes-logistic": ["--n-iter", "300", "--columns", "a,b"],
+        "sparse-mixed-logistic": ["--n-iter", "500", "--columns", "a,b", "--path", "3"], "bayesian-regressor": ["--epochs", "50"],
+        "bayesian-classifier": ["--epochs", "50"], "missing-logistic": ["--columns", "a,b"], "missing-glm": ["--columns", "a,b"],
+        "missing-linear": ["--columns", "a"],
+    }[family]  # fmt: skip
+    data = {"nlme": "theo.csv", "pln-pca": "counts.csv", "sparse-inverse": "problem.npz"}.get(family, "good.csv")
+    options = OPTIONS[family]
+    if family == "nlme":
+        load_theophylline().to_csv(folder / "theo.csv", index=False)
+        options = ["--model", "oral1cpt", "--id", "Id", "--time", "Time", "--y", "Concentration", "--dose", "Dose"]
+    if family == "sparse-inverse":
+        options = ["--prior", "l1"]
+    done = fit(family, folder / data, *options, *more, "--json", "--out", tmp_path)
+    assert done.exit_code == 0, done.output
+    told = json.loads(done.stdout)
+    shared = {
+        "family", "command", "data", "seed", "level", "estimates", "loglik", "loglik_se", "aic", "bic", "n_iter", "converged",
+        "failed", "message", "notes", "seconds", "versions", "files",
+    }  # fmt: skip
+    assert shared <= set(told) and told["family"] == family
+    names = {path.name for path in tmp_path.iterdir()}
+    assert {"report.html", "fit.json"} <= names and any(name.endswith(".png") for name in names)
+    assert all(Path(one).exists() for one in told["files"])
