@@ -1,8 +1,8 @@
-# The two commands: `make demo` and `make test`. Both set up .venv themselves.
+# The two commands: `make demo` and `make test`. Both set up .venv themselves. `make docs` builds the documentation.
 PYTHON ?= python3
 PIP := .venv/bin/python -m pip --disable-pip-version-check -q
 
-.PHONY: demo test test-slow lint bench clean
+.PHONY: demo test test-slow lint docs bench clean
 
 demo: .venv/.demo
 	.venv/bin/margaux demo
@@ -19,6 +19,11 @@ lint: .venv/.dev
 	.venv/bin/ruff format --check .
 	.venv/bin/pyright
 
+docs: .venv/.docs
+	rm -rf build/docs build/doctrees
+	.venv/bin/python -m sphinx -b html -W --keep-going -n -j 2 -d build/doctrees docs build/docs
+	.venv/bin/python docs/check_links.py build/docs
+
 bench: .venv/.test
 	.venv/bin/python benchmarks/engine.py
 
@@ -31,6 +36,10 @@ bench: .venv/.test
 
 .venv/.test: .venv/.demo
 	$(PIP) install -c constraints.txt -e '.[test]'
+	touch $@
+
+.venv/.docs: .venv/.demo
+	$(PIP) install -c constraints.txt -e '.[docs]'
 	touch $@
 
 .venv/.dev: .venv/.test

@@ -34,14 +34,14 @@ def lines(axis) -> dict[Any, Any]:
 
 def test_elbo_is_the_history(classified, regressed):
     model, *_ = classified
-    (axis,) = model.plot.elbo().axes
+    (axis,) = model.plot.elbo().figure.axes
     shown = lines(axis)
     np.testing.assert_array_equal(shown["fit"].get_data(), [model.history_["epoch"], -model.history_["elbo"]])
     np.testing.assert_array_equal(shown["held out"].get_ydata(), -model.history_["validation"].dropna())
     best = model.history_["validation"].idxmax()
     told = next(line for label, line in shown.items() if str(label).startswith("best held out"))
     assert told.get_xdata()[0] == model.history_["epoch"][best]
-    (axis,) = regressed[0].plot.elbo().axes
+    (axis,) = regressed[0].plot.elbo().figure.axes
     assert set(lines(axis)) == {"fit"} and axis.get_legend() is None
 
 
@@ -52,7 +52,7 @@ def test_the_axis_is_logarithmic_where_it_helps(classified, elbo, scale):
     class Told:
         history_ = pd.DataFrame({"epoch": np.arange(1, len(elbo) + 1), "elbo": elbo})
 
-    (axis,) = BayesianPlots(Told()).elbo().axes
+    (axis,) = BayesianPlots(Told()).elbo().figure.axes
     assert axis.get_yscale() == scale
 
 
@@ -60,14 +60,14 @@ def test_epochs_without_a_held_out_figure_are_passed_over():
     class Told:
         history_ = pd.DataFrame({"epoch": [1.0, 2.0, 3.0], "elbo": [-3.0, -2.0, -1.0], "validation": [np.nan, -2.5, np.nan]})
 
-    (axis,) = BayesianPlots(Told()).elbo().axes
+    (axis,) = BayesianPlots(Told()).elbo().figure.axes
     np.testing.assert_array_equal(lines(axis)["held out"].get_xdata(), [2.0])
 
 
 def test_signal_to_noise_has_the_density_of_each_tensor_and_the_share_below(classified):
     model, *_ = classified
     ratios = model.signal_to_noise()
-    top, bottom = model.plot.signal_to_noise().axes
+    top, bottom = model.plot.signal_to_noise()
     for patch, (name, sd) in zip(top.patches, model.stderr_.items(), strict=True):
         assert patch.get_label() == f"{name} ({sd.size:,})"
         heights, edges, _ = patch.get_data()
@@ -82,7 +82,7 @@ def test_signal_to_noise_has_the_density_of_each_tensor_and_the_share_below(clas
 def test_pruned_weights_count_in_the_share(classified):
     model, *_ = classified
     pruned = model.pruned(0.75)
-    _, bottom = pruned.plot.signal_to_noise().axes
+    _, bottom = pruned.plot.signal_to_noise()
     zeros = 100 * np.mean(pruned.signal_to_noise() == 0)
     assert zeros == pytest.approx(75, abs=0.1) and f"{zeros:.3g}% of the weights are zero" in bottom.get_title()
     first, *_, last = bottom.lines[0].get_ydata()
@@ -96,7 +96,7 @@ def test_many_tensors_are_joined(classified):
         def signal_to_noise(self):
             return np.random.default_rng(0).lognormal(size=sum(sd.size for sd in self.stderr_.values()))
 
-    top, _ = BayesianPlots(Many()).signal_to_noise().axes
+    top, _ = BayesianPlots(Many()).signal_to_noise()
     assert [patch.get_label() for patch in top.patches] == [
         *(f"t{i} ({10 + i})" for i in range(14, 20)),
         "14 other tensors (231)",
@@ -106,7 +106,7 @@ def test_many_tensors_are_joined(classified):
 def test_pruning_scores_the_pruned(classified, regressed):
     for (model, X, y), name in ((classified, "accuracy"), (regressed, "r2")):
         figure = model.plot.pruning(X, y, shares=(0.9, 0.0, 0.5), n_draws=10)
-        upper, lower = (axis.lines[0] for axis in figure.axes)
+        upper, lower = (axis.lines[0] for axis in figure)
         assert upper.get_xdata().tolist() == [0.0, 50.0, 90.0]
         for k, share in enumerate((0.0, 0.5, 0.9)):
             scores = model.pruned(share).evaluate(X, y, 10)
@@ -118,7 +118,7 @@ def test_pruning_scores_the_pruned(classified, regressed):
 def test_reliability_shows_accuracy_by_confidence(classified):
     model, X, y = classified
     figure = model.plot.reliability(X, y, bins=5)
-    top, bottom = figure.axes
+    top, bottom = figure
     p = model.predict_proba(X)
     confidence, right = p.max(axis=1), model.classes_[p.argmax(axis=1)] == y
     at = np.minimum((5 * confidence).astype(int), 4)
@@ -141,7 +141,7 @@ def test_reliability_shows_accuracy_by_confidence(classified):
 
 def test_one_column_has_a_curve_with_its_band(regressed):
     model, X, y = regressed
-    (axis,) = model.plot.predictions(X, y).axes
+    (axis,) = model.plot.predictions(X, y).figure.axes
     x, centre = lines(axis)["predicted mean"].get_data()
     np.testing.assert_allclose(centre, model.predict(x[:, None], 100))
     band = axis.collections[0].get_paths()[0].vertices
@@ -169,7 +169,7 @@ def test_several_columns_have_bars_that_counts_keep_above_zero():
         def predict_std(self, X, n_draws):
             return np.exp(X[:, 0] / 2)
 
-    (axis,) = BayesianPlots(Known()).predictions(X, y).axes
+    (axis,) = BayesianPlots(Known()).predictions(X, y).figure.axes
     bars: Any = axis.collections[0]
     ends = {centre: (low, high) for (centre, low), (_, high) in np.asarray(bars.get_segments())}
     assert len(ends) == 2000

@@ -181,7 +181,7 @@ def test_runs_diagnostics_save_load_and_plots(tmp_path):
     with pytest.raises(ValueError, match="not a margaux file"):
         mx.load(tmp_path / "junk")
     for figure in (fit.plot.trace(), fit.plot.estimates(truth=problem.mle), fit.plot.latents()):
-        figure.savefig(tmp_path / "f.png")
+        figure.figure.savefig(tmp_path / "f.png")
         assert (tmp_path / "f.png").stat().st_size > 5000
 
 

@@ -234,7 +234,7 @@ def test_the_command_line_writes_tables_and_figures(tmp_path):
                                     "--select", "backward", "--out", str(tmp_path / "out")])  # fmt: skip
     assert done.exit_code == 0, done.output
     written = {path.name for path in (tmp_path / "out").iterdir()}
-    assert {"coefficients.csv", "covariates.csv", "selection.csv", "completed_1.csv", "completed_2.csv", "coefficients.png",
-            "missingness.png"} == written  # fmt: skip
+    assert {"estimates.csv", "fit.json", "report.html", "covariates.csv", "selection.csv", "completed_1.csv", "completed_2.csv",
+            "coefficients.png", "missingness.png"} == written  # fmt: skip
     refused = CliRunner().invoke(app, ["fit", "missing-logistic", str(tmp_path / "table.csv"), "--y", "nothing"])
     assert refused.exit_code == 2

@@ -300,7 +300,7 @@ def test_the_truth_is_recovered():
 def test_rows_are_named_by_class_and_column(model):
     frame = model.summary()
     assert list(frame.index[:5]) == ["B: intercept", "B: x0", "B: x1", "B: x2", "C: intercept"] and "A" in frame.index.name
-    assert len(model.plot.coefficients().axes[0].get_yticks()) == 6
+    assert len(model.plot.coefficients().get_yticks()) == 6
 
 
 def test_probabilities_average_over_what_is_missing(model):

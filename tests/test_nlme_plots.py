@@ -235,14 +235,14 @@ def test_individual_residuals_know_the_error_model(fitted):
 
 
 def test_convergence_ends_at_the_last_iterate_and_marks_the_burn_in(fitted):
-    figure = fitted.plot.convergence()
+    figure = fitted.plot.convergence().figure
     assert [axis.get_title() for axis in figure.axes if axis.get_title()] == list(fitted.params_)
     assert any(line.get_label() == "end of the burn-in" and line.get_xdata()[0] == 40 for line in figure.axes[0].lines)
     values = natural_trace(fitted)
     assert values.shape == (150, 1, 7)
     last = [np.exp(b) for b in fitted.result_.last_params["beta"]]
     np.testing.assert_allclose(values[-1, 0, :3], last, rtol=1e-6)
-    assert len(fitted.plot.convergence(["ka"]).axes) == 1
+    assert len(fitted.plot.convergence(["ka"]).figure.axes) == 1
     with pytest.raises(ValueError, match='"kb"'):
         fitted.plot.convergence(["kb"])
 
@@ -258,7 +258,7 @@ def test_convergence_of_vanishing_variances_shows_the_parameters_asked_for():
 
 
 def test_individual_fits_show_observations_and_both_curves(fitted):
-    figure = fitted.plot.fits(page=2, n=5)
+    figure = fitted.plot.fits(page=2, n=5).figure
     panels = [axis for axis in figure.axes if axis.get_title()]
     assert [axis.get_title() for axis in panels] == [f"Id {i}" for i in (6, 7, 8, 9, 10)]
     assert all([len(line.get_xdata()) for line in axis.lines] == [120, 120, 10] for axis in panels)
@@ -267,7 +267,7 @@ def test_individual_fits_show_observations_and_both_curves(fitted):
     dose = fitted.data_.subjects.set_index("Id")["Dose"][3]
     expected = [float(oral1cpt({k: p[k] for k in EFFECTS}, {"time": t, "dose": dose})) for t in at[::30]]
     np.testing.assert_allclose(curves["population"][::30], expected, rtol=1e-4)
-    assert len([axis for axis in fitted.plot.fits(subjects=[2, 9]).axes if axis.get_title()]) == 2
+    assert len([axis for axis in fitted.plot.fits(subjects=[2, 9]).figure.axes if axis.get_title()]) == 2
 
 
 @pytest.mark.parametrize(
@@ -288,21 +288,21 @@ def test_curves_go_through_the_rows_where_a_column_varies_within_subjects(fitted
 
 def test_figures_of_a_continuous_outcome(fitted, tmp_path):
     plot = fitted.plot
-    left, right = plot.predictions().axes
+    left, right = plot.predictions().figure.axes
     assert left.get_xlabel() == "population prediction of Concentration" and right.lines[1].get_label() == "identity"
-    assert len(plot.residuals(200).axes) == 12
-    figure = plot.npde(200)
+    assert len(plot.residuals(200).figure.axes) == 12
+    figure = plot.npde(200).figure
     assert len(figure.axes) == 4 and "(global)" in figure.get_suptitle()
-    figure = plot.vpc(100)
+    figure = plot.vpc(100).figure
     (axis,) = figure.axes
     assert len(axis.collections) == 3 and axis.get_xlabel() == "Time"
-    assert [axis.get_title() for axis in plot.vpc(100, by="Site", log=True).axes] == ["Site = north", "Site = south"]
-    assert [axis.get_title() for axis in plot.vpc(100, by="Weight", n_bins=3).axes] == ["Weight <= 70.5", "Weight > 70.5"]
-    assert [axis.get_title()[: axis.get_title().index(" (")] for axis in plot.effects().axes] == ["ka", "V", "CL"]
-    assert len(plot.pairs().axes) == 9
-    figure = plot.covariates()
+    assert [axis.get_title() for axis in plot.vpc(100, by="Site", log=True).figure.axes] == ["Site = north", "Site = south"]
+    assert [axis.get_title() for axis in plot.vpc(100, by="Weight", n_bins=3).figure.axes] == ["Weight <= 70.5", "Weight > 70.5"]
+    assert [axis.get_title()[: axis.get_title().index(" (")] for axis in plot.effects().figure.axes] == ["ka", "V", "CL"]
+    assert len(plot.pairs().figure.axes) == 9
+    figure = plot.covariates().figure
     assert [axis.get_xlabel() for axis in figure.axes[6:]] == ["Dose", "Weight", "Site"]
-    for one in (figure, plot.predictions(log=True)):
+    for one in (figure, plot.predictions(log=True).figure):
         one.savefig(tmp_path / "figure.png")
 
 
@@ -329,14 +329,14 @@ def test_binary_outcome_shows_proportions(data_folder):
     model = NLME(log_likelihood=Bernoulli(lambda p, row: p["a"] + p["b"] * row["time"]), **SHORT,
                  individual={"a": Normal(-1.5), "b": Normal(-0.4, random=False)})  # fmt: skip
     model.fit(frame, id="id", time="time", y="y")
-    left, right = model.plot.vpc(100, by="treatment").axes
+    left, right = model.plot.vpc(100, by="treatment").figure.axes
     assert left.get_ylabel() == "proportion of y = 1" and right.get_title() == "treatment = 1"
     observed = next(line for line in left.lines if line.get_label() == "observed")
     control = frame[frame["treatment"] == 0]
     codes, centres = binned(np.asarray(control["time"], float), 7)
     np.testing.assert_allclose(observed.get_xdata(), centres)
     np.testing.assert_allclose(observed.get_ydata(), [control["y"][codes == b].mean() for b in range(len(centres))])
-    assert len(model.plot.fits().axes) == 12
+    assert len(model.plot.fits().figure.axes) == 12
     for name in ("residuals", "npde", "predictions"):
         with pytest.raises(ValueError, match=r"Bernoulli; look at\s+plot.vpc"):
             getattr(model.plot, name)()
@@ -351,9 +351,9 @@ def test_counts_show_percentiles_mean_and_zeros(data_folder):
     model = NLME(log_likelihood=Poisson(lambda p, row: p["a"] + p["b"] * row["time"]), **SHORT,
                  individual={"a": Normal(1.5), "b": Normal(0.0)})  # fmt: skip
     model.fit(frame, id="id", time="time", y="rapi")
-    labels = [axis.get_ylabel() for axis in model.plot.vpc(60).axes]
+    labels = [axis.get_ylabel() for axis in model.plot.vpc(60).figure.axes]
     assert labels == ["rapi (5th, 50th, 95th percentile)", "mean rapi", "proportion of rapi = 0"]
-    boxes = model.plot.covariates().axes
+    boxes = model.plot.covariates().figure.axes
     assert [text.get_text() for text in boxes[0].get_xticklabels()] == ["Men", "Women"]
     with pytest.raises(ValueError, match="Poisson"):
         model.plot.residuals()
@@ -368,7 +368,7 @@ def test_categories_show_their_proportions():
     outcome = Ordinal(lambda p, row: p["b"] * row["time"], thresholds=("a1", "a2"))
     individual = {"a1": Normal(-1.0), "a2": LogNormal(2.0, random=False), "b": Normal(0.5, random=False)}
     model = NLME(log_likelihood=outcome, individual=individual, **(SHORT | {"n_iter": 150}))
-    axes = [axis for axis in model.fit(frame, y="y", time="time").plot.vpc(200).axes if axis.get_ylabel()]
+    axes = [axis for axis in model.fit(frame, y="y", time="time").plot.vpc(200).figure.axes if axis.get_ylabel()]
     assert [axis.get_ylabel() for axis in axes] == [f"proportion of y = {k}" for k in (1, 2, 3)]
     inside = []
     for axis in axes:
@@ -384,12 +384,12 @@ def test_times_to_events_show_kaplan_meier_curves(data_folder):
     model = NLME(log_likelihood=WeibullSurvival(), **SHORT,
                  individual={"lambda": LogNormal(400.0), "beta": LogNormal(1.5, random=False)})  # fmt: skip
     model.fit(frame, id="id", time="time", y="status")
-    (axis,) = model.plot.vpc(100).axes
+    (axis,) = model.plot.vpc(100).figure.axes
     lines = {line.get_label(): line for line in axis.lines}
     assert {"observed", "censored", "simulated median"} <= set(lines)
     events = frame[frame["time"] > 0]
     expected = kaplan_meier(np.asarray(events["time"], float), np.asarray(events["status"]), np.array([1022.0]))
     assert np.asarray(lines["observed"].get_ydata())[-1] == pytest.approx(expected[0])
-    assert [axis.get_title() for axis in model.plot.vpc(50, by="sex").axes] == ["sex = 0", "sex = 1"]
+    assert [axis.get_title() for axis in model.plot.vpc(50, by="sex").figure.axes] == ["sex = 0", "sex = 1"]
     with pytest.raises(ValueError, match="no curve through observations"):
         model.plot.fits()

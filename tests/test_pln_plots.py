@@ -121,7 +121,7 @@ def test_scores_are_points_by_colour_with_their_ellipses(fitted, plots):
     color = pd.Series(kinds(N - 2), name="forest")
     color[color == "kind 2"] = "kind 1"
     color.iloc[[0, 1]] = "rare"
-    figure = plots.scores(axes=(2, 0), color=color)
+    figure = plots.scores(axes=(2, 0), color=color).figure
     (axis,) = figure.axes
     shown = points(axis)
     assert set(shown) == {"kind 0", "kind 1", "rare"}
@@ -140,14 +140,14 @@ def test_scores_are_points_by_colour_with_their_ellipses(fitted, plots):
         np.testing.assert_allclose(distance, QUANTILE_95, rtol=1e-9)
         assert ellipse.get_edgecolor() == to_rgba(PALETTE[k])
     assert not overlapping(figure)
-    assert not of(plots.scores(color=color, ellipses=False).axes[0], Ellipse)
+    assert not of(plots.scores(color=color, ellipses=False).figure.axes[0], Ellipse)
 
 
 def test_numbers_have_a_colour_bar_and_series_find_their_units(fitted, plots):
     units = [f"plot {i}" for i in range(N)]
     depth = pd.Series(np.linspace(-1, 1, N), index=units, name="depth")
     depth["plot 3"] = np.nan
-    figure = plots.scores(color=depth.sample(frac=1, random_state=0))
+    figure = plots.scores(color=depth.sample(frac=1, random_state=0)).figure
     axis, bar = figure.axes
     missing, drawn = of(axis, PathCollection)
     assert bar.get_ylabel() == "depth" and missing.get_label() == "missing"
@@ -155,14 +155,14 @@ def test_numbers_have_a_colour_bar_and_series_find_their_units(fitted, plots):
     np.testing.assert_array_equal(drawn.get_array(), expected[~np.isnan(expected)])
     np.testing.assert_array_equal(missing.get_offsets(), fitted.scores_[np.isnan(expected)][:, :2])
     # An array of all the units given, two of which had no counts; and a covariate of the fit.
-    whole = plots.scores(color=depth.to_numpy()).axes[0]
+    whole = plots.scores(color=depth.to_numpy()).figure.axes[0]
     np.testing.assert_array_equal(of(whole, PathCollection)[1].get_array(), drawn.get_array())
-    assert set(points(plots.scores(color="south").axes[0])) == {"0", "1"}
-    np.testing.assert_array_equal(points(plots.scores().axes[0])["_child0"], fitted.scores_[:, :2])
+    assert set(points(plots.scores(color="south").figure.axes[0])) == {"0", "1"}
+    np.testing.assert_array_equal(points(plots.scores().figure.axes[0])["_child0"], fitted.scores_[:, :2])
 
 
 def test_ellipses_of_units_are_their_posteriors(fitted, plots):
-    axis = plots.scores(axes=(0, 2), uncertainty=True, level=0.5).axes[0]
+    axis = plots.scores(axes=(0, 2), uncertainty=True, level=0.5).figure.axes[0]
     (drawn,) = of(axis, EllipseCollection)
     np.testing.assert_array_equal(drawn.get_offsets(), fitted.scores_[:, [0, 2]])
     angle = np.radians(drawn.get_angles())
@@ -175,16 +175,16 @@ def test_ellipses_of_units_are_their_posteriors(fitted, plots):
 
 
 def test_labels_do_not_overlap(fitted, plots):
-    figure = plots.scores(labels=True)
+    figure = plots.scores(labels=True).figure
     shown = notes(figure.axes[0])
     assert 5 < len(shown) <= N - 2 and set(shown) <= set(fitted.table_.units) and not overlapping(figure)
     for name, note in shown.items():
         np.testing.assert_array_equal(note.xy, fitted.scores_[fitted.table_.units.get_loc(name), :2])
-    assert set(notes(plots.scores(labels=["a"] * (N - 2)).axes[0])) == {"a"}
+    assert set(notes(plots.scores(labels=["a"] * (N - 2)).figure.axes[0])) == {"a"}
 
 
 def test_the_circle_holds_correlations_with_the_components(fitted, plots):
-    figure = plots.correlation_circle(axes=(1, 2), n_features=9)
+    figure = plots.correlation_circle(axes=(1, 2), n_features=9).figure
     (axis,) = figure.axes
     (arrows,) = of(axis, Quiver)
     correlation = (fitted.loadings_ / np.sqrt(np.diag(fitted.covariance_))[:, None])[:, [1, 2]]
@@ -196,7 +196,7 @@ def test_the_circle_holds_correlations_with_the_components(fitted, plots):
 
 
 def test_the_biplot_shows_loadings_on_their_own_scale(fitted, plots):
-    figure = plots.biplot(n_features=5, color=kinds(N - 2))
+    figure = plots.biplot(n_features=5, color=kinds(N - 2)).figure
     axis = figure.axes[0]
     (arrows,) = of(axis, Quiver)
     assert sum(map(len, points(axis).values())) == N - 2 and not of(axis, Ellipse)
@@ -226,7 +226,7 @@ def drawn_intervals(axis):
 
 
 def test_coefficients_have_the_intervals_of_the_summary(fitted, plots):
-    figure = plots.coefficients(level=0.8)
+    figure = plots.coefficients(level=0.8).figure
     assert [axis.get_title() for axis in figure.axes] == ["south", "depth"]
     for axis, name in zip(figure.axes, ("south", "depth"), strict=True):
         shown, expected = drawn_intervals(axis), fitted.summary(0.8).loc[name].dropna()
@@ -243,13 +243,13 @@ def test_coefficients_are_chosen_by_z_and_put_in_order(fitted, plots):
     z = fitted.summary().loc["depth"]["z"]
     largest = z.abs().sort_values(ascending=False).index[:5]
     for order, expected in (("z", z[largest].sort_values(ascending=False).index), ("table", z.index[z.index.isin(largest)])):
-        (axis,) = plots.coefficients("depth", n_features=5, order=order).axes
+        (axis,) = plots.coefficients("depth", n_features=5, order=order).figure.axes
         assert list(drawn_intervals(axis).index) == list(expected) and axis.get_title() == "depth (5 of 14, largest |z|)"
-    assert [axis.get_title() for axis in plots.coefficients(["Intercept", "south"]).axes] == ["Intercept", "south"]
+    assert [axis.get_title() for axis in plots.coefficients(["Intercept", "south"]).figure.axes] == ["Intercept", "south"]
 
 
 def test_importance_shows_each_unit_in_three_panels(fitted, plots):
-    figure = plots.importance()
+    figure = plots.importance().figure
     frame = fitted.importance_.sort_values("ess", kind="stable")
     for axis, column in zip(figure.axes, ("ess", "kl_from_proposal", "kl_from_conditional"), strict=True):
         np.testing.assert_array_equal(axis.lines[0].get_ydata(), frame[column])
@@ -261,13 +261,13 @@ def test_importance_shows_each_unit_in_three_panels(fitted, plots):
 
 
 def test_convergence_is_the_distance_to_the_last_bound(fitted, plots, refined):
-    figure = plots.convergence()
+    figure = plots.convergence().figure
     (axis,) = figure.axes
     bounds = np.asarray(fitted.bounds_)
     np.testing.assert_array_equal(axis.lines[0].get_ydata(), bounds[-1] - bounds[:-1])
     np.testing.assert_array_equal(axis.lines[0].get_xdata(), np.arange(1, len(bounds)))
     assert axis.get_yscale() == "log" and f"{fitted.elbo_:.2f}" in axis.get_title() and not overlapping(figure)
-    figure = PLNPlots(refined).convergence()
+    figure = PLNPlots(refined).convergence().figure
     frame = refined.refinement_
     for axis, column, error in zip(figure.axes[1:], ("loglik", "gradient_norm"), (0.1, 0.5), strict=True):
         np.testing.assert_array_equal(axis.lines[0].get_xydata(), frame[["epoch", column]])
@@ -279,7 +279,7 @@ def test_convergence_is_the_distance_to_the_last_bound(fitted, plots, refined):
 
 
 def test_starts_are_sorted_below_the_best(fitted, plots):
-    figure = plots.starts()
+    figure = plots.starts().figure
     (axis,) = figure.axes
     below = np.sort(fitted.starts_["bound"].max() - fitted.starts_["bound"])
     shown = {line.get_label(): line.get_xydata() for line in axis.lines}
@@ -290,7 +290,7 @@ def test_starts_are_sorted_below_the_best(fitted, plots):
 
 
 def test_the_heat_map_holds_the_correlations_of_the_latents(fitted, plots):
-    figure = plots.covariance(n_features=8)
+    figure = plots.covariance(n_features=8).figure
     axis, bar = figure.axes
     (image,) = axis.images
     names = [text.get_text() for text in axis.get_yticklabels()]
@@ -306,7 +306,7 @@ def test_the_heat_map_holds_the_correlations_of_the_latents(fitted, plots):
 
 
 def test_the_rank_of_each_criterion_is_marked(choice):
-    figure = rank_selection(choice)
+    figure = rank_selection(choice).figure
     (axis,) = figure.axes
     assert [text.get_text() for text in axis.get_legend().get_texts()] == [
         "AIC: rank 6, 2995.0",
@@ -323,11 +323,13 @@ def test_the_rank_of_each_criterion_is_marked(choice):
 
 
 def test_figures_go_to_axes_that_are_given(fitted, plots, choice):
-    for draw in (plots.scores, plots.correlation_circle, plots.biplot, plots.convergence, plots.starts, plots.covariance):
+    for draw in (plots.scores, plots.correlation_circle, plots.biplot, plots.starts, plots.covariance):
         axis = Figure().add_subplot()
         assert draw(ax=axis) is axis and axis.has_data()
+    axis = Figure().add_subplot()
+    assert list(plots.convergence(ax=axis)) == [axis] and axis.has_data()
     axes = Figure().subplots(1, 3)
-    assert plots.importance(ax=axes) is axes and all(axis.has_data() for axis in axes)
+    assert list(plots.importance(ax=axes)) == list(axes) and all(axis.has_data() for axis in axes)
     assert plots.coefficients(ax=axes[:2])[0] is axes[0] and rank_selection(choice, ax=axes[2]) is axes[2]
     with pytest.raises(ValueError, match="ax must be 3 matplotlib Axes, as many as the figure has panels, got 1"):
         plots.importance(ax=axes[0])
@@ -367,4 +369,4 @@ def test_a_fit_of_rank_one_has_no_plane():
     for draw in (plots.scores, plots.biplot, plots.correlation_circle):
         with pytest.raises(ValueError, match=r"fit PLNPCA\(rank=2\) or more"):
             draw()
-    assert plots.covariance().axes[0].images[0].get_array().shape == (4, 4)
+    assert plots.covariance().figure.axes[0].images[0].get_array().shape == (4, 4)

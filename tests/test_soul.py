@@ -119,7 +119,7 @@ def test_evidence_of_ten_shared_latents_and_its_profile(chain_fit):
         assert found.se < 0.05 and abs(found + 69.515) < 0.05 + 4 * found.se
     frame = chain_fit.profile("theta", np.linspace(-0.25, 1.75, 3), method="harmonic", n_draws=30_000)
     assert frame.attrs["maximiser"] == pytest.approx(0.729, abs=0.05)
-    assert chain_fit.plot.profile(frame, truth=0.729).axes
+    assert chain_fit.plot.profile(frame, truth=0.729).figure.axes
     with pytest.raises(ValueError, match="no parameter"):
         chain_fit.profile("sigma", [0, 1, 2])
     with pytest.raises(ValueError, match="three"):
@@ -160,7 +160,7 @@ def test_empirical_bayes_logistic(wisconsin_arrays, tmp_path):
     plug_in = 1 / (1 + np.exp(-(X.to_numpy() @ model.coef_[0] + model.intercept_[0])))
     assert np.abs(p[:, 1] - 0.5).mean() < np.abs(plug_in - 0.5).mean()
     assert list(model.summary().index) == ["theta"] and model.converged_
-    model.plot_coefficients().savefig(tmp_path / "coefficients.png")
+    model.plot_coefficients().figure.savefig(tmp_path / "coefficients.png")
 
 
 def test_formulas_pipelines_and_clones(wisconsin_arrays):

@@ -194,8 +194,8 @@ def test_an_image_by_functions_and_its_figures():
     )
     assert model.x_.shape == truth.shape
     assert np.mean((model.x_ - truth) ** 2) < 0.3 * np.mean((y - truth) ** 2)
-    assert len(model.plot_trace().axes) == 1
-    assert len(model.plot_reconstruction(truth).axes) == 3
+    assert len(model.plot_trace().figure.axes) == 1
+    assert len(model.plot_reconstruction(truth)) == 3
 
 
 def test_total_variation_without_noise_counts_its_dimensions():

@@ -143,7 +143,7 @@ def test_path_selects_more_as_the_penalty_falls_without_recompiling(grouped):
     alone = small(n_iter=5000).fit(X, y, groups)
     np.testing.assert_allclose(frame.loc[20, ["x0", "x1", "x2", "x3", "x4"]].to_numpy(float), alone.coef_[0], atol=0.02)
     figure = model.plot_path(truth=[1, -1, 0, 0, 0.5])
-    assert len(figure.axes) == 3 and not hasattr(model, "groups_")
+    assert len(figure) == 2 and len(figure.figure.axes) == 3 and not hasattr(model, "groups_")
     with pytest.raises(ValueError, match="call path"):
         small().plot_path()
 

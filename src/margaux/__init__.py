@@ -38,6 +38,7 @@ with _paused():
         AbstractKernel,
         Alternating,
         BlackJAX,
+        Blocked,
         CrankNicolson,
         EllipticalSlice,
         IndependenceMH,
@@ -56,6 +57,7 @@ with _paused():
         AbstractNonSmooth,
         AbstractPointwise,
         AbstractPredictive,
+        AbstractShared,
         AbstractSurrogate,
         one_unit,
     )
@@ -68,29 +70,31 @@ with _paused():
 
 __version__ = "0.1.0"
 
-#: estimators and what takes long to import, imported when first asked for
-_ESTIMATORS = {
-    "BayesianClassifier": "bayesian",
-    "BayesianRegressor": "bayesian",
-    "EmpiricalBayesLogistic": "empirical_bayes",
-    "MissingGLM": "missing",
-    "MissingLinear": "missing",
-    "MissingLogistic": "missing",
-    "NLME": "nlme",
-    "PLNPCA": "pln",
-    "RankChoice": "ranks",
-    "SparseInverse": "sparse_inverse",
-    "SparseMixedLogistic": "sparse_mixed",
-    "fit_variational": "variational",
-    "pln_ranks": "ranks",
+#: estimators and what takes long to import, by module, imported when first asked for
+_LATER = {
+    "BayesianClassifier": "estimators.bayesian",
+    "BayesianRegressor": "estimators.bayesian",
+    "EmpiricalBayesLogistic": "estimators.empirical_bayes",
+    "MissingGLM": "estimators.missing",
+    "MissingLinear": "estimators.missing",
+    "MissingLogistic": "estimators.missing",
+    "NLME": "estimators.nlme",
+    "PLNPCA": "estimators.pln",
+    "RankChoice": "estimators.ranks",
+    "SparseInverse": "estimators.sparse_inverse",
+    "SparseMixedLogistic": "estimators.sparse_mixed",
+    "fit_numpyro": "bridges.numpyro_entry",
+    "fit_variational": "estimators.variational",
+    "from_numpyro": "bridges.numpyro_entry",
+    "pln_ranks": "estimators.ranks",
 }
-__all__ = [*(name for name in dir() if not name.startswith("_") and name != "Any"), *_ESTIMATORS]
+__all__ = [*(name for name in dir() if not name.startswith("_") and name != "Any"), *_LATER]
 
 
 def __getattr__(name: str) -> Any:
-    if name in _ESTIMATORS:
+    if name in _LATER:
         from importlib import import_module
 
         with _paused():
-            return getattr(import_module(f".estimators.{_ESTIMATORS[name]}", __name__), name)
+            return getattr(import_module(f".{_LATER[name]}", __name__), name)
     raise AttributeError(f"margaux has no {name!r}")

@@ -8,9 +8,10 @@ import functools
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import numpy as np
+
+from .progress import Line
 
 
 @dataclasses.dataclass(frozen=True)
@@ -53,43 +54,24 @@ class AbstractCallback(abc.ABC):
 
 
 class ProgressBar(AbstractCallback):
-    """A rich progress bar on stderr with parameters and acceptance or ESS, for fits over two seconds."""
+    """A line on stderr, or in the notebook, with parameters and acceptance or ESS, for fits over two seconds."""
 
     def __init__(self, title: str, delay: float = 2.0) -> None:
         self._title, self._delay = title, delay
         self._start = time.monotonic()
-        self._bar: Any = None
-        self._task: Any = None
+        self._line: Line | None = None
 
     def __call__(self, progress: Progress) -> bool:
-        if self._bar is None:
+        if self._line is None:
             if time.monotonic() - self._start < self._delay:
                 return False
-            self._bar = self._opened(progress)
-        self._bar.update(self._task, completed=progress.iteration, figures=_figures(progress))
+            self._line = Line(self._title, progress.n_iter)
+        self._line.update(progress.iteration, _figures(progress))
         return False
 
-    def _opened(self, progress: Progress) -> Any:
-        from rich.console import Console
-        from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
-        from rich.progress import Progress as Bar
-
-        bar: Any = Bar(
-            TextColumn("{task.description}"),
-            BarColumn(bar_width=20),
-            MofNCompleteColumn(),
-            TimeRemainingColumn(),
-            TextColumn("{task.fields[figures]}"),
-            console=Console(stderr=True),
-            transient=True,
-        )
-        bar.start()
-        self._task = bar.add_task(self._title, total=progress.n_iter, figures="")
-        return bar
-
     def close(self) -> None:
-        if self._bar is not None:
-            self._bar.stop()
+        if self._line is not None:
+            self._line.close()
 
 
 def _figures(progress: Progress) -> str:

@@ -158,6 +158,27 @@ class AbstractFactorised(AbstractModel):
         return self.log_prior(params, z) + self.log_likelihood(params, z, y)
 
 
+class AbstractShared(AbstractModel):
+    r"""Latents that all units share beside latents by unit, in one unit of data that holds all rows:
+    $\log p(y, s, z\mid\theta) = \log p(s\mid\theta) + \sum_i \log p(y_i, z_i\mid s, \theta)$.
+
+    Latents are {"shared": s, "units": z}, and every leaf of z and of the data has the units on its leading axis.
+    `log_joint` is the sum. `margaux.Blocked` moves each z_i by itself, then s.
+    """
+
+    @abc.abstractmethod
+    def log_shared(self, params: Params, shared: Latents, y: Unit) -> Scalar:
+        r"""$\log p(s\mid\theta)$, with what the data say of s directly."""
+
+    @abc.abstractmethod
+    def log_unit(self, params: Params, shared: Latents, z: Latents, y: Unit) -> Scalar:
+        r"""$\log p(y_i, z_i\mid s, \theta)$ of one unit, from its own latents and data."""
+
+    def log_joint(self, params, z, y):
+        units = jax.vmap(lambda z_i, y_i: self.log_unit(params, z["shared"], z_i, y_i))(z["units"], y)
+        return self.log_shared(params, z["shared"], y) + jnp.sum(units)
+
+
 class AbstractUneven(eqx.Module):
     """Capability: units in groups of about equal size, so that small ones are not padded to the size of the largest."""
 
@@ -189,6 +210,9 @@ class Target(eqx.Module):
 
     def prior(self, z: Latents) -> Scalar:
         return self.model.log_prior(self.params, z)
+
+    def unit(self, shared: Latents, z: Latents, y: Unit) -> Scalar:
+        return self.model.log_unit(self.params, shared, z, y)
 
     def likelihood(self, z: Latents, ids: Array | None) -> Scalar:
         """Of the given rows, or of all of them."""

@@ -14,7 +14,8 @@ from jaxtyping import PyTree
 
 from . import storage
 from .esteps import AbstractEStep
-from .naming import precision, scalar_names
+from .naming import path_name, precision, scalar_names
+from .shown import Card, Shown, flat_table
 from .updates import Problem
 
 
@@ -57,7 +58,7 @@ class FitError(RuntimeError):
 
 
 @dataclasses.dataclass
-class Fit:
+class Fit(Shown):
     """What `margaux.fit` returns. Arrays are NumPy's; with several runs, `params` averages over them.
 
     Attributes:
@@ -209,7 +210,7 @@ class Fit:
 
     @property
     def plot(self) -> Any:
-        """Figures: `fit.plot.trace()`, `.estimates()`, `.latents()`."""
+        """Figures, as matplotlib Axes: `fit.plot.trace()`, `.estimates()`, `.latents()`."""
         from .plots import FitPlots
 
         return FitPlots(self)
@@ -230,6 +231,17 @@ class Fit:
         arrays = storage.flatten("params", self.params) | storage.flatten("last", self.last_params)
         arrays |= storage.flatten("runs", self.run_params)
         storage.write(path, header, arrays | {f"trace/{name}": value for name, value in self.trace.items()})
+
+    def _card(self) -> Card:
+        leaves = jax.tree_util.tree_flatten_with_path(self.params)[0]
+        table, count = flat_table({path_name(path) or "theta": leaf for path, leaf in leaves})
+        if "information/louis/2000" in self._cache:
+            table = self.summary()
+        figures: dict[str, Any] = {"iterations": self.n_iter}
+        known = [value for name, value in self._cache.items() if name.startswith("loglik/")]
+        figures |= {"log-likelihood": repr(known[-1])} if known else {}
+        figures |= {} if self.problem is None else {"units": self.problem.n}
+        return Card(f"Fit: {self.description}", self.message, self.converged, table, count, figures)
 
     def __repr__(self) -> str:
         return f"Fit({self.description}; {self.n_iter} iterations; {self.message})"

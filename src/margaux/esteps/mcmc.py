@@ -9,10 +9,17 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import PyTree
 
-from ..kernels import ULA, AbstractKernel, AbstractProximalKernel, AbstractSubsamplingKernel
-from ..model import AbstractFactorised, AbstractNonSmooth, Target, leading, mapped, over_units
+from ..kernels import ULA, AbstractBlockedKernel, AbstractKernel, AbstractProximalKernel, AbstractSubsamplingKernel
+from ..model import AbstractFactorised, AbstractNonSmooth, AbstractShared, Target, leading, mapped, over_units
 from ..schedule import AbstractSchedule, as_schedule
 from .base import AbstractEStep, first_draw
+
+#: kernels that ask for more than a density, and the models that have it
+_CAPABILITIES = [
+    (AbstractProximalKernel, AbstractNonSmooth),
+    (AbstractSubsamplingKernel, AbstractFactorised),
+    (AbstractBlockedKernel, AbstractShared),
+]
 
 
 class MCMC(AbstractEStep):
@@ -75,7 +82,7 @@ class MCMC(AbstractEStep):
         self.warm_up, self.warm_start = warm_up, warm_start
 
     def requires(self, model, latents):
-        for kind, capability in [(AbstractProximalKernel, AbstractNonSmooth), (AbstractSubsamplingKernel, AbstractFactorised)]:
+        for kind, capability in _CAPABILITIES:
             if isinstance(self.kernel, kind) and not isinstance(model, capability):
                 kernel, parts = type(self.kernel).__name__, sorted(capability.__abstractmethods__ - {"log_joint", "init_latents"})
                 return (

@@ -14,6 +14,7 @@ from jaxtyping import PyTree
 from sklearn.base import BaseEstimator, ClassifierMixin, RegressorMixin
 
 from ..naming import default_dtype
+from ..shown import Card
 from ..validate import whole
 from ..variational import scores
 from ..variational.answers import WeightPosterior
@@ -172,6 +173,12 @@ class BayesianNetwork(WeightPosterior, BaseEstimator, abc.ABC):
         return self._scaled(inputs(X, self._shape, self._columns))
 
     # -- answers --------------------------------------------------------------------------------
+
+    def _card(self) -> Card | None:
+        if not hasattr(self, "result_"):
+            return None
+        table, figures = self.summary(), {"observations": self.n_observations_, "iterations": self.n_iter_}
+        return Card(type(self).__name__, self.message_, self.converged_, table, len(table), figures)
 
     @property
     def elbo_(self) -> float:

@@ -160,15 +160,15 @@ class EmpiricalBayesLogistic(ClassifierMixin, AbstractEstimator):
         second = self.predict_proba(X)[:, 1] > 0.5
         return self.classes_[second.astype(int)]
 
-    def plot_coefficients(self, names: list[str] | None = None) -> Any:
-        """Posterior histograms of the coefficients (SOUL, figure 2), a matplotlib Figure."""
+    def plot_coefficients(self, names: list[str] | None = None, ax: Any = None) -> Any:
+        """Posterior histograms of the coefficients (SOUL, figure 2), on an Axes each, thirty at most."""
         from ..plots.posterior import histograms
 
         check_is_fitted(self, "result_")
         if names is None:
             own = getattr(self, "feature_names_in_", [f"x{j}" for j in range(self.n_features_in_)])
             names = (["intercept"] if self.fit_intercept else []) + [str(name) for name in own]
-        return histograms(self.draws_, names)
+        return histograms(self.draws_, names, ax=ax)
 
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()

@@ -10,6 +10,7 @@ import numpy as np
 import pandas as pd
 
 from ..result import Fit
+from ..shown import Card, Shown, flat_table
 
 
 def check_fitted(estimator: Any) -> None:
@@ -20,7 +21,7 @@ def check_fitted(estimator: Any) -> None:
         raise NotFittedError(f"this {type(estimator).__name__} is not fitted yet; call fit first")
 
 
-class Fitted:
+class Fitted(Shown):
     """The answers of an estimator around `margaux.fit`, whose `fit` calls `_keep`.
 
     After `fit`: `params_` and `stderr_` (name -> value, natural scale), `loglik_` with `loglik_se_`, `aic_`,
@@ -35,10 +36,25 @@ class Fitted:
     def _keep(self, fit: Fit) -> None:
         """Take a finished fit as this estimator's."""
         for name in ("stderr_", "loglik_"):
-            self.__dict__.pop(name, None)
+            vars(self).pop(name, None)
         self.result_ = fit
         self.params_ = {name: value.item() if np.ndim(value) == 0 else np.asarray(value) for name, value in fit.params.items()}
         self.n_iter_, self.converged_, self.message_ = fit.n_iter, fit.converged, fit.message
+
+    def _card(self) -> Card | None:
+        if not hasattr(self, "result_"):
+            return None
+        table, count = flat_table(self.params_)
+        if self._costs_nothing("summary"):
+            table = self.summary()
+            count = len(table)
+        figures: dict[str, Any] = {"observations": self.n_observations_, "iterations": self.n_iter_}
+        figures |= {"log-likelihood": repr(self.loglik_)} if self._costs_nothing("loglik") else {}
+        return Card(type(self).__name__, self.message_, self.converged_, table, count, figures)
+
+    def _costs_nothing(self, answer: str) -> bool:
+        """Whether the "summary" or the "loglik" is there already."""
+        return "loglik_" in self.__dict__ if answer == "loglik" else "information/louis/2000" in self.result_._cache
 
     @functools.cached_property
     def stderr_(self) -> dict[str, Any]:
@@ -64,14 +80,19 @@ class Fitted:
         return self.loglik_.se
 
     @property
+    def n_params_(self) -> int:
+        """Free scalar parameters."""
+        return self.result_.n_params
+
+    @property
     def aic_(self) -> float:
         """Akaike's criterion."""
-        return -2 * float(self.loglik_) + 2 * self.result_.n_params
+        return -2 * float(self.loglik_) + 2 * self.n_params_
 
     @property
     def bic_(self) -> float:
         """Schwarz's criterion, by the number of observations."""
-        return -2 * float(self.loglik_) + float(np.log(self.n_observations_)) * self.result_.n_params
+        return -2 * float(self.loglik_) + float(np.log(self.n_observations_)) * self.n_params_
 
     def summary(self, level: float = 0.95) -> pd.DataFrame:
         """Estimate, standard error, z, p and interval, one named row a scalar parameter."""

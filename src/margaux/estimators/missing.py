@@ -206,7 +206,7 @@ class MissingGLM(AbstractEstimator):
 
     def _keep(self, fit: Fit) -> None:
         super()._keep(fit)
-        self.__dict__.pop("_covariances", None)
+        vars(self).pop("_covariances", None)
         with precision(np.dtype("float64")):
             natural = {name: np.asarray(value) for name, value in self.standard_.natural(fit.params).items()}
         mean = natural["mean"]
@@ -241,6 +241,9 @@ class MissingGLM(AbstractEstimator):
         out = self._named(errors["beta"]) | {"mean": mean[0] if len(mean) == 1 else mean, "covariance": errors["covariance"]}
         return out | ({"scale": float(errors["scale"])} if "scale" in errors else {})
 
+    def _costs_nothing(self, answer: str) -> bool:
+        return answer == "loglik" or self._information is not None
+
     @property
     def loglik_(self) -> Any:  # type: ignore[override]
         """log p(y, observed x) in the units of the data, every constant included; by quadrature, so its `.se` is zero."""
@@ -258,14 +261,6 @@ class MissingGLM(AbstractEstimator):
     def n_params_(self) -> int:
         """Free parameters, those of the covariates' distribution included."""
         return len(self._flat)
-
-    @property
-    def aic_(self) -> float:
-        return -2 * self._loglik + 2 * self.n_params_
-
-    @property
-    def bic_(self) -> float:
-        return -2 * self._loglik + float(np.log(self.n_observations_)) * self.n_params_
 
     def summary(self, level: float = 0.95) -> pd.DataFrame:
         """Coefficients: estimate, standard error, z, p and interval, one named row each. Those left out have none. Of a

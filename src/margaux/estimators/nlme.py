@@ -206,7 +206,7 @@ class NLME(Parameters, Fitted):
     def _keep(self, fit: Any) -> None:
         super()._keep(fit)
         for name in ("individual_", "_table"):
-            self.__dict__.pop(name, None)
+            vars(self).pop(name, None)
         names = answers.natural_names(self.model_, self._design.labels, self._dropped)
         values = np.asarray(answers.natural_values(self.model_, fit.params, self._dropped), float)
         self.params_ = dict(zip(names, values.tolist(), strict=True))
@@ -224,6 +224,9 @@ class NLME(Parameters, Fitted):
     def _table(self) -> pd.DataFrame:
         check_fitted(self)
         return answers.table(self)
+
+    def _costs_nothing(self, answer: str) -> bool:
+        return {"summary": "_table", "loglik": "loglik_"}[answer] in self.__dict__
 
     @property
     def stderr_(self) -> dict[str, float]:  # type: ignore[override]

@@ -31,13 +31,14 @@ from ..pln.restarts import best_of, default_starts
 from ..pln.simulation import check_scores, expected, simulated, units_of
 from ..pln.table import Table, diverging_message, like, read
 from ..pln.variational import BLOCK, Loadings, Posterior
+from ..shown import Card, Shown
 from .fitted import check_fitted
 
 #: answers that are computed when first asked for
 LATER = ("stderr_", "importance_")
 
 
-class PLNPCA(TransformerMixin, BaseEstimator):
+class PLNPCA(Shown, TransformerMixin, BaseEstimator):
     r"""Principal components of counts: $y_{ij}\sim\mathrm{Poisson}(e^{z_{ij}})$, $z_i = o_i + B^\top x_i + Cw_i$,
     $w_i\sim N(0, I_q)$ (Batardiere, Chiquet, Kwon and Stoehr, eq. 2).
 
@@ -158,7 +159,7 @@ class PLNPCA(TransformerMixin, BaseEstimator):
         self.elbo_, self.n_sweeps_ = solution.bounds[-1], len(solution.bounds)
         self.n_features_in_ = len(table.all_features)
         for name in LATER:
-            self.__dict__.pop(name, None)
+            vars(self).pop(name, None)
 
     @staticmethod
     def _design(table: Table) -> Design:
@@ -239,6 +240,18 @@ class PLNPCA(TransformerMixin, BaseEstimator):
         posteriors of the latents, $\sum_i\log|2\pi eS_i|$. It prefers ranks whose latents the counts determine."""
         with precision(np.dtype(float)):
             return self.bic_ + 2 * entropy(self._posterior)
+
+    def _card(self) -> Card | None:
+        if not hasattr(self, "result_"):
+            return None
+        known = "stderr_" in self.__dict__
+        table = self.summary() if known else frames.coefficients(self.table_, self.coef_, self.coef_ * np.nan, 0.95)
+        bound = "no longer rises" if self.converged_ else f"still rises after {self.n_sweeps_} sweeps: raise max_sweeps"
+        n, p = len(self.scores_), len(self.loadings_)
+        figures = {"rank": self.loadings_.shape[1], "units": n, "features": p, "bound": f"{self.elbo_:.2f}"}
+        figures |= {"log-likelihood": repr(self.loglik_)} if "importance_" in self.__dict__ else {}
+        message = f"The bound {bound}; {self.verdict_}."
+        return Card(type(self).__name__, message, self.converged_, table, len(table), figures)
 
     def summary(self, level: float = 0.95) -> pd.DataFrame:
         """Coefficients: estimate, standard error, z, p and interval, a row a covariate and feature."""

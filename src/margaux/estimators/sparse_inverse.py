@@ -236,50 +236,16 @@ class SparseInverse(AbstractEstimator):
         column = self.result_.names.index("log_theta")
         return np.exp(self.result_.trace["params"][:, 0, column])
 
-    def plot_trace(self) -> Any:
-        """Iterates of theta and their running average, in log scale (SOUL, figure 5 left), a matplotlib Figure."""
-        from matplotlib.figure import Figure
-
-        theta, fit = self.trace(), self.result_
-        n = np.arange(1, len(theta) + 1)
-        figure = Figure(figsize=(5, 3.2), layout="constrained")
-        axis = figure.subplots()
-        axis.semilogy(n, theta, lw=0.8, label="iterates")
-        with precision(fit.dtype):
-            weights = np.broadcast_to(np.asarray(fit.algorithm.average.weight(jnp.asarray(n))), n.shape) * (n > fit.averaged_from)
-        if fit.averaged_from < len(n):
-            kept = n > fit.averaged_from
-            running = np.exp(np.cumsum(weights * np.log(theta))[kept] / np.cumsum(weights)[kept])
-            axis.semilogy(n[kept], running, lw=1.2, color="tab:orange", label="running average")
-        axis.axhline(self.theta_, color="black", lw=1.2, label=f"estimate {self.theta_:.4g}")
-        if fit.averaged_from:
-            axis.axvline(fit.averaged_from, color="grey", ls=":", lw=1, label="averaging starts")
-        axis.set(xlabel="iteration", ylabel="theta")
-        axis.legend(frameon=False, fontsize=8)
-        return figure
-
-    def plot_reconstruction(self, truth: Any = None) -> Any:
-        """The data and x (an image beside y; a vector as stems), with the true x where given; a matplotlib Figure."""
-        from matplotlib.figure import Figure
+    def plot_trace(self, ax: Any = None) -> Any:
+        """Iterates of theta and their running average, in log scale (SOUL, figure 5 left), on one Axes."""
+        from ..plots.inverse import theta_trace
 
         check_is_fitted(self, "result_")
-        truth = None if truth is None else np.asarray(truth)
-        if self.x_.ndim == 2:
-            panels = [("data", self.y_)] if self.y_.ndim == 2 else []
-            panels += [("maximum a posteriori", self.x_)] + ([] if truth is None else [("truth", truth)])
-            figure = Figure(figsize=(3.2 * len(panels), 3.4), layout="constrained")
-            for axis, (title, image) in zip(figure.subplots(1, len(panels), squeeze=False)[0], panels, strict=True):
-                axis.imshow(image, cmap="gray", vmin=self.x_.min(), vmax=self.x_.max())
-                axis.set(title=title, xticks=[], yticks=[])
-            return figure
-        figure = Figure(figsize=(8, 3.2), layout="constrained")
-        left, right = figure.subplots(1, 2)
-        left.plot(self.y_.ravel(), self.predict().ravel(), ".", ms=3)
-        left.axline((0, 0), slope=1, color="grey", lw=0.8)
-        left.set(xlabel="y", ylabel="A x")
-        if truth is not None:
-            right.plot(truth.ravel(), color="tab:red", lw=0.8, label="truth")
-        right.plot(self.x_.ravel(), color="tab:blue", lw=0.8, label="maximum a posteriori")
-        right.set(xlabel="entry", ylabel="x")
-        right.legend(frameon=False, fontsize=8)
-        return figure
+        return theta_trace(self, ax)
+
+    def plot_reconstruction(self, truth: Any = None, ax: Any = None) -> Any:
+        """The data and x (an image beside y; a vector as lines), with the true x where given, an Axes each."""
+        from ..plots.inverse import reconstruction
+
+        check_is_fitted(self, "result_")
+        return reconstruction(self, truth, ax)

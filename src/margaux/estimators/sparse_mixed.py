@@ -6,7 +6,7 @@ import copy
 import dataclasses
 import functools
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
@@ -32,9 +32,6 @@ from ..space import Box
 from ..validate import whole
 from .base import AbstractEstimator, design, new_design
 from .grouped import check_design, check_length, group_labels, two_classes
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 #: smallest sigma
 SIGMA_FLOOR = 1e-5
@@ -213,7 +210,7 @@ class SparseMixedLogistic(ClassifierMixin, AbstractEstimator):
         self.path_ = pd.DataFrame(rows, index=pd.Index(weights, name="penalty_weight"))
         return self.path_
 
-    def plot_path(self, truth: Any = None, labels: int = 8) -> Figure:
+    def plot_path(self, truth: Any = None, labels: int = 8, ax: Any = None) -> Any:
         r"""The last `path`: coefficients against $\lambda$, and how many are selected with $\sigma$ below them.
 
         Args:
@@ -227,7 +224,7 @@ class SparseMixedLogistic(ClassifierMixin, AbstractEstimator):
         from ..plots.path import selection_path
 
         own = ["n_selected", "sigma", "objective", *(["intercept"] if self.fit_intercept else [])]
-        return selection_path(self.path_, list(self.path_.columns.drop(own)), truth, labels)
+        return selection_path(self.path_, list(self.path_.columns.drop(own)), truth, labels, ax)
 
     def decision_function(self, X: Any, groups: Any = None) -> np.ndarray:
         r"""Log odds of the second class (rows,), $a + v^\top\beta + \sigma E[x_g\mid y]$; see `predict_proba`."""
@@ -271,6 +268,9 @@ class SparseMixedLogistic(ClassifierMixin, AbstractEstimator):
         frame.attrs["message"] = f"{self.message_}; estimates are shrunk and selected: no standard errors are given"
         return frame
 
+    def _costs_nothing(self, answer: str) -> bool:
+        return True
+
     @functools.cached_property
     def stderr_(self) -> dict[str, Any]:
         """NaN throughout: after selection by a penalty Wald inference does not hold."""
@@ -289,14 +289,9 @@ class SparseMixedLogistic(ClassifierMixin, AbstractEstimator):
         return int(self.support_.sum()) + 1 + bool(self.fit_intercept)
 
     @property
-    def aic_(self) -> float:
-        """Akaike's criterion, by `n_free_`."""
-        return -2 * float(self.loglik_) + 2 * self.n_free_
-
-    @property
-    def bic_(self) -> float:
-        """Schwarz's criterion, by `n_free_` and the number of observations."""
-        return -2 * float(self.loglik_) + float(np.log(self.n_observations_)) * self.n_free_
+    def n_params_(self) -> int:
+        """`n_free_`, which `aic_` and `bic_` count."""
+        return self.n_free_
 
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()

@@ -15,6 +15,7 @@ from jaxtyping import Array, PyTree
 
 from ..naming import default_dtype, scalar_names
 from ..result import Fit, FitError
+from ..shown import Card, flat_table
 from ..validate import whole
 from ..variational.answers import WeightPosterior
 from ..variational.draws import Shared
@@ -24,16 +25,26 @@ from ..variational.posterior import Spread
 from ..variational.priors import Density
 from ..variational.training import Settings, train
 
+#: scalars up to which a notebook shows their intervals
+LARGE = 10_000
+
 
 class VariationalFit(WeightPosterior):
     """A fitted Gaussian: `mean` and `sd` (like `start`), `elbo`, `history`, `result` (the `margaux.Fit`)."""
 
-    def __init__(self, model: Any, fit: Fit, history: pd.DataFrame, data: tuple[PyTree, np.ndarray]) -> None:
+    def __init__(self, model: Any, fit: Fit, history: pd.DataFrame, data: tuple[PyTree, np.ndarray], by_row: bool = True) -> None:
         params: Any = fit.params
         self._keep(model, params, fit.dtype)
         self.result, self.history, self.message, self.converged = fit, history, fit.message, fit.converged
         self.mean, self.sd = self._means, self._deviations
         self.elbo = self._elbo_of(*data) * model.n
+        self._data = data if by_row else None
+
+    def _card(self) -> Card:
+        few, count = flat_table(self._named(self.mean))
+        table = self.summary() if count <= LARGE else few.rename(columns={"estimate": "mean"})
+        figures = {"ELBO": f"{self.elbo:.6g}", "iterations": self.result.n_iter}
+        return Card("VariationalFit", self.message, self.converged, table, count, figures)
 
     def summary(self, level: float = 0.95) -> pd.DataFrame:
         """Mean, standard deviation and credible interval, a row a scalar."""
@@ -120,7 +131,7 @@ def fit_variational(
     trained = train(network, weights, Given(), Density(density), Shared(), x, y, settings)
     if throw and trained.fit.result.failed:
         raise FitError(trained.fit)
-    return VariationalFit(trained.model, trained.fit, trained.history, (x, y))
+    return VariationalFit(trained.model, trained.fit, trained.history, (x, y), by_row=data is not None)
 
 
 def _check_scalars(log_density: Any, log_prior: Any, start: PyTree, x: PyTree) -> None:

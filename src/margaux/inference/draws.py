@@ -29,6 +29,13 @@ def draws(
     Raises:
         TypeError: the fit was not made with `margaux.MCMC`.
     """
+    return continued(fit, n_draws, thin, key, params, kernel)[0]
+
+
+def continued(
+    fit: Any, n_draws: int, thin: int = 1, key: int = 0, params: PyTree = None, kernel: AbstractKernel | None = None
+) -> tuple[PyTree, dict[str, np.ndarray]]:
+    """`draws`, and figures of each by name, (n_draws,), such as the acceptance averaged over units and chains."""
     if not isinstance(fit.estep, MCMC):
         raise TypeError(f"draws continue Markov chains; this fit used {type(fit.estep).__name__}, see fit.latents()")
     if n_draws < 1 or thin < 1:
@@ -43,8 +50,9 @@ def draws(
         if kernel is not None:
             z = rows["z"]
             rows = jax.vmap(lambda y: estep.init(jax.random.key(key), model, at, y))(data) | {"z": z}
-        z = _continued(model, estep, at, rows, data, jax.random.key(key), n_draws)
-        return jax.tree.map(np.asarray, z)
+        z, info = _continued(model, estep, at, rows, data, jax.random.key(key), n_draws)
+        n = jax.tree.leaves(data)[0].shape[0]
+        return jax.tree.map(np.asarray, z), {name: np.asarray(figure) / n for name, figure in info.items()}
 
 
 def _cast(leaf: np.ndarray, dtype: np.dtype) -> Any:
@@ -59,7 +67,7 @@ def _continued(model, estep, params, rows, data, key, n_draws):
     def body(rows, t):
         at = jax.random.fold_in(key, t)
         noise = jax.vmap(lambda i: estep.noise(jax.random.fold_in(at, i), latents))(jnp.arange(n))
-        z, rows, _ = estep.expect(lambda z, w: z, noise, model, params, rows, data, 1)
-        return rows, z
+        z, rows, info = estep.expect(lambda z, w: z, noise, model, params, rows, data, 1)
+        return rows, (z, info)
 
     return jax.lax.scan(body, rows, jnp.arange(n_draws))[1]

@@ -1,10 +1,12 @@
 """Markov kernels for one unit's latents. One file each; the target is an argument, never captured."""
 
 from .alternating import Alternating as Alternating
+from .base import AbstractBlockedKernel as AbstractBlockedKernel
 from .base import AbstractKernel as AbstractKernel
 from .base import AbstractProximalKernel as AbstractProximalKernel
 from .base import AbstractSubsamplingKernel as AbstractSubsamplingKernel
 from .blackjax import BlackJAX as BlackJAX
+from .blocked import Blocked as Blocked
 from .imh import IndependenceMH as IndependenceMH
 from .mala import MALA as MALA
 from .myula import MYULA as MYULA

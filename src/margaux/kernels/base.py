@@ -63,6 +63,10 @@ class AbstractSubsamplingKernel(AbstractKernel):
     """A kernel whose target must also have `prior`, `likelihood` and `n_rows`: models of `margaux.AbstractFactorised`."""
 
 
+class AbstractBlockedKernel(AbstractKernel):
+    """A kernel whose target must also have `unit` and `y`: models of `margaux.AbstractShared`."""
+
+
 def normal_like(key: PRNGKeyArray, z: Latents) -> Float[Array, " d"]:
     """A standard normal vector of the latent's flat size."""
     size, dtype = flat_size(z)

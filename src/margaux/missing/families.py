@@ -11,7 +11,7 @@ import numpy as np
 import scipy
 from jax.scipy.special import gammaln, log_ndtr
 from jax.scipy.stats import norm
-from jaxtyping import Array, Float
+from jaxtyping import Array, Float, PRNGKeyArray
 
 #: nodes of the adaptive Gauss-Hermite rule; Newton steps to its centre, and how far one may go
 NODES, NEWTON, FARTHEST = 31, 12, 2.0
@@ -23,6 +23,10 @@ class AbstractFamily(eqx.Module):
     @abc.abstractmethod
     def log_density(self, y: Array, eta: Array, scale: Array) -> Array:
         """With every constant."""
+
+    @abc.abstractmethod
+    def simulate(self, key: PRNGKeyArray, eta: Array, scale: Array) -> Array:
+        """A draw of y."""
 
     @abc.abstractmethod
     def slopes(self, y: Array, eta: Array, scale: Array) -> tuple[Array, Array]:
@@ -99,6 +103,9 @@ class Logistic(AbstractFamily):
     def log_density(self, y, eta, scale):
         return y * eta - jax.nn.softplus(eta)
 
+    def simulate(self, key, eta, scale):
+        return jax.random.bernoulli(key, jax.nn.sigmoid(eta)).astype(eta.dtype)
+
     def slopes(self, y, eta, scale):
         probability = jax.nn.sigmoid(eta)
         return y - probability, -probability * (1 - probability)
@@ -127,6 +134,9 @@ class Probit(AbstractFamily):
 
     def log_density(self, y, eta, scale):
         return log_ndtr((2 * y - 1) * eta)
+
+    def simulate(self, key, eta, scale):
+        return jax.random.bernoulli(key, jax.scipy.special.ndtr(eta)).astype(eta.dtype)
 
     def slopes(self, y, eta, scale):
         # With x = -sign eta the Mills ratio is x + 1/x - 2/x^3 + ... far out, where its difference from x would cancel.
@@ -163,6 +173,9 @@ class Gaussian(AbstractFamily):
     def log_density(self, y, eta, scale):
         return norm.logpdf(y, eta, jnp.sqrt(scale))
 
+    def simulate(self, key, eta, scale):
+        return eta + jnp.sqrt(scale) * jax.random.normal(key, eta.shape, eta.dtype)
+
     def slopes(self, y, eta, scale):
         return (y - eta) / scale, -jnp.ones_like(eta) / scale
 
@@ -188,6 +201,9 @@ class Poisson(AbstractFamily):
 
     def log_density(self, y, eta, scale):
         return y * eta - jnp.exp(eta) - gammaln(y + 1)
+
+    def simulate(self, key, eta, scale):
+        return jax.random.poisson(key, jnp.exp(eta)).astype(eta.dtype)
 
     def slopes(self, y, eta, scale):
         rate = jnp.exp(eta)

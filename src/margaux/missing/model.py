@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array
 
-from ..model import AbstractBatchSurrogate, leading
+from ..model import AbstractBatchSurrogate, AbstractPointwise, AbstractPredictive, leading
 from ..packing import symmetric
 from ..space import AbstractSpace, Positive, PositiveDefinite, Real
 from .families import AbstractFamily, Gaussian
@@ -20,7 +20,7 @@ from .observed import Predictor, Rows, filled, given_observed, spread, spreads
 CURVATURES = ("tight", "largest", "newton")
 
 
-class MissingCovariates(AbstractBatchSurrogate):
+class MissingCovariates(AbstractBatchSurrogate, AbstractPointwise, AbstractPredictive):
     r"""$x_i\sim N(B^\top c_i, \Sigma)$ with entries missing at random, $y_i\mid x_i$ a generalised linear model in
     $\eta_i=\beta^\top(c_i, x_i)$.
 
@@ -77,6 +77,14 @@ class MissingCovariates(AbstractBatchSurrogate):
         rows, known = self._one(params, y)
         value = self.family.log_density(rows.y, known.mean + known.sd * z, self._scale(params))
         return known.log_x + value - z**2 / 2 - jnp.log(2 * jnp.pi) / 2
+
+    def pointwise(self, params, z, y):
+        rows, known = self._one(params, y)
+        return self.family.log_density(rows.y, known.mean + known.sd * z, self._scale(params))
+
+    def simulate(self, key, params, z, y):
+        _, known = self._one(params, y)
+        return {"y": self.family.simulate(key, known.mean + known.sd * z, self._scale(params))}
 
     def init_latents(self, key, params, y):
         rows = y if isinstance(y, Rows) else y[0]

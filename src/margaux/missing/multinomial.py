@@ -17,7 +17,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import scipy
-from jaxtyping import Array, Float
+from jaxtyping import Array, Float, PRNGKeyArray
 
 from .checks import check_separation
 from .conditional import Conditional, in_rows, sweep
@@ -47,6 +47,11 @@ class Multinomial(eqx.Module):
     def log_density(self, y: Array, eta: Float[Array, "j ..."]) -> Array:
         """log p(y | eta)."""
         return jnp.sum(self.chosen(y) * eta, axis=0) - _log_total(eta)
+
+    def simulate(self, key: PRNGKeyArray, eta: Float[Array, "j ..."]) -> Array:
+        """A draw of y."""
+        whole = jnp.concatenate([jnp.zeros_like(eta[:1]), eta])
+        return jax.random.categorical(key, whole, axis=0).astype(eta.dtype)
 
     def probabilities(self, eta: Float[Array, "j ..."]) -> Float[Array, "j ..."]:
         """P(y = k | eta) of all classes but the reference."""

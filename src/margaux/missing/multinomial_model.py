@@ -9,14 +9,14 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from ..model import AbstractBatchSurrogate, leading
+from ..model import AbstractBatchSurrogate, AbstractPointwise, AbstractPredictive, leading
 from ..space import AbstractSpace, PositiveDefinite, Real
 from .model import CURVATURES
 from .multinomial import Multinomial, Predictors, filled_each, given_observed_each, spread_each
 from .observed import Rows
 
 
-class MissingMultinomial(AbstractBatchSurrogate):
+class MissingMultinomial(AbstractBatchSurrogate, AbstractPointwise, AbstractPredictive):
     r"""$x_i\sim N(B^\top c_i, \Sigma)$ with entries missing at random, $y_i\mid x_i$ one of K classes with the logits
     $\eta_{ij}=\beta_j^\top(c_i, x_i)$ of classes 1, ..., K - 1 against class 0.
 
@@ -57,14 +57,26 @@ class MissingMultinomial(AbstractBatchSurrogate):
         before, known = given_observed_each(params, rows, groups)
         return MissingMultinomial(self.family, self.n_columns, self.curvature, groups, known), (rows, before)
 
+    def _one(self, params: dict, y: Any) -> tuple[Rows, Predictors]:
+        """Data of one unit with its preparation."""
+        if not isinstance(y, Rows):
+            return y
+        rows = jax.tree.map(lambda leaf: leaf[None], y)
+        before, _ = given_observed_each(params, rows, ((1, y.places.shape[0]),))
+        return y, jax.tree.map(lambda leaf: leaf[0], before)
+
     def log_joint(self, params, z, y):
-        if isinstance(y, Rows):
-            rows = jax.tree.map(lambda leaf: leaf[None], y)
-            before, _ = given_observed_each(params, rows, ((1, y.places.shape[0]),))
-            y = y, jax.tree.map(lambda leaf: leaf[0], before)
-        rows, before = y
+        rows, before = self._one(params, y)
         value = self.family.log_density(rows.y, before.mean + before.root @ z)
         return before.log_x + value - z @ z / 2 - len(z) * jnp.log(2 * jnp.pi) / 2
+
+    def pointwise(self, params, z, y):
+        rows, before = self._one(params, y)
+        return self.family.log_density(rows.y, before.mean + before.root @ z)
+
+    def simulate(self, key, params, z, y):
+        _, before = self._one(params, y)
+        return {"y": self.family.simulate(key, before.mean + before.root @ z)}
 
     def init_latents(self, key, params, y):
         rows = y if isinstance(y, Rows) else y[0]

@@ -2,21 +2,28 @@
 
 from __future__ import annotations
 
+import jax
 import jax.numpy as jnp
 from jax.scipy.stats import norm
 
 from ..density import bernoulli_logit
-from ..model import AbstractExponentialFamily, AbstractFactorised
+from ..model import AbstractExponentialFamily, AbstractFactorised, AbstractPointwise, AbstractPredictive
 
 
-class AbstractBayesianLogistic(AbstractFactorised, AbstractExponentialFamily):
+class AbstractBayesianLogistic(AbstractFactorised, AbstractExponentialFamily, AbstractPointwise, AbstractPredictive):
     r"""$y_j\sim\mathrm{Bernoulli}(\mathrm{logit}^{-1}(x_j^\top\beta))$ with a prior on $\beta$.
 
     One unit: its data are `x` (rows, d) and `y` (rows,), its latent is $\beta$ (d,).
     """
 
     def log_likelihood(self, params, z, rows):
-        return jnp.sum(bernoulli_logit(rows["y"], rows["x"] @ z))
+        return jnp.sum(self.pointwise(params, z, rows))
+
+    def pointwise(self, params, z, y):
+        return bernoulli_logit(y["y"], y["x"] @ z)
+
+    def simulate(self, key, params, z, y):
+        return {"y": jax.random.bernoulli(key, jax.nn.sigmoid(y["x"] @ z)).astype(z.dtype)}
 
     def init_latents(self, key, params, y):
         return jnp.zeros(y["x"].shape[1], y["x"].dtype)

@@ -16,7 +16,7 @@ from scipy import optimize, sparse
 from scipy.sparse import csgraph
 from threadpoolctl import threadpool_limits
 
-from ..model import AbstractNonSmooth
+from ..model import AbstractNonSmooth, AbstractPointwise, AbstractPredictive
 from ..priors import AbstractPrior
 
 
@@ -211,7 +211,7 @@ def norm_squared(operator: AbstractOperator, n_iter: int = 100) -> Array:
     return jax.lax.fori_loop(0, n_iter, turn, (start, jnp.zeros((), start.dtype)))[1]
 
 
-class LinearInverse(AbstractNonSmooth):
+class LinearInverse(AbstractNonSmooth, AbstractPointwise, AbstractPredictive):
     r"""$y\sim N(Ax, \sigma^2 I)$ and $p(x\mid\theta) = e^{-\theta\phi(x)}/Z(\theta)$ (SOUL, section 4.2), as one unit.
 
     The parameters are `log_theta`, as in that section's code (the chain rule's factor $\theta$ is autodiff's), and
@@ -227,9 +227,20 @@ class LinearInverse(AbstractNonSmooth):
     noise_sd: Any = None
 
     def log_smooth(self, params, z, y):
-        log_sigma2 = params["log_sigma2"] if self.noise_sd is None else 2 * jnp.log(jnp.asarray(self.noise_sd, z.dtype))
+        log_sigma2 = self._log_sigma2(params, z)
         residual = y["y"] - self.operator(z)
         return -jnp.sum(residual**2) / (2 * jnp.exp(log_sigma2)) - residual.size / 2 * (jnp.log(2 * jnp.pi) + log_sigma2)
+
+    def _log_sigma2(self, params, z):
+        return params["log_sigma2"] if self.noise_sd is None else 2 * jnp.log(jnp.asarray(self.noise_sd, z.dtype))
+
+    def pointwise(self, params, z, y):
+        log_sigma2 = self._log_sigma2(params, z)
+        return -((y["y"] - self.operator(z)) ** 2) / (2 * jnp.exp(log_sigma2)) - (jnp.log(2 * jnp.pi) + log_sigma2) / 2
+
+    def simulate(self, key, params, z, y):
+        mean = self.operator(z)
+        return {"y": mean + jnp.exp(self._log_sigma2(params, z) / 2) * jax.random.normal(key, mean.shape, mean.dtype)}
 
     def log_joint(self, params, z, y):
         theta = jnp.exp(params["log_theta"])

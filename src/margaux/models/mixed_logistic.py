@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import equinox as eqx
+import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.scipy.stats import norm
 from scipy.special import expit, logsumexp
 
 from ..density import bernoulli_logit
-from ..model import AbstractModel
+from ..model import AbstractModel, AbstractPointwise, AbstractPredictive
 
 #: Newton steps to a posterior mode, at most, and the change at which they end
 NEWTON_STEPS, NEWTON_TOLERANCE = 100, 1e-10
 
 
-class MixedLogistic(AbstractModel):
+class MixedLogistic(AbstractModel, AbstractPointwise, AbstractPredictive):
     r"""$y_i\sim\mathrm{Bernoulli}(\mathrm{logit}^{-1}(a + v_i^\top\beta + \sigma x_{g(i)}))$, $x_j\sim N(0, 1)$.
 
     The model of De Bortoli, Durmus, Pereyra and Vidal (2021), section 4.3, with the loading vector of an
@@ -33,8 +34,16 @@ class MixedLogistic(AbstractModel):
     n_groups: int = eqx.field(static=True)
 
     def log_joint(self, params, z, y):
-        eta = y["X"] @ params["beta"] + params.get("intercept", 0.0) + params["sigma"] * z[y["group"]]
-        return jnp.sum(bernoulli_logit(y["y"], eta)) + jnp.sum(norm.logpdf(z))
+        return jnp.sum(self.pointwise(params, z, y)) + jnp.sum(norm.logpdf(z))
+
+    def pointwise(self, params, z, y):
+        return bernoulli_logit(y["y"], self._logits(params, z, y))
+
+    def simulate(self, key, params, z, y):
+        return {"y": jax.random.bernoulli(key, jax.nn.sigmoid(self._logits(params, z, y))).astype(z.dtype)}
+
+    def _logits(self, params, z, y):
+        return y["X"] @ params["beta"] + params.get("intercept", 0.0) + params["sigma"] * z[y["group"]]
 
     def init_latents(self, key, params, y):
         return jnp.zeros(self.n_groups, y["X"].dtype)

@@ -12,7 +12,7 @@ from jax.scipy.stats import norm
 from jaxtyping import Array, Float
 
 from ..curved import AbstractCurvedFamily
-from ..model import AbstractUneven
+from ..model import AbstractPointwise, AbstractPredictive, AbstractUneven
 from ..space import Positive, PositiveDefinite, Real
 from .individual import Individual
 from .outcomes import AbstractOutcome, Continuous
@@ -21,7 +21,7 @@ from .outcomes import AbstractOutcome, Continuous
 VANISHING = 0.985
 
 
-class MixedEffects(AbstractCurvedFamily, AbstractUneven):
+class MixedEffects(AbstractCurvedFamily, AbstractUneven, AbstractPointwise, AbstractPredictive):
     r"""$y_{ij}\sim p(\cdot\mid\psi_i)$, $\psi_i = h(\phi_i)$, $\phi_i\sim N(C_i\beta, \Omega)$.
 
     The latent of a subject is $\phi$ of its random parameters (d,). Engine parameters: `beta`, coefficients of the
@@ -137,6 +137,13 @@ class MixedEffects(AbstractCurvedFamily, AbstractUneven):
         psi = self.psi(params, phi, unit["design"])
         error = params.get("error", jnp.zeros(0, phi.dtype))
         return jnp.where(unit["mask"] > 0, self.outcome.log_density(error, psi, unit["rows"]), 0.0)
+
+    def pointwise(self, params, z, y):
+        return jnp.where(y["mask"] > 0, self.log_likelihoods(params, z, y), jnp.nan)
+
+    def simulate(self, key, params, z, y):
+        error = params.get("error", jnp.zeros(0, z.dtype))
+        return {"y": self.outcome.simulate(key, error, self.psi(params, z, y["design"]), y["rows"])}
 
     def log_likelihood(self, params: dict, phi: Array, unit: dict) -> Array:
         """log p(y_i | phi_i)."""

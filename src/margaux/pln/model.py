@@ -9,12 +9,12 @@ import jax.numpy as jnp
 import numpy as np
 import scipy
 
-from ..model import AbstractModel
+from ..model import AbstractModel, AbstractPointwise, AbstractPredictive
 from .fitting import Design
 from .variational import HIGHEST, Posterior
 
 
-class PLN(AbstractModel):
+class PLN(AbstractModel, AbstractPointwise, AbstractPredictive):
     r"""$y_{ij}\mid w_i\sim\mathrm{Poisson}(e^{o_{ij} + b_j^\top x_i + c_j^\top w_i})$, $w_i\sim N(0, I_q)$ (Batardiere, Chiquet,
     Kwon and Stoehr, eq. 2).
 
@@ -34,6 +34,15 @@ class PLN(AbstractModel):
         counts = y["counts"].astype(eta.dtype)
         fixed = -jnp.sum(jax.scipy.special.gammaln(counts + 1)) - z.size * np.log(2 * np.pi) / 2
         return jnp.sum(counts * eta - jnp.exp(jnp.minimum(eta, HIGHEST))) - jnp.sum(z**2) / 2 + fixed
+
+    def pointwise(self, params, z, y):
+        eta = y["offset"] + y["x"] @ params["B"] + params["C"] @ z
+        counts = y["counts"].astype(eta.dtype)
+        return counts * eta - jnp.exp(jnp.minimum(eta, HIGHEST)) - jax.scipy.special.gammaln(counts + 1)
+
+    def simulate(self, key, params, z, y):
+        eta = y["offset"] + y["x"] @ params["B"] + params["C"] @ z
+        return {"counts": jax.random.poisson(key, jnp.exp(jnp.minimum(eta, HIGHEST)))}
 
     def init_latents(self, key, params, y):
         return jnp.zeros(params["C"].shape[1], params["C"].dtype)

@@ -15,11 +15,11 @@ from sklearn.base import is_classifier
 from ..validate import whole
 from ..variational.observations import inputs, numbers_of, outcomes
 from ..variational.scores import expected_calibration_error, reliability
-from .panels import blank
+from .axes import Panels, grid, single
 from .planes import PALETTE
 
 if TYPE_CHECKING:
-    from matplotlib.figure import Figure
+    from matplotlib.axes import Axes
 
 BLUE, ORANGE, GREEN, PINK, *_ = PALETTE
 #: shares of the weights that are pruned
@@ -29,26 +29,25 @@ TENSORS, POINTS = 6, 2000
 
 
 class BayesianPlots:
-    """`model.plot.elbo()` and others: each returns a matplotlib Figure.
+    """`model.plot.elbo(ax=None)` and others: each returns the Axes it draws on, two where it has two panels.
 
     >>> import numpy as np, margaux as mx
     >>> X = np.random.default_rng(0).normal(size=(100, 2))
     >>> model = mx.BayesianClassifier(epochs=2, verbose=False).fit(X, X[:, 0] > 0)
-    >>> [axis.get_xlabel() for axis in BayesianPlots(model).elbo().axes]
-    ['epoch']
+    >>> BayesianPlots(model).elbo().get_xlabel()
+    'epoch'
     """
 
     def __init__(self, fitted: Any) -> None:
         self._fitted = fitted
 
-    def elbo(self) -> Figure:
+    def elbo(self, ax: Axes | None = None) -> Axes:
         """Negative ELBO an observation by epoch, of the fit (the mean over its draws) and of observations held out.
 
         The axis is logarithmic where the values are positive and span more than a factor of five.
         """
         history = self._fitted.history_
-        figure = blank(6.0, 3.6)
-        axis = figure.subplots()
+        axis = single(ax, 6.0, 3.6)
         epoch, shown = history["epoch"].to_numpy(), [name for name in ("elbo", "validation") if name in history]
         for name, colour in zip(shown, (BLUE, ORANGE), strict=False):
             label = {"elbo": "fit", "validation": "held out"}[name]
@@ -68,9 +67,9 @@ class BayesianPlots:
             axis.legend(frameon=False, fontsize=8)
         axis.set(xlabel="epoch", ylabel="negative ELBO an observation")
         axis.grid(color="0.92", which="both", lw=0.6)
-        return figure
+        return axis
 
-    def signal_to_noise(self) -> Figure:
+    def signal_to_noise(self, ax: Any = None) -> Panels:
         """|mean| / standard deviation of the weights: its density by tensor, and the share of all weights below it.
 
         The six largest tensors have a line of their own. Weights that are zero, as after pruning, count in the share alone.
@@ -87,8 +86,8 @@ class BayesianPlots:
         high = min(positive.max(initial=high), high + 1)  # a few that are far off widen the axis by no more than ten
         low, high = min(low, -0.25), max(high, 0.25)
 
-        figure = blank(6.2, 5.2)
-        top, bottom = figure.subplots(2, 1, sharex=True, height_ratios=[3, 2])
+        axes, figure = grid(ax, 2, 1, 6.2, 5.2, sharex=True, height_ratios=[3, 2])
+        top, bottom = axes.flat
         for (name, values), colour in zip(lines.items(), PALETTE, strict=False):
             some = np.log10(values[values > 0])
             heights, edges = np.histogram(some, int(np.clip(2 * np.sqrt(some.size), 6, 60)), (low, high))
@@ -96,7 +95,10 @@ class BayesianPlots:
             top.stairs(heights, 10**edges, color=colour, lw=1.4, label=f"{name} ({values.size:,})")
         top.set(ylabel="density, a factor of ten", xscale="log")
         top.set_ylim(0, None)
-        figure.legend(loc="outside upper center", ncols=2, frameon=False, fontsize=8)
+        if figure is None:
+            top.legend(frameon=False, fontsize=8)
+        else:
+            figure.legend(loc="outside upper center", ncols=2, frameon=False, fontsize=8)
         counts, edges = np.histogram(positive, 400, (low, high))
         below = np.sum(ratios == 0) + np.sum(positive < low) + np.concatenate([[0], np.cumsum(counts)])
         bottom.plot(10**edges, 100 * below / ratios.size, color="0.2", lw=1.4)
@@ -107,9 +109,9 @@ class BayesianPlots:
         zeros = float(np.mean(ratios == 0))
         if zeros:
             bottom.set_title(f"{100 * zeros:.3g}% of the weights are zero", fontsize=9)
-        return figure
+        return Panels.of(axes[:, 0])
 
-    def pruning(self, X: Any, y: Any, shares: Sequence[float] = SHARES, n_draws: int = 30) -> Figure:
+    def pruning(self, X: Any, y: Any, shares: Sequence[float] = SHARES, n_draws: int = 30, ax: Any = None) -> Panels:
         """Accuracy (R^2 of a regressor) and log score when the weights of the smallest signal-to-noise ratios are zero.
 
         Args:
@@ -121,8 +123,7 @@ class BayesianPlots:
         cut = np.sort(np.asarray(shares, float))
         frame = pd.DataFrame([self._fitted.pruned(share).evaluate(X, y, n_draws) for share in cut])
         first = "accuracy" if "accuracy" in frame else "r2"
-        figure = blank(6.2, 4.8)
-        axes = figure.subplots(2, 1, sharex=True)
+        axes = Panels.of(grid(ax, 2, 1, 6.2, 4.8, sharex=True)[0][:, 0])
         titles = {"accuracy": "accuracy", "r2": "$R^2$", "log_score": "log score"}
         for axis, name, colour in zip(axes, (first, "log_score"), (BLUE, GREEN), strict=True):
             axis.plot(100 * cut, frame[name], "o-", ms=4, lw=1.4, color=colour)
@@ -130,9 +131,9 @@ class BayesianPlots:
             axis.set_ylabel(titles[name])
             axis.grid(color="0.92", lw=0.6)
         axes[1].set(xlabel="% of the weights pruned", xlim=(-2, 102))
-        return figure
+        return axes
 
-    def reliability(self, X: Any, y: Any, bins: int = 15, n_draws: int = 30) -> Figure:
+    def reliability(self, X: Any, y: Any, bins: int = 15, n_draws: int = 30, ax: Any = None) -> Panels:
         """Accuracy against the confidence of the most probable class, by bins of equal width, with 95% intervals and counts.
 
         Args:
@@ -153,8 +154,8 @@ class BayesianPlots:
         # Rounding may leave an end of an interval at the accuracy itself on its other side.
         half = np.maximum([accuracy - [end.low for end in ends], [end.high for end in ends] - accuracy], 0)
 
-        figure = blank(4.8, 5.6)
-        top, bottom = figure.subplots(2, 1, sharex=True, height_ratios=[3, 1])
+        axes, _ = grid(ax, 2, 1, 4.8, 5.6, sharex=True, height_ratios=[3, 1])
+        top, bottom = axes.flat
         top.plot([0, 1], [0, 1], color="0.6", lw=0.9, ls="--", label="calibrated")
         top.errorbar(table["confidence"], accuracy, half, fmt="o", ms=5, color=BLUE, ecolor=BLUE, elinewidth=1, capsize=2,
                      label="observed, 95% interval")  # fmt: skip
@@ -172,9 +173,9 @@ class BayesianPlots:
         for axis in (top, bottom):
             axis.grid(color="0.92", lw=0.6)
             axis.set_axisbelow(True)
-        return figure
+        return Panels.of(axes[:, 0])
 
-    def predictions(self, X: Any, y: Any, n_draws: int = 100) -> Figure:
+    def predictions(self, X: Any, y: Any, n_draws: int = 100, ax: Axes | None = None) -> Axes:
         """Observed outcomes beside their predicted means, with a band of two standard deviations either side.
 
         Against the column where X has one, otherwise against the predicted mean: an observation off its bar is surprising. Of
@@ -195,8 +196,7 @@ class BayesianPlots:
         floor = 0.0 if model.likelihood == "poisson" else -np.inf
         inside = np.abs(observed - mean) <= 2 * sd
         shown = np.unique(np.linspace(0, len(x) - 1, min(len(x), POINTS)).round().astype(int))
-        figure = blank(6.0, 4.6)
-        axis = figure.subplots()
+        axis = single(ax, 6.0, 4.6)
         if x.shape[1:] == (1,):
             grid = np.linspace(x.min(), x.max(), 200)
             centre, width = model.predict(grid[:, None], n_draws), 2 * model.predict_std(grid[:, None], n_draws)
@@ -230,4 +230,4 @@ class BayesianPlots:
         axis.legend(frameon=False, fontsize=8)
         axis.grid(color="0.92", lw=0.6)
         axis.set_axisbelow(True)
-        return figure
+        return axis

@@ -6,19 +6,21 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from .axes import Panels, headline, several, single
+
 if TYPE_CHECKING:
-    from matplotlib.figure import Figure
+    from matplotlib.axes import Axes
 
     from ..result import Fit
 
 
 class FitPlots:
-    """`fit.plot.<figure>()`; each returns a matplotlib Figure."""
+    """`fit.plot.<figure>(ax=None)`; each returns the Axes it draws on, several where it has a panel a parameter or latent."""
 
     def __init__(self, fit: Fit) -> None:
         self._fit = fit
 
-    def trace(self, names: list[str] | None = None, truth: dict[str, float] | None = None) -> Figure:
+    def trace(self, names: list[str] | None = None, truth: dict[str, float] | None = None, ax: Any = None) -> Panels:
         """Iterates of each parameter by run, the estimate, and where averaging starts.
 
         Args:
@@ -28,7 +30,7 @@ class FitPlots:
         if "params" not in fit.trace:
             raise ValueError(f"traces are kept for at most 512 scalar parameters; this fit has {len(fit.names)}")
         chosen = _chosen(fit.names, names)
-        figure, axes = _grid(len(chosen))
+        axes, figure = several(ax, len(chosen), 4.0, 2.6)
         flat = _flat(fit.params)
         for axis, name in zip(axes, chosen, strict=True):
             j = fit.names.index(name)
@@ -42,13 +44,12 @@ class FitPlots:
                 axis.axvline(fit.averaged_from, color="grey", ls=":", lw=1, label="averaging starts")
             axis.set(title=name, xlabel="iteration")
         axes[0].legend(frameon=False, fontsize=8)
-        figure.suptitle("Convergence")
-        return figure
+        headline(figure, "Convergence")
+        return axes
 
-    def profile(self, frame: Any, truth: float | None = None) -> Figure:
+    def profile(self, frame: Any, truth: float | None = None, ax: Axes | None = None) -> Axes:
         """A `Fit.profile`: log-likelihoods with their Monte Carlo error, the quadratic through them and its maximiser."""
-        figure, axes = _grid(1)
-        axis, name, grid = axes[0], frame.index.name, frame.index.to_numpy(float)
+        axis, name, grid = single(ax, 4.0, 3.0), frame.index.name, frame.index.to_numpy(float)
         axis.errorbar(grid, frame["loglik"], 2 * frame["mc_error"], fmt="o", ms=3, capsize=2, label="log-likelihood, 2 MC errors")
         fine = np.linspace(grid.min(), grid.max(), 200)
         axis.plot(fine, np.polyval(frame.attrs["quadratic"], fine), lw=1, label="quadratic fit")
@@ -57,13 +58,13 @@ class FitPlots:
             axis.axvline(truth, color="tab:red", ls="--", lw=1, label="reference")
         axis.set(xlabel=name, ylabel="log p(y | theta)")
         axis.legend(frameon=False, fontsize=8)
-        return figure
+        return axis
 
-    def estimates(self, level: float = 0.95, truth: dict[str, float] | None = None) -> Figure:
+    def estimates(self, level: float = 0.95, truth: dict[str, float] | None = None, ax: Any = None) -> Panels:
         """Estimates with Wald intervals, one panel a parameter, since their units differ."""
         fit = self._fit
         table = fit.summary(level).head(24)
-        figure, axes = _grid(len(table), width=3.0, height=1.5)
+        axes, figure = several(ax, len(table), 3.0, 1.5)
         for axis, (name, row) in zip(axes, table.iterrows(), strict=True):
             half = row["ci_high"] - row["estimate"]
             axis.errorbar([row["estimate"]], [0], xerr=None if np.isnan(half) else [half], fmt="o", color="black", capsize=4)
@@ -71,10 +72,10 @@ class FitPlots:
                 axis.axvline(truth[str(name)], color="tab:red", ls="--", lw=1.2, label="reference")
                 axis.legend(frameon=False, fontsize=7)
             axis.set(title=str(name), yticks=[])
-        figure.suptitle(f"Estimates with {100 * level:g}% intervals")
-        return figure
+        headline(figure, f"Estimates with {100 * level:g}% intervals")
+        return axes
 
-    def latents(self, most: int = 60) -> Figure:
+    def latents(self, most: int = 60, ax: Any = None) -> Panels:
         """Posterior mean and one standard deviation of the first latents of each unit, sorted."""
         import jax
 
@@ -82,14 +83,14 @@ class FitPlots:
         pairs = list(zip(jax.tree.leaves(moments["mean"]), jax.tree.leaves(moments["sd"]), strict=True))
         columns = [(m.reshape(m.shape[0], -1)[:, j], s.reshape(s.shape[0], -1)[:, j]) for m, s in pairs
                    for j in range(min(m[0].size, 6))][:6]  # fmt: skip
-        figure, axes = _grid(len(columns))
+        axes, figure = several(ax, len(columns), 4.0, 2.6)
         for j, (axis, (mean, sd)) in enumerate(zip(axes, columns, strict=True)):
             order = np.argsort(mean)
             order = order[np.unique(np.linspace(0, order.size - 1, most).astype(int))]
             axis.errorbar(np.arange(order.size), mean[order], yerr=sd[order], fmt=".", lw=0.8, color="tab:blue")
             axis.set(title=f"latent {j}", xlabel="unit (sorted)")
-        figure.suptitle("Latent posterior: mean and one standard deviation")
-        return figure
+        headline(figure, "Latent posterior: mean and one standard deviation")
+        return axes
 
 
 def _flat(params: Any) -> np.ndarray:
@@ -105,15 +106,3 @@ def _chosen(known: list[str], names: list[str] | None) -> list[str]:
         if name not in known:
             raise ValueError(f'no parameter is called "{name}"; they are {known}')
     return names
-
-
-def _grid(count: int, width: float = 4.0, height: float = 2.6) -> tuple[Figure, list[Any]]:
-    from matplotlib.figure import Figure
-
-    columns = min(count, 3)
-    rows = -(-count // columns)
-    figure = Figure(figsize=(width * columns, height * rows + 0.4), layout="constrained")
-    axes = figure.subplots(rows, columns, squeeze=False).ravel()
-    for axis in axes[count:]:
-        axis.set_axis_off()
-    return figure, list(axes[:count])

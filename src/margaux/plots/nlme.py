@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import jax
 import numpy as np
@@ -18,15 +18,13 @@ from ..nlme.curves import fine_curves, predicted_rows
 from ..nlme.model import carried_over
 from ..nlme.outcomes import Bernoulli, Ordinal
 from . import vpc as checks
-from .fit import _chosen, _grid
-from .panels import blank, bottom, histogram, legend, quantiles, relation, scatter
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
+from .axes import Panels, grid, headline, legend, several
+from .fit import _chosen
+from .panels import bottom, histogram, quantiles, relation, scatter
 
 
 class NLMEPlots:
-    """`fitted.plot.<figure>()`; each returns a matplotlib Figure.
+    """`fitted.plot.<figure>(ax=None)`; each returns the Axes it draws on, an array of them.
 
     Raises:
         ValueError: a figure that has no meaning for this outcome or these data; the message says what does.
@@ -35,7 +33,7 @@ class NLMEPlots:
     def __init__(self, fitted: Any) -> None:
         self._fitted = fitted
 
-    def convergence(self, names: list[str] | None = None) -> Figure:
+    def convergence(self, names: list[str] | None = None, ax: Any = None) -> Panels:
         """Natural-scale parameters over the iterations, the estimate, and the end of the burn-in.
 
         Args:
@@ -46,7 +44,7 @@ class NLMEPlots:
         chosen = known if names is None else _chosen(known, names)
         values = natural_trace(fitted)
         iteration = np.arange(1, len(values) + 1)
-        figure, axes = _grid(len(chosen), width=3.6, height=2.2)
+        axes, figure = several(ax, len(chosen), 3.6, 2.2)
         for axis, name in zip(axes, chosen, strict=True):
             axis.plot(iteration, values[:, :, known.index(name)], lw=0.8, color="tab:blue")
             axis.axhline(fitted.params_[name], color="black", lw=1.0, label="estimate")
@@ -55,9 +53,9 @@ class NLMEPlots:
             axis.set_title(name, fontsize=10)
         bottom(axes, "iteration")
         legend(figure, axes[0])
-        return figure
+        return axes
 
-    def fits(self, page: int = 1, n: int = 12, subjects: list | None = None) -> Figure:
+    def fits(self, page: int = 1, n: int = 12, subjects: list | None = None, ax: Any = None) -> Panels:
         """Observations of each subject under its own curve and the population's.
 
         Curves are drawn on a fine grid of times where other columns that the model reads are constant within subjects,
@@ -86,7 +84,7 @@ class NLMEPlots:
         shown = labels[(page - 1) * n : page * n]
         key, time, y = (data.roles[role] for role in ("id", "time", "y"))
         curves = fine_curves(fitted, shown)
-        figure, axes = _grid(len(shown), width=3.4, height=2.2)
+        axes, figure = several(ax, len(shown), 3.4, 2.2)
         for axis, label in zip(axes, shown, strict=True):
             curve, seen = curves[curves[key] == label], data.frame[data.frame[key] == label]
             axis.plot(curve[time], curve["population"], color="0.5", ls="--", lw=1.1, label="population")
@@ -94,12 +92,15 @@ class NLMEPlots:
             axis.plot(seen[time], seen[y], "o", color="black", ms=3.5, label="observed")
             axis.set_title(f"{key} {label}", fontsize=9)
         bottom(axes, time)
-        figure.supylabel(y, fontsize=10)
+        if figure is None:
+            axes[0].set_ylabel(y)
+        else:
+            figure.supylabel(y, fontsize=10)
         legend(figure, axes[0])
-        figure.suptitle("Individual fits" + (f" (page {page} of {pages})" if pages > 1 else ""))
-        return figure
+        headline(figure, "Individual fits" + (f" (page {page} of {pages})" if pages > 1 else ""))
+        return axes
 
-    def predictions(self, log: bool = False) -> Figure:
+    def predictions(self, log: bool = False, ax: Any = None) -> Panels:
         """Observations against population and individual predictions, with the identity line."""
         fitted = self._fitted
         outcome, y = fitted.model_.outcome, fitted.data_.roles["y"]
@@ -108,7 +109,7 @@ class NLMEPlots:
                 f"observed against predicted says little of the outcome {type(outcome).__name__}; look at plot.vpc()"
             )
         seen = fitted.data_.frame[y].sort_index().to_numpy(float)
-        figure, axes = _grid(2, width=4.2, height=4.0)
+        axes, figure = several(ax, 2, 4.2, 4.0)
         for axis, level in zip(axes, ("population", "individual"), strict=True):
             predicted = predicted_rows(fitted, level)
             if log:
@@ -121,18 +122,17 @@ class NLMEPlots:
             axis.plot([both.min(), both.max()], [both.min(), both.max()], color="black", lw=1, label="identity")
             axis.set(xlabel=f"{level} prediction of {y}", ylabel=f"observed {y}", box_aspect=1)
         axes[0].legend(frameon=False, fontsize=8)
-        figure.suptitle("Observed against predicted")
-        return figure
+        headline(figure, "Observed against predicted")
+        return axes
 
-    def residuals(self, n_simulations: int = 1000, seed: int = 0) -> Figure:
+    def residuals(self, n_simulations: int = 1000, seed: int = 0, ax: Any = None) -> Panels:
         """Population weighted residuals (WRES), individual ones (IWRES) and npde: against time and prediction, and against
         the standard normal distribution. Continuous outcomes only."""
         fitted = self._fitted
         frame = of_residuals.residuals(fitted, n_simulations, seed)
         rows = [("wres", "WRES", "population"), ("iwres", "IWRES", "individual"), ("npde", "npde", "population")]
         y, time = fitted.data_.roles["y"], fitted.data_.roles.get("time")
-        figure = blank(3.1 * (4 if time else 3), 7.6)
-        axes = figure.subplots(3, 4 if time else 3)
+        axes, figure = grid(ax, 3, 4 if time else 3, 3.1 * (4 if time else 3), 7.6)
         for row, (name, label, level) in zip(axes, rows, strict=True):
             values = frame[name].to_numpy(float)
             against = ([(time, frame[time])] if time else []) + [(f"{level} prediction of {y}", frame[level])]
@@ -141,10 +141,10 @@ class NLMEPlots:
                 axis.set(xlabel=what, ylabel=label)
             histogram(row[-2], values, label)
             quantiles(row[-1], values, label)
-        figure.suptitle("Residuals: by simulation (WRES, npde) and at the conditional modes (IWRES)")
-        return figure
+        headline(figure, "Residuals: by simulation (WRES, npde) and at the conditional modes (IWRES)")
+        return axes
 
-    def npde(self, n_simulations: int = 1000, seed: int = 0) -> Figure:
+    def npde(self, n_simulations: int = 1000, seed: int = 0, ax: Any = None) -> Panels:
         """npde with their tests: quantiles, histogram, and percentiles against time and prediction over the bands of
         independent N(0, 1). Continuous outcomes only."""
         fitted = self._fitted
@@ -154,8 +154,7 @@ class NLMEPlots:
         p = of_residuals.standard_normal(values)["p"]
         y, time = fitted.data_.roles["y"], fitted.data_.roles.get("time")
         against = ([(time, frame[time])] if time else []) + [(f"population prediction of {y}", frame["population"])]
-        figure = blank(8.4, 6.6)
-        axes = figure.subplots(2, 2).ravel()
+        axes, figure = several(ax, 2 + len(against), 4.2, 3.3, columns=2)
         quantiles(axes[0], values, "npde")
         histogram(axes[1], values, "npde")
         reference = np.random.default_rng(seed).normal(size=(400, len(values)))
@@ -165,14 +164,13 @@ class NLMEPlots:
             axis.plot(x, values, ".", color="0.6", ms=3)
             checks.draw(axis, checks.bands(x, values, reference, checks.percentiles, bins))
             axis.set(xlabel=what, ylabel="npde: 5th, 50th, 95th percentile")
-        for axis in axes[2 + len(against) :]:
-            axis.set_axis_off()
         legend(figure, axes[2])
-        figure.suptitle(
+        headline(
+            figure,
             f"npde: p = {p['mean']:.2g} (mean), {p['variance']:.2g} (variance), {p['normality']:.2g} (normality), "
-            f"{p['global']:.2g} (global)"
+            f"{p['global']:.2g} (global)",
         )
-        return figure
+        return axes
 
     def vpc(
         self,
@@ -182,7 +180,8 @@ class NLMEPlots:
         level: float = 0.95,
         log: bool = False,
         seed: int = 0,
-    ) -> Figure:
+        ax: Any = None,
+    ) -> Panels:
         """Visual predictive check: the observed over bands of simulated data of the same design.
 
         Continuous outcomes: 5th, 50th and 95th percentiles by bin of time; categories: their proportions; counts: percentiles,
@@ -193,13 +192,13 @@ class NLMEPlots:
             n_bins: bins, by quantiles of time; from the rows a subject by default, and a bin a value where few differ.
             by: a column with one value a subject to stratify by. level: of the bands. log: logarithmic axis of the outcome.
         """
-        return checks.vpc(self._fitted, n_simulations, n_bins, by, level, log, seed)
+        return checks.vpc(self._fitted, n_simulations, n_bins, by, level, log, seed, ax)
 
-    def effects(self) -> Figure:
+    def effects(self, ax: Any = None) -> Panels:
         """Conditional modes of the random effects with the estimated normal density, and their shrinkage."""
         fitted = self._fitted
         eta, shrinkage = self._effects(), fitted.shrinkage()
-        figure, axes = _grid(eta.shape[1], width=3.6, height=2.8)
+        axes, figure = several(ax, eta.shape[1], 3.6, 2.8)
         for axis, name in zip(axes, eta.columns, strict=True):
             sd = float(np.sqrt(fitted.params_[f"omega2_{name}"]))
             reach = max(3.2 * sd, 1.1 * float(np.abs(eta[name]).max()))
@@ -209,9 +208,9 @@ class NLMEPlots:
             axis.set(xlabel=f"random effect of {name}", yticks=[])
             axis.set_title(f"{name} (shrinkage {100 * shrinkage[name]:.0f}%)", fontsize=10)
         legend(figure, axes[0])
-        return figure
+        return axes
 
-    def pairs(self) -> Figure:
+    def pairs(self, ax: Any = None) -> Panels:
         """Conditional modes of the random effects against each other, with the 95% ellipse of the estimated covariance."""
         fitted, eta = self._fitted, self._effects()
         d = eta.shape[1]
@@ -221,8 +220,7 @@ class NLMEPlots:
             omega = np.asarray(fitted.model_.covariance(jax.tree.map(jax.numpy.asarray, fitted.result_.params)), float)
         angle = np.linspace(0, 2 * np.pi, 100)
         circle = np.sqrt(stats.chi2.ppf(0.95, 2)) * np.stack([np.cos(angle), np.sin(angle)])
-        figure = blank(2.3 * d + 0.4, 2.2 * d + 0.4)
-        axes = figure.subplots(d, d, squeeze=False)
+        axes, figure = grid(ax, d, d, 2.3 * d + 0.4, 2.2 * d + 0.4)
         for i, row in enumerate(eta.columns):
             for j, column in enumerate(eta.columns):
                 axis = axes[i, j]
@@ -243,10 +241,10 @@ class NLMEPlots:
                     axis.set_xlabel(column)
                 if j == 0 and i:
                     axis.set_ylabel(row)
-        figure.suptitle("Random effects: conditional modes and 95% ellipse of the estimated covariance", fontsize=10)
-        return figure
+        headline(figure, "Random effects: conditional modes and 95% ellipse of the estimated covariance", fontsize=10)
+        return axes
 
-    def covariates(self, columns: list[str] | None = None) -> Figure:
+    def covariates(self, columns: list[str] | None = None, ax: Any = None) -> Panels:
         """Conditional modes of the random effects against covariates: scatter for numbers, boxes for categories.
 
         Args:
@@ -254,8 +252,8 @@ class NLMEPlots:
         """
         eta, data = self._effects(), self._fitted.data_
         chosen = _covariates(data, columns)
-        figure = blank(max(2.7 * len(chosen) + 0.5, 5.4), 2.3 * eta.shape[1] + 0.4)
-        axes = figure.subplots(eta.shape[1], len(chosen), squeeze=False, sharey="row")
+        width, height = max(2.7 * len(chosen) + 0.5, 5.4), 2.3 * eta.shape[1] + 0.4
+        axes, figure = grid(ax, eta.shape[1], len(chosen), width, height, sharey="row")
         for j, column in enumerate(chosen):
             values = data.subjects[column]
             for i, name in enumerate(eta.columns):
@@ -266,8 +264,8 @@ class NLMEPlots:
                     axis.set_xlabel(column)
                 if j == 0:
                     axis.set_ylabel(f"random effect of {name}", fontsize=9)
-        figure.suptitle("Random effects (conditional modes) against covariates", fontsize=11)
-        return figure
+        headline(figure, "Random effects (conditional modes) against covariates", fontsize=11)
+        return axes
 
     def _effects(self) -> pd.DataFrame:
         if not self._fitted.model_.random:

@@ -2,23 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pandas as pd
 from scipy import stats
 
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
 #: a number of at most so many values is shown by category
 FEW = 4
-
-
-def blank(width: float, height: float) -> Figure:
-    from matplotlib.figure import Figure
-
-    return Figure(figsize=(width, height), layout="constrained")
 
 
 def scatter(axis: Any, x: Any, values: np.ndarray) -> None:
@@ -67,13 +58,7 @@ def relation(axis: Any, values: pd.Series, eta: np.ndarray) -> None:
         axis.set_title(f"p = {stats.f_oneway(*groups).pvalue:.2g} (analysis of variance)", fontsize=8)
 
 
-def legend(figure: Figure, axis: Any) -> None:
-    """One legend of a whole figure, below it."""
-    handles, labels = axis.get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside lower center", ncols=len(labels), frameon=False, fontsize=8)
-
-
-def bottom(axes: list[Any], label: str, columns: int = 3) -> None:
+def bottom(axes: Any, label: str, columns: int = 3) -> None:
     """The x label of a grid, below the lowest panel of each column."""
     for axis in axes[-columns:]:
         axis.set_xlabel(label)

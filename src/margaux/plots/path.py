@@ -6,20 +6,20 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from .axes import Panels, grid
+
 if TYPE_CHECKING:
     import pandas as pd
-    from matplotlib.figure import Figure
 
 
-def selection_path(frame: pd.DataFrame, names: list[str], truth: Any = None, labels: int = 8) -> Figure:
+def selection_path(frame: pd.DataFrame, names: list[str], truth: Any = None, labels: int = 8, ax: Any = None) -> Panels:
     """Coefficients (columns `names`) along the penalty weights (index), with "n_selected" and "sigma" below them."""
-    from matplotlib.figure import Figure
     from matplotlib.ticker import ScalarFormatter
 
     beta, weights = frame[names].to_numpy(float), frame.index.to_numpy(float)
     true = np.zeros(beta.shape[1], bool) if truth is None else np.ravel(truth) != 0
-    figure = Figure(figsize=(7.0, 6.0), layout="constrained")
-    top, bottom = figure.subplots(2, 1, sharex=True, height_ratios=[2, 1])
+    axes, _ = grid(ax, 2, 1, 7.0, 6.0, sharex=True, height_ratios=[2, 1])
+    top, bottom = axes.flat
     ever = np.flatnonzero(np.any(beta != 0, axis=0))
     plain = "tab:blue" if truth is None else "0.75"
     for j in ever[np.argsort(true[ever], kind="stable")]:
@@ -37,4 +37,4 @@ def selection_path(frame: pd.DataFrame, names: list[str], truth: Any = None, lab
     other = bottom.twinx()
     other.plot(weights, frame["sigma"], color="tab:green", marker=".", lw=0.8)
     other.set_ylabel("sigma", color="tab:green")
-    return figure
+    return Panels.of(axes[:, 0])

@@ -7,13 +7,13 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-from matplotlib.figure import Figure
 from matplotlib.patches import Circle
 from scipy.cluster.hierarchy import leaves_list, linkage
 from scipy.spatial.distance import squareform
 
 from ..pln.frames import check_level
 from . import planes
+from .axes import several, single
 from .planes import PALETTE, aligned, colouring, label, short
 
 BLUE, ORANGE, GREEN, *_ = PALETTE
@@ -24,10 +24,10 @@ NAMED = 60
 
 
 class PLNPlots:
-    """`model.plot.scores()` and others: each returns a matplotlib Figure, or `ax` where it gives the Axes to draw on.
+    """`model.plot.scores()` and others: each returns the Axes it draws on, which `ax` may give.
 
-    A figure of several panels takes as many Axes as it has panels. Latents are $z_i = o_i + B'x_i + Cw_i$, components the
-    coordinates of w, and a plane is a pair of them, counted from 0.
+    `coefficients`, `importance` and `convergence` take and return several, as many as they have panels. Latents are
+    $z_i = o_i + B'x_i + Cw_i$, components the coordinates of w, and a plane is a pair of them, counted from 0.
 
     Raises:
         ValueError: for arguments that name no component, covariate or unit of the fit, before anything is drawn.
@@ -36,8 +36,8 @@ class PLNPlots:
     >>> rng = np.random.default_rng(0)
     >>> counts = rng.poisson(np.exp(1 + rng.normal(size=(60, 2)) @ rng.normal(0, 0.7, (2, 8))))
     >>> model = mx.PLNPCA(rank=2, n_starts=1, verbose=False).fit(counts)
-    >>> [axis.get_xlabel() for axis in PLNPlots(model).correlation_circle().axes]
-    ['component 1 (69.2% of the variance)']
+    >>> PLNPlots(model).correlation_circle().get_xlabel()
+    'component 1 (69.2% of the variance)'
     """
 
     def __init__(self, fitted: Any) -> None:
@@ -58,17 +58,17 @@ class PLNPlots:
         """
         pair, _ = self._plane(axes), check_level(level)
         colours, texts = colouring(color, self._fitted.table_), self._texts(labels)
-        panels, out = _panels(ax, 1, 6.0, 4.6)
-        self._units(panels[0], pair, colours, level if ellipses else None)
+        axis: Any = single(ax, 6.0, 4.6)
+        self._units(axis, pair, colours, level if ellipses else None)
         if uncertainty:
             i, j = np.meshgrid(pair, pair, indexing="ij")
             covariance = np.asarray(self._fitted.scores_covariance_, float)[:, i, j]
-            planes.ellipses(panels[0], self._places(pair), covariance, level, colours)
+            planes.ellipses(axis, self._places(pair), covariance, level, colours)
         if texts is not None:
             places = self._places(pair)
             far = np.argsort(-np.sum(places**2, axis=1), kind="stable")[: planes.LABELS]
-            label(panels[0], places[far], [texts[i] for i in far], spare=places)
-        return out
+            label(axis, places[far], [texts[i] for i in far], spare=places)
+        return axis
 
     def correlation_circle(self, axes: tuple[int, int] = (0, 1), n_features: int = 30, ax: Any = None) -> Any:
         r"""Correlations of the latents of features with two components given the covariates,
@@ -81,13 +81,13 @@ class PLNPlots:
         length = np.linalg.norm(loadings, axis=1, keepdims=True)
         arrows = (loadings / np.where(length > 0, length, 1))[:, pair]
         chosen = _largest(np.sum(arrows**2, axis=1), n_features)
-        (axis,), out = _panels(ax, 1, 6.0, 6.0)
+        axis: Any = single(ax, 6.0, 6.0)
         axis.add_patch(Circle((0, 0), 1, fill=False, color="0.6", lw=0.8))
         _arrows(axis, arrows[chosen])
         axis.set(xlim=(-1.25, 1.25), ylim=(-1.25, 1.25), aspect="equal", xlabel=self._title(pair[0]), ylabel=self._title(pair[1]))
         _origin(axis)
         label(axis, arrows[chosen], self._features(chosen), spare=_along(arrows[chosen]))
-        return out
+        return axis
 
     def biplot(self, axes: tuple[int, int] = (0, 1), n_features: int = 15, color: Any = None, ax: Any = None) -> Any:
         """Scores of units, and loadings of the features of the longest ones as arrows on a scale of their own (top and right).
@@ -98,8 +98,7 @@ class PLNPlots:
         colours = colouring(color, self._fitted.table_)
         loadings = np.asarray(self._fitted.loadings_, float)[:, pair]
         chosen = _largest(np.sum(loadings**2, axis=1), n_features)
-        panels, out = _panels(ax, 1, 6.4, 5.2)
-        axis = panels[0]
+        axis: Any = single(ax, 6.4, 5.2)
         self._units(axis, pair, colours, None)
         longest = np.abs(loadings).max()
         scale = np.abs(self._places(pair)).max() / longest if longest > 0 else 1.0
@@ -111,7 +110,7 @@ class PLNPlots:
         if colours is not None and colours.kinds is not None:
             axis.get_legend().set_bbox_to_anchor((1.13, 1.0))
         label(axis, scale * loadings[chosen], self._features(chosen), spare=_along(scale * loadings[chosen]))
-        return out
+        return axis
 
     def coefficients(
         self, covariate: str | list[str] | None = None, n_features: int = 40, level: float = 0.95, order: str = "estimate",
@@ -130,7 +129,7 @@ class PLNPlots:
         frame = self._fitted.summary(level)
         parts = [frame.loc[name] for name in names]
         rows = max(min(int(part["estimate"].notna().sum()), n_features) for part in parts)
-        panels, out = _panels(ax, len(names), 4.8 if len(names) == 1 else 3.6, 1.3 + 0.15 * rows, columns=3)
+        panels, _ = several(ax, len(names), 4.8 if len(names) == 1 else 3.6, 1.3 + 0.15 * rows, columns=3)
         for axis, name, part in zip(panels, names, parts, strict=True):
             found = part["estimate"].notna()
             _forest(axis, part[found], n_features, order)
@@ -138,7 +137,7 @@ class PLNPlots:
             axis.set_title(short(name) + some, fontsize=8)
             note = "" if found.all() else "\n" + _listed("no finite estimate: ", part.index[~found])
             axis.set_xlabel(f"coefficient, {100 * level:g}% interval" + note, fontsize=7)
-        return out
+        return panels
 
     def importance(self, ax: Any = None) -> Any:
         r"""How well the variational posteriors serve as proposals: the effective sample size of each unit and the divergences
@@ -148,7 +147,7 @@ class PLNPlots:
         """
         frame = self._fitted.importance_
         order = np.argsort(frame["ess"].to_numpy(), kind="stable")
-        panels, out = _panels(ax, 3, 6.0, 2.1)
+        panels, _ = several(ax, 3, 6.0, 2.1, columns=1)
         columns = {"ess": "effective sample size", "kl_from_proposal": r"KL[$\nu_i$ || $p(\cdot | y_i)$]",
                    "kl_from_conditional": r"KL[$p(\cdot | y_i)$ || $\nu_i$]"}  # fmt: skip
         rank = np.arange(1, len(order) + 1)
@@ -162,13 +161,13 @@ class PLNPlots:
             share = panels[0].secondary_yaxis("right", functions=(lambda e: 100 * e / draws, lambda s: s * draws / 100))
             share.set_ylabel(f"% of {draws} draws", fontsize=8)
         panels[-1].set_xlabel("units by rising effective sample size")
-        return out
+        return panels
 
     def convergence(self, ax: Any = None) -> Any:
         """The distance of the bound to its last value, sweep by sweep; after a refinement also the marginal log-likelihood and
         the norm of its gradient by epoch, with bands of two Monte Carlo errors (figure 4 of the paper)."""
         bounds, refined = np.asarray(self._fitted.bounds_, float), self._fitted.refinement_
-        panels, out = _panels(ax, 1 if refined is None else 3, 6.0, 3.4 if refined is None else 2.4)
+        panels, _ = several(ax, 1 if refined is None else 3, 6.0, 3.4 if refined is None else 2.4, columns=1)
         sweeps = np.arange(1, len(bounds))
         distance = bounds[-1] - bounds[:-1]
         # The bound may stand still in the last sweeps; a logarithm has no place for that.
@@ -188,7 +187,7 @@ class PLNPlots:
                 axis.ticklabel_format(axis="y", useOffset=False)
             panels[2].set_ylim(bottom=0)
             panels[1].legend(frameon=False, fontsize=8)
-        return out
+        return panels
 
     def starts(self, ax: Any = None) -> Any:
         """Bounds of the starts below the best one, sorted: steps are basins of attraction. Below each, its sweeps: starts that
@@ -197,7 +196,7 @@ class PLNPlots:
         frame = frame.iloc[np.argsort(-frame["bound"].to_numpy(), kind="stable")]
         below = (frame["bound"].iloc[0] - frame["bound"]).to_numpy()
         over = frame["converged"].to_numpy(bool)
-        (axis,), out = _panels(ax, 1, 6.0, 3.8)
+        axis: Any = single(ax, 6.0, 3.8)
         rank = np.arange(1, len(frame) + 1)
         for member, text, style in (
             (over, "converged", {"color": BLUE}),
@@ -212,7 +211,7 @@ class PLNPlots:
         axis.set(xlabel="starts, best first", ylabel="nats below the best bound")
         axis.xaxis.get_major_locator().set_params(integer=True)
         axis.legend(frameon=False, fontsize=8)
-        return out
+        return axis
 
     def covariance(self, n_features: int = 40, ax: Any = None) -> Any:
         r"""Correlations of the latents of features given the covariates, by $\Sigma = CC^\top$: the `n_features` of largest
@@ -228,8 +227,7 @@ class PLNPlots:
         np.fill_diagonal(correlation, 1.0)
         order = leaves_list(linkage(squareform(1 - correlation, checks=False), "average", optimal_ordering=True))
         side = max(5.6, 1.6 + 0.1 * min(len(chosen), NAMED))
-        panels, out = _panels(ax, 1, side + 0.8, side)
-        axis = panels[0]
+        axis: Any = single(ax, side + 0.8, side)
         image = axis.imshow(correlation[np.ix_(order, order)], cmap="RdBu_r", vmin=-1, vmax=1, interpolation="nearest")
         names = [short(name) for name in self._features(chosen[order])]
         if len(names) > NAMED:
@@ -239,7 +237,7 @@ class PLNPlots:
             axis.set_xticks(np.arange(len(names)), names, rotation=90, fontsize=size)
             axis.set_yticks(np.arange(len(names)), names, fontsize=size)
         axis.figure.colorbar(image, ax=axis, label="correlation of the latents", shrink=0.8)
-        return out
+        return axis
 
     def _units(self, axis: Any, pair: list[int], colours: Any, level: float | None) -> None:
         axis.set(xlabel=self._title(pair[0]), ylabel=self._title(pair[1]))
@@ -293,7 +291,7 @@ def rank_selection(choice: Any, ax: Any = None) -> Any:
         choice: what has a `table`, a frame by rank with columns aic, bic, icl and error, that of the log-likelihood.
     """
     table = choice.table.sort_index()
-    (axis,), out = _panels(ax, 1, 6.0, 4.0)
+    axis: Any = single(ax, 6.0, 4.0)
     for (column, colour), marker in zip({"aic": BLUE, "bic": ORANGE, "icl": GREEN}.items(), planes.MARKERS, strict=False):
         best, least = table[column].idxmin(), table[column].min()
         axis.errorbar(table.index, table[column] - least, yerr=2 * table["error"], fmt=f"{marker}-", ms=4, lw=1, capsize=2,
@@ -303,23 +301,7 @@ def rank_selection(choice: Any, ax: Any = None) -> Any:
     axis.set_xticks(table.index)
     axis.set(xlabel="rank", ylabel="criterion above its least")
     axis.legend(frameon=False, fontsize=8, title="least", title_fontsize=8)
-    return out
-
-
-def _panels(ax: Any, count: int, width: float, height: float, columns: int = 1) -> tuple[list[Any], Any]:
-    """The Axes to draw on, of a new figure with panels of this size or as given; and what to return, the figure or `ax`."""
-    if ax is not None:
-        given = list(np.ravel(np.asarray(ax, dtype=object)))
-        if len(given) != count or not all(hasattr(axis, "scatter") for axis in given):
-            raise ValueError(f"ax must be {count} matplotlib Axes, as many as the figure has panels, got {len(given)}")
-        return given, ax
-    columns = min(columns, count)
-    rows = -(-count // columns)
-    figure = Figure(figsize=(width * columns, height * rows), layout="constrained")
-    axes = list(figure.subplots(rows, columns, squeeze=False).ravel())
-    for axis in axes[count:]:
-        axis.set_axis_off()
-    return axes[:count], figure
+    return axis
 
 
 def _forest(axis: Any, part: pd.DataFrame, n_features: int, order: str) -> None:

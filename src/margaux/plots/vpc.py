@@ -4,18 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from ..naming import precision
 from ..nlme import prediction
 from ..nlme.outcomes import Bernoulli, Ordinal
-from .fit import _grid
-from .panels import legend
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
+from .axes import Panels, headline, legend, several
 
 #: percentiles of the outcome that are checked
 LEVELS = (0.05, 0.5, 0.95)
@@ -109,8 +105,8 @@ def followed_until(time: np.ndarray, event: np.ndarray, rng: np.random.Generator
 
 def vpc(
     fitted: Any, n_simulations: int = 500, n_bins: int | None = None, by: str | None = None, level: float = 0.95,
-    log: bool = False, seed: int = 0,
-) -> Figure:  # fmt: skip
+    log: bool = False, seed: int = 0, ax: Any = None,
+) -> Panels:  # fmt: skip
     """See `NLMEPlots.vpc`."""
     if n_simulations < 20:
         raise ValueError(f"n_simulations must be at least 20, got {n_simulations}")
@@ -125,12 +121,12 @@ def vpc(
         simulations = data.flat(np.asarray(prediction.drawn(fitted, data, n_simulations, seed), float))
     groups = strata(fitted, by)
     if outcome.survival:
-        return _survival(fitted, simulations, groups, level, seed)
+        return _survival(fitted, simulations, groups, level, seed, ax)
     y = data.frame[data.roles["y"]].to_numpy(float)
     time = data.frame[data.roles["time"]].to_numpy(float)
     bins = n_bins or int(np.clip(np.median(np.bincount(data.codes)), 5, 12))
     panels = _panels(outcome, y, data.roles["y"])
-    figure, axes = _grid(len(groups) * len(panels), width=6.0 if len(groups) * len(panels) == 1 else 4.4, height=3.6)
+    axes, figure = several(ax, len(groups) * len(panels), 6.0 if len(groups) * len(panels) == 1 else 4.4, 3.6)
     for axis, (label, group, (title, statistic, scatter)) in zip(
         axes, [(label, group, panel) for label, group in groups for panel in panels], strict=True
     ):
@@ -139,8 +135,8 @@ def vpc(
         draw(axis, bands(time[group], y[group], simulations[:, group], statistic, bins, level))
         axis.set(xlabel=data.roles["time"], ylabel=title, title=label, yscale="log" if log and scatter else "linear")
     legend(figure, axes[0])
-    figure.suptitle(f"Visual predictive check: {100 * level:g}% bands of {n_simulations} simulations", fontsize=11)
-    return figure
+    headline(figure, f"Visual predictive check: {100 * level:g}% bands of {n_simulations} simulations", fontsize=11)
+    return axes
 
 
 def _panels(outcome: Any, y: np.ndarray, name: str) -> list[tuple[str, Callable, bool]]:
@@ -211,7 +207,7 @@ def survival_bands(
     return Bands(grid, kaplan_meier(time, event, grid)[:, None], low, middle, high)
 
 
-def _survival(fitted: Any, simulations: np.ndarray, groups: list, level: float, seed: int) -> Figure:
+def _survival(fitted: Any, simulations: np.ndarray, groups: list, level: float, seed: int, ax: Any) -> Panels:
     data = fitted.data_
     time = data.frame[data.roles["time"]].to_numpy(float)
     # A subject's last row in time holds the event or the censoring.
@@ -219,7 +215,7 @@ def _survival(fitted: Any, simulations: np.ndarray, groups: list, level: float, 
     last = order[np.flatnonzero(np.append(np.diff(data.codes[order]) != 0, True))]
     time = time[last]
     event = (data.frame[data.roles["y"]].to_numpy(float)[last] > 0).astype(float)
-    figure, axes = _grid(len(groups), width=6.0 if len(groups) == 1 else 4.6, height=3.8)
+    axes, figure = several(ax, len(groups), 6.0 if len(groups) == 1 else 4.6, 3.8)
     for axis, (label, rows) in zip(axes, groups, strict=True):
         group = rows[last]
         band = survival_bands(time[group], event[group], simulations[:, last[group]], level, seed)
@@ -233,5 +229,5 @@ def _survival(fitted: Any, simulations: np.ndarray, groups: list, level: float, 
             axis.plot(censored, kaplan_meier(time[group], event[group], censored), "|", color="black", ms=6, label="censored")
         axis.set(xlabel=data.roles["time"], ylabel="survival (Kaplan-Meier)", title=label, ylim=(0, 1.03))
     legend(figure, axes[0])
-    figure.suptitle(f"Visual predictive check: {100 * level:g}% band of {len(simulations)} simulations", fontsize=11)
-    return figure
+    headline(figure, f"Visual predictive check: {100 * level:g}% band of {len(simulations)} simulations", fontsize=11)
+    return axes

@@ -12,6 +12,7 @@ import pandas as pd
 from jaxtyping import PyTree
 
 from ..naming import path_name, precision
+from ..shown import Shown
 from .evaluation import divergence, expected_log_likelihood, outputs_of_draws
 from .model import Variational, blocks
 
@@ -19,7 +20,7 @@ from .model import Variational, blocks
 ENOUGH = 100
 
 
-class WeightPosterior:
+class WeightPosterior(Shown):
     """Answers of a posterior of weights. `_keep` takes what a fit found; the rest follows from `_means` and `_deviations`."""
 
     _model: Variational
@@ -108,18 +109,6 @@ class WeightPosterior:
         rng = np.random.default_rng(random_state)
         pairs = zip(self._named(self._means).items(), self.stderr_.values(), strict=True)
         return {name: mean + deviation * rng.normal(size=(1, n_draws, *mean.shape)) for (name, mean), deviation in pairs}
-
-    def to_arviz(self, n_draws: int = 1000, random_state: int = 0) -> Any:
-        """The draws as ArviZ's data tree.
-
-        Raises:
-            ImportError: arviz-base is not installed.
-        """
-        try:
-            from arviz_base import from_dict  # type: ignore[import-not-found]
-        except ImportError as error:
-            raise ImportError("to_arviz needs arviz-base; install it via pip install 'margaux[arviz]'") from error
-        return from_dict({"posterior": self.posterior_draws(n_draws, random_state)})
 
     # -- on observations ------------------------------------------------------------------------
 

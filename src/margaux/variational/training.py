@@ -94,8 +94,10 @@ def train(
     """
     check_method(settings.method)
     check_draws(network, prior, draws)
-    # What many weights share is better begun small: large, it drowns the means while they learn.
-    sigma = (0.1 if settings.spread == "weight" else 0.05) if settings.sigma is None else settings.sigma
+    # What many weights share is better begun small: large, it drowns the means while they learn. So is what gives a step from
+    # the curvature: noise hides it, and the step is too large for what comes.
+    small = settings.spread != "weight" or needs_curvature(settings.method)
+    sigma = (0.05 if small else 0.1) if settings.sigma is None else settings.sigma
     dtype = np.dtype(settings.dtype)
     n = len(y)
     with precision(dtype):

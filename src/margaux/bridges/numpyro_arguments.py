@@ -1,0 +1,102 @@
+"""The arguments of a NumPyro model: which of them run over units, and how the rest is kept."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+import equinox as eqx
+import jax
+import numpy as np
+from jaxtyping import Array, PyTree
+
+from ..naming import path_name
+
+#: what a leaf of the arguments is: an array over units, another array, a count of units, or anything else
+UNITS, WHOLE, COUNT, FIXED = "units", "whole", "count", "fixed"
+
+
+class Arguments(eqx.Module):
+    """Arguments taken apart: arrays over units (the data of a fit), other arrays, and what is no array."""
+
+    names: tuple[str, ...] = eqx.field(static=True)
+    kinds: tuple[str, ...] = eqx.field(static=True)
+    fixed: tuple[Any, ...] = eqx.field(static=True)
+    whole: tuple[Any, ...]
+    structure: Any = eqx.field(static=True)
+
+    def put_together(self, units: dict[str, Array], count: int) -> tuple[tuple, dict[str, Any]]:
+        """Positional and named arguments of a call with the data of `count` units."""
+        whole, fixed = iter(self.whole), iter(self.fixed)
+        take = {
+            UNITS: lambda name: units[name],
+            WHOLE: lambda name: next(whole),
+            COUNT: lambda name: count,
+            FIXED: lambda name: next(fixed),
+        }
+        leaves = [take[kind](name) for name, kind in zip(self.names, self.kinds, strict=True)]
+        return jax.tree.unflatten(self.structure, leaves)
+
+    def listed(self, kind: str) -> list[str]:
+        """Names of the leaves of a kind."""
+        return [name for name, k in zip(self.names, self.kinds, strict=True) if k == kind]
+
+
+def taken_apart(
+    leaves: list[tuple[str, Any]], structure: Any, chosen: Callable[[str, Any], str]
+) -> tuple[Arguments, dict[str, Any]]:
+    """`Arguments` by a rule that names the kind of each leaf, and the data over units."""
+    kinds = [chosen(name, leaf) for name, leaf in leaves]
+    pick = lambda kind: tuple(leaf for (_, leaf), k in zip(leaves, kinds, strict=True) if k == kind)  # noqa: E731
+    names = tuple(name for name, _ in leaves)
+    data = {name: leaf for (name, leaf), kind in zip(leaves, kinds, strict=True) if kind == UNITS}
+    return Arguments(names, tuple(kinds), pick(FIXED), pick(WHOLE), structure), data
+
+
+def named_leaves(model: Callable[..., Any], args: tuple, kwargs: dict[str, Any]) -> tuple[list[tuple[str, Any]], Any]:
+    """Leaves of the arguments, named as the model names them, and their structure. What looks like an array becomes one."""
+    (args, kwargs) = jax.tree.map(_as_array, (args, kwargs))
+    paths, structure = jax.tree_util.tree_flatten_with_path((args, kwargs))
+    try:
+        parameters = list(inspect.signature(model).parameters.values())
+    except (TypeError, ValueError):
+        parameters = []
+    names = [p.name for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+    out = []
+    for path, leaf in paths:
+        side, first, *rest = path
+        position = first.idx if side.idx == 0 else None
+        head = first.key if position is None else names[position] if position < len(names) else f"argument {position}"
+        out.append((".".join([str(head), *([path_name(rest)] if rest else [])]), leaf))
+    return out, structure
+
+
+def is_array(leaf: Any) -> bool:
+    """Whether a leaf is a numeric array of at least one axis."""
+    return hasattr(leaf, "shape") and hasattr(leaf, "dtype") and leaf.ndim > 0
+
+
+def check_unit_args(unit_args: Any, leaves: list[tuple[str, Any]]) -> tuple[str, ...]:
+    """Names of arguments that run over units, as given by the caller.
+
+    Raises:
+        ValueError: a name that is no argument.
+    """
+    chosen = (unit_args,) if isinstance(unit_args, str) else tuple(unit_args)
+    heads = {name.split(".")[0] for name, _ in leaves} | {name for name, _ in leaves}
+    for name in chosen:
+        if name not in heads:
+            raise ValueError(f'unit_args names "{name}", which is no argument given to the model; they are {sorted(heads)}')
+    return chosen
+
+
+def rows(data: dict[str, PyTree], ids: np.ndarray) -> dict[str, PyTree]:
+    """Data of some units."""
+    return {name: leaf[ids] for name, leaf in data.items()}
+
+
+def _as_array(leaf: Any) -> Any:
+    if hasattr(leaf, "shape") or not hasattr(leaf, "__array__"):
+        return leaf
+    return np.asarray(leaf)
