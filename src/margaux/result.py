@@ -5,11 +5,10 @@ from __future__ import annotations
 import dataclasses
 import enum
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 import numpy as np
-import pandas as pd
 from jaxtyping import PyTree
 
 from . import storage
@@ -17,6 +16,9 @@ from .esteps import AbstractEStep
 from .naming import path_name, precision, scalar_names
 from .shown import Card, Shown, flat_table
 from .updates import Problem
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 
 class RESULTS(enum.Enum):
@@ -121,6 +123,8 @@ class Fit(Shown):
 
     def cov_params(self, method: str = "louis") -> pd.DataFrame:
         """Covariance of the estimates, named both ways. Entries that are not to be trusted are NaN."""
+        import pandas as pd
+
         return pd.DataFrame(self.information(method).covariance, index=self.names, columns=self.names)
 
     def summary(self, level: float = 0.95, method: str = "louis") -> pd.DataFrame:

@@ -7,10 +7,12 @@ import html
 import itertools
 import sys
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
-import pandas as pd
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 #: rows of a table that a notebook shows
 ROWS = 20
@@ -117,7 +119,7 @@ def page(card: Card) -> str:
 
 def _table(frame: pd.DataFrame, total: int) -> str:
     known = [name for name in COLUMNS if name in frame]
-    columns = [name for name in known if not np.all(pd.isna(frame[name]))] or known[:1] or list(frame.columns)
+    columns = [name for name in known if frame[name].notna().any()] or known[:1] or list(frame.columns)
     some = frame.iloc[:ROWS]
     head = "".join(f'<th scope="col">{html.escape(str(COLUMNS.get(name, name)))}</th>' for name in columns)
     lines = []
@@ -158,5 +160,7 @@ def flat_table(params: dict[str, Any]) -> tuple[pd.DataFrame, int]:
         values = np.asarray(value)
         for at in itertools.islice(np.ndindex(values.shape), ROWS):
             rows[f"{name}[{','.join(map(str, at))}]" if at else name] = float(values[at])
+    import pandas as pd
+
     frame = pd.DataFrame({"estimate": pd.Series(rows, dtype=float)}).iloc[:ROWS]
     return frame, sum(int(np.size(value)) for value in params.values())

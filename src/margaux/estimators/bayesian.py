@@ -231,8 +231,8 @@ class BayesianClassifier(ClassifierMixin, BayesianNetwork):
             observation; or a callable (weights, x (b, ...)) -> outputs (b, K), with `weights` its starting weights.
         method: "adam", "adagrad", "momentum", "bbb" (Bayes by Backprop), "sag", "saga", "misso", or an algorithm.
         step: its step; by default it is found: see `margaux.variational.methods`.
-        spread: "weight", "tensor" or "all": what shares a standard deviation. sigma: where they begin, by default 0.1, and 0.05
-            where they are shared.
+        spread: "weight", "tensor" or "all": what shares a standard deviation. sigma: where they begin, by default 0.1 by Adam and
+            Adagrad where each weight has its own, else 0.05.
         prior: the standard deviation of normal weights, or a prior such as `margaux.variational.priors.Laplace(0.1)`.
         draws: "local" (default for margaux's networks of mostly dense layers), "flipout" (default for other equinox modules),
             "shared" (default for callables) or "observation": how the draws of a block's observations are related.
