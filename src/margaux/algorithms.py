@@ -87,12 +87,15 @@ def soul(step: Step | None = None, average: AbstractAverage | None = None) -> Ab
 souk = soul
 
 
-def isgd(step: Step = Polynomial(1.0, 0.6), average: AbstractAverage | None = None) -> Algorithm:
-    """Importance-sampling gradient ascent: Batardiere, Chiquet, Kwon and Stoehr, algorithm 1 (with `ImportanceSampling`)."""
-    return _composed(Score(), NoMemory(), _ascent(step), average or PolyakRuppert())
+def isgd(step: Step | None = None, average: AbstractAverage | None = None) -> AbstractAlgorithm:
+    """Importance-sampling gradient ascent: Batardiere, Chiquet, Kwon and Stoehr, algorithm 1 (with `ImportanceSampling`).
+
+    `soul` by another E-step: where no step is given it is found as there.
+    """
+    return soul(step, average or PolyakRuppert())
 
 
-def aisgd(step: Step = Polynomial(1.0, 0.6), average: AbstractAverage | None = None) -> Algorithm:
+def aisgd(step: Step | None = None, average: AbstractAverage | None = None) -> AbstractAlgorithm:
     """`isgd` for proposals that adapt (algorithm 2): use with `ImportanceSampling(proposal="adapted")` or the Laplace one."""
     return isgd(step, average)
 

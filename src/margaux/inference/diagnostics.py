@@ -13,6 +13,9 @@ from ..scaled import ScaledAscent
 from ..schedule import check_schedules
 from ..updates import Ascent
 
+#: standard errors that a trace may drift by, and runs lie apart by
+LITTLE = 0.05
+
 
 def rhat(chains: np.ndarray) -> np.ndarray:
     """Split R-hat of (iterations, runs, p) (Gelman and Rubin 1992; split in halves, Vehtari et al. 2021)."""
@@ -25,8 +28,8 @@ def rhat(chains: np.ndarray) -> np.ndarray:
     return np.where(within > 0, ratio, np.where(between > 0, np.inf, 1.0))
 
 
-def stationarity(trace: np.ndarray) -> np.ndarray:
-    """z of the difference between the first and last thirds of (iterations, runs, p), with batch-means errors."""
+def drift(trace: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Difference between the first and last thirds of (iterations, runs, p), and its z with batch-means errors."""
     trace = trace.astype(float)
     third = trace.shape[0] // 3
 
@@ -38,7 +41,7 @@ def stationarity(trace: np.ndarray) -> np.ndarray:
     (a, se_a), (b, se_b) = mean_and_se(trace[:third]), mean_and_se(trace[-third:])
     se = np.sqrt(se_a**2 + se_b**2)
     floor = 1e-9 * (1 + np.abs(b))
-    return np.abs(a - b) / np.maximum(se, floor)
+    return np.abs(a - b), np.abs(a - b) / np.maximum(se, floor)
 
 
 def schedules(fit: Any) -> str:
@@ -62,15 +65,22 @@ def diagnostics(fit: Any) -> pd.DataFrame:
         rows.append((check, float(figure), bool(ok), good if ok else bad))
 
     rows.append(("result", float("nan"), not fit.result.failed, fit.message))
+    info = fit.information() if fit.problem is not None and not fit.result.failed else None
     tail = fit.trace["params"][fit.averaged_from :] if "params" in fit.trace else np.zeros((0, 1, 1))
     if tail.shape[0] >= 30:
-        z = stationarity(tail)
-        name = fit.names[int(z.max(axis=0).argmax())]
-        add("stationarity", z.max(), z.max() < 5, "The traces show no trend.", f"The trace of {name} still drifts: run longer.")
+        # What is little beside the standard errors matters to nobody, however sure it is.
+        little = LITTLE * (np.full(tail.shape[-1], np.nan) if info is None else np.sqrt(np.diag(info.covariance)))
+        moved, z = drift(tail)
+        bad = np.where(moved <= little, 0.0, z).max(axis=0)
+        good = "The traces show no trend." if z.max() < 5 else "The traces drift by less than a twentieth of a standard error."
+        name = fit.names[int(bad.argmax())]
+        add("stationarity", z.max(), bad.max() < 5, good, f"The trace of {name} still drifts: run longer.")
         if tail.shape[1] > 1:
             r = rhat(tail)
-            name = fit.names[int(np.argmax(r))]
-            add("rhat", r.max(), r.max() < 1.1, "The runs agree.", f"The runs disagree on {name}: several optima, or too short.")
+            bad = np.where(np.ptp(tail.mean(axis=0), axis=0) <= little, 1.0, r)
+            good = "The runs agree." if r.max() < 1.1 else "The runs agree to a twentieth of a standard error."
+            name = fit.names[int(bad.argmax())]
+            add("rhat", r.max(), bad.max() < 1.1, good, f"The runs disagree on {name}: several optima, or too short.")
     said = schedules(fit)
     if said:
         rows.append(("schedules", float("nan"), "finite:" not in said and "no theorem" not in said, said))
@@ -80,8 +90,7 @@ def diagnostics(fit: Any) -> pd.DataFrame:
     if "ess" in fit.trace and isinstance(fit.estep, ImportanceSampling):
         ess = fit.trace["ess"][-max(fit.n_iter // 2, 1) :].mean()
         add("ess", ess, ess > 5, "The importance weights are even.", "The importance weights are uneven: raise n_draws.")
-    if fit.problem is not None and not fit.result.failed:
-        info = fit.information()
+    if info is not None:
         score = info.scores.sum(axis=0)
         if np.all(np.isfinite(info.covariance)):
             distance = float(np.sqrt(max(score @ np.linalg.solve(info.matrix, score), 0) / score.size))

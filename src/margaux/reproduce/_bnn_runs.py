@@ -85,7 +85,7 @@ class Clock(AbstractCallback):
 
     def times(self, draws: np.ndarray) -> np.ndarray:
         """Seconds by the end of each epoch, where the epochs have so many draws."""
-        if len(self.seconds) < 2:
+        if min(len(self.seconds), len(draws)) < 2:
             return np.full(len(draws), np.nan)
         rate = (self.seconds[-1] - self.seconds[0]) / draws[1:].sum()
         first = rate * draws[0]
