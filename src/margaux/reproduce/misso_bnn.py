@@ -2,7 +2,7 @@ r"""MISSO, section 4.2 and appendix C: Bayesian LeNet-5 and ResNet-18, figures 2
 
 Karimi, Wai, Moulines and Li (2022): $q(w) = N(\mu, \sigma^2I)$ with one $\sigma$, prior N(0, 1), mini-batches of 128 and
 $M_k = k$ draws; MC-Adam, MC-Momentum, Bayes by Backprop (BBB), MC-SAG and MISSO. Each method runs at the paper's step 1e-3 and
-at its own best, of five around its default after two epochs.
+at its own best after two epochs, of five or more around its default.
 
 What comes out as in the paper: the time of an epoch is nearly the same for all methods, the two with a table a little behind.
 What does not: at the step 1e-3 only Adam gets anywhere. The others have barely moved at the end, MISSO and SAG least, whose
