@@ -14,7 +14,7 @@ from ..schedule import check_schedules
 from ..updates import Ascent
 
 #: standard errors that a trace may drift by, and runs lie apart by
-LITTLE = 0.05
+LITTLE = 0.1
 
 
 def rhat(chains: np.ndarray) -> np.ndarray:
@@ -72,13 +72,13 @@ def diagnostics(fit: Any) -> pd.DataFrame:
         little = LITTLE * (np.full(tail.shape[-1], np.nan) if info is None else np.sqrt(np.diag(info.covariance)))
         moved, z = drift(tail)
         bad = np.where(moved <= little, 0.0, z).max(axis=0)
-        good = "The traces show no trend." if z.max() < 5 else "The traces drift by less than a twentieth of a standard error."
+        good = "The traces show no trend." if z.max() < 5 else "The traces drift by less than a tenth of a standard error."
         name = fit.names[int(bad.argmax())]
         add("stationarity", z.max(), bad.max() < 5, good, f"The trace of {name} still drifts: run longer.")
         if tail.shape[1] > 1:
             r = rhat(tail)
             bad = np.where(np.ptp(tail.mean(axis=0), axis=0) <= little, 1.0, r)
-            good = "The runs agree." if r.max() < 1.1 else "The runs agree to a twentieth of a standard error."
+            good = "The runs agree." if r.max() < 1.1 else "The runs agree to a tenth of a standard error."
             name = fit.names[int(bad.argmax())]
             add("rhat", r.max(), bad.max() < 1.1, good, f"The runs disagree on {name}: several optima, or too short.")
     said = schedules(fit)
