@@ -242,7 +242,7 @@ def checked(data: Any, group: str = "y", least: int = 1) -> Any:
     if "posterior_predictive" in data.children and group in data.posterior_predictive:
         with warnings.catch_warnings():
             # Outcomes of few values have plots of their own, which it recommends.
-            warnings.filterwarnings("ignore", "The (observed|predictive) data looks binary|Detected at least one discrete")
+            warnings.filterwarnings("ignore", "The (observed|predictive) data looks binary|.* look binary|Detected at least one discrete")
             arviz_plots.plot_ppc_dist(data, var_names=group, num_samples=20)
         assert data.posterior_predictive[group].shape[2:] == data.observed_data[group].shape
     pyplot.close("all")

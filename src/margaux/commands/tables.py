@@ -46,9 +46,8 @@ def check_file(path: Path) -> None:
         raise UserError(f"{path} is a folder; name a file")
     if not path.exists():
         nearby = [one.name for one in path.parent.iterdir()] if path.parent.is_dir() else []
-        raise UserError(
-            f"there is no file {path}{_meant(path.name, nearby) or f'; check its name and folder (the current one is {Path.cwd()})'}"
-        )
+        meant = _meant(path.name, nearby) or f"; check its name and folder (the current one is {Path.cwd()})"
+        raise UserError(f"there is no file {path}{meant}")
     if not path.is_file():
         raise UserError(f"{path} is no regular file; save the table to a file first")
     if path.stat().st_size == 0:
