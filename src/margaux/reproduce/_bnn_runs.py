@@ -110,16 +110,16 @@ def run(network: Any, x: np.ndarray, y: np.ndarray, method: Any, step: Any, epoc
 
 
 def best_step(
-    network: Any, x: np.ndarray, y: np.ndarray, method: str, batch: int, epochs: int = 2
+    network: Any, x: np.ndarray, y: np.ndarray, method: str, batch: int, epochs: int = 4
 ) -> tuple[float, dict[float, float]]:
-    """The step of the lowest negative ELBO after a few epochs, and what each reached: the default one times 1/4, 1/2 to 4, and on
-    as long as the longest is the best."""
+    """The step of the lowest negative ELBO over the last two of a few epochs, and what each reached: the default one times 1/4,
+    1/2 to 4, and on as long as the longest is the best. Two, for with too long a step SAG swings from one to the next."""
     _, first = run(network, x, y, method, None, 1, batch, 0, growing=False)
     tried: dict[float, float] = {}
     step = longest = first.step / 4
     while len(tried) < 5 or (len(tried) < 9 and min(tried, key=lambda one: tried[one]) == longest):
         course, _ = run(network, x, y, method, step, epochs, batch, 0, growing=False)
-        tried[step] = np.inf if course.failed or len(course.loss) < epochs else float(course.loss[-1])
+        tried[step] = np.inf if course.failed or len(course.loss) < epochs else float(course.loss[-2:].mean())
         step, longest = 2 * step, step
     return min(tried, key=lambda step: tried[step]), tried
 
