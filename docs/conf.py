@@ -35,6 +35,7 @@ extensions = [
     "sphinx_copybutton",
     "mathml",
     "docstrings",
+    "gallery",
     "shell",
 ]
 exclude_patterns = ["_ext"]

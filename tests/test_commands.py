@@ -11,10 +11,10 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import pytest
-import scipy.sparse
 from typer.testing import CliRunner
 
 import margaux as mx
+from commands_examples import OPTIONS, fit, invoke, refused, written
 from margaux.cli import app
 from margaux.commands import doctor, errors, files, tables
 from margaux.commands.errors import UserError
@@ -24,158 +24,10 @@ from margaux.job import Job
 from margaux.reproduce import EXPERIMENTS
 from margaux.result import RESULTS
 
-NLME = ["nlme", "--model", "oral1cpt", "--id", "id", "--time", "time", "--y", "y", "--dose", "dose"]
-REGRESSIONS = {
-    "missing-logistic": ["--y", "y"], "missing-linear": ["--y", "b"], "missing-glm": ["--y", "y"],
-    "empirical-bayes-logistic": ["--y", "y"], "sparse-mixed-logistic": ["--y", "y", "--groups", "g"],
-    "bayesian-classifier": ["--y", "y"], "bayesian-regressor": ["--y", "b"],
-}  # fmt: skip
-#: of each family, options that fit the good table
-OPTIONS = REGRESSIONS | {"nlme": NLME[1:], "pln-pca": [], "sparse-inverse": ["--y", "b"]}
-
-
-def invoke(*arguments):
-    return CliRunner().invoke(app, list(map(str, arguments)))
-
-
-def fit(*arguments):
-    return invoke("fit", *arguments)
-
-
-def refused(done, message, code=2):
-    """One line on stderr that says so, and nothing on stdout."""
-    assert done.exit_code == code, done.output
-    lines = done.stderr.strip().splitlines()
-    assert len(lines) == 1 and lines[0].startswith("error: ") and message in lines[0], lines
-    assert done.stdout == ""
-
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    """Tables, whole and broken."""
-    here, rng = tmp_path_factory.mktemp("tables"), np.random.default_rng(0)
-    n = 90
-    frame = pd.DataFrame({"a": rng.normal(size=n), "b": rng.normal(size=n), "g": np.arange(n) % 3})
-    frame["y"] = (frame["a"] + rng.logistic(size=n) > 0).astype(int)
-    frame["soil"] = np.where(rng.random(n) < 0.4, "clay", "sand")
-    frame = frame.assign(id=np.arange(n) // 9, time=1.0 + np.arange(n) % 9, dose=1.0)
-    frame.to_csv(here / "good.csv", index=False)
-    frame.to_csv(here / "good.tsv", sep="\t", index=False)
-    frame.to_csv(here / "tabs.csv", sep="\t", index=False)
-    frame.to_csv(here / "semicolons.csv", sep=";", index=False)
-    frame.iloc[:0].to_csv(here / "header.csv", index=False)
-    frame.assign(name="é").to_csv(here / "latin.csv", index=False, encoding="latin-1")
-    frame.assign(a=frame["a"].astype(str).mask(frame.index == 4, "high")).to_csv(here / "text.csv", index=False)
-    frame.drop(columns="soil").assign(a=frame["a"].mask(frame.index % 5 == 0)).to_csv(here / "holes.csv", index=False)
-    (here / "empty.csv").touch()
-    (here / "broken.csv").write_text('a,b\n1,2\n3,4,5,6\n"unfinished')
-    (here / "broken.parquet").write_bytes(b"not a table at all")
-    (here / "broken.npz").write_bytes(b"not an archive")
-    (here / "broken.h5ad").write_bytes(b"not an archive")
-    (here / "sheet.xlsx").write_bytes(b"PK")
-    A, x = rng.normal(size=(40, 60)) / 6, np.zeros(60)
-    x[[3, 40]] = 2.0, -3.0
-    y = A @ x + 0.05 * rng.normal(size=40)
-    np.savez(here / "problem.npz", A=A, y=y)
-    np.save(here / "y.npy", y)
-    scipy.sparse.save_npz(here / "sparse.npz", scipy.sparse.csr_array(A))
-    counts = pd.DataFrame(rng.poisson(4.0, (30, 5)), columns=[f"f{j}" for j in range(5)])
-    counts.to_csv(here / "counts.csv", index=False)
-    return here
-
-
-@pytest.mark.parametrize("family", OPTIONS)
-@pytest.mark.parametrize(
-    ("data", "message"),
-    [
-        ("goods.csv", "did you mean 'good.csv'?"),
-        ("", "is a folder; name a file"),
-        ("empty.csv", "empty.csv is no table: it is empty"),
-        ("header.csv", "and no rows"),
-        ("broken.csv", "broken.csv is no table"),
-        ("semicolons.csv", "separated by semicolons"),
-        ("tabs.csv", "rename it to tabs.tsv"),
-        ("latin.csv", "no text in UTF-8 (byte 0xe9)"),
-        ("broken.parquet", "broken.parquet is no Parquet file"),
-        ("sheet.xlsx", "is a spreadsheet; save the table as CSV, TSV or Parquet"),
-    ],
-)
-def test_wrong_files_are_one_line(folder, tmp_path, family, data, message):
-    out = tmp_path / "out"
-    refused(fit(family, folder / data, *OPTIONS[family], "--out", out), message)
-    assert not out.exists()
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["missing-logistic", "good.csv", "--y", "yy"], "--y 'yy' is no column of good.csv"),
-        (["missing-logistic", "good.csv", "--y", "Y"], "they are a, b, g, y, soil, id, time, dose"),
-        (["missing-linear", "good.csv", "--y", "b", "--columns", "a,c"], "--columns names 'c', which is no column of good.csv"),
-        (["missing-linear", "good.csv", "--y", "b", "--columns", "a,b"], "--columns names 'b', which is the outcome"),
-        (["missing-linear", "good.csv"], "name the outcome by --y, or write --formula"),
-        (["missing-linear", "good.csv", "--formula", "~ a"], "has no outcome"),
-        (["missing-linear", "good.csv", "--formula", "b ~ a", "--y", "y"], "name different outcomes"),
-        (["missing-linear", "good.csv", "--formula", "b ~ a", "--columns", "a"], "both name inputs"),
-        (["missing-linear", "good.csv", "--formula", "b ~ weight"], "weight"),
-        (["missing-logistic", "text.csv", "--y", "y", "--columns", "a,b"], "a"),
-        (["missing-glm", "good.csv", "--y", "y", "--family", "poison"], "did you mean 'poisson'?"),
-        (["missing-glm", "good.csv", "--y", "y", "--method", "em"], "--method must be one of exact, saem, mcem, misso"),
-        (["missing-glm", "good.csv", "--y", "y", "--select", "all"], "--select must be one of"),
-        (["empirical-bayes-logistic", "text.csv", "--y", "y", "--columns", "a,b"], "holds 'high' in row 5; leave it out"),
-        (["empirical-bayes-logistic", "good.csv", "--y", "y"], "the column 'soil' must be numbers, and holds"),
-        (["empirical-bayes-logistic", "holes.csv", "--y", "y"], "the column 'a' has 18 empty cells, the first in row 1"),
-        (["empirical-bayes-logistic", "good.csv", "--y", "b", "--columns", "a"], "discrete classes"),
-        (["empirical-bayes-logistic", "good.csv", "--y", "y", "--columns", "a", "--prior", "flat"], "--prior must be one of"),
-        (["empirical-bayes-logistic", "good.csv", "--y", "y", "--columns", "a", "--sigma", "-1"], "sigma must be positive"),
-        (["sparse-mixed-logistic", "good.csv", "--y", "y", "--groups", "clinic"], "--groups 'clinic' is no column"),
-        (["sparse-mixed-logistic", "good.csv", "--y", "y", "--groups", "g", "--columns", "a,g"], "which is the groups"),
-        (["sparse-mixed-logistic", "good.csv", "--y", "y", "--groups", "g", "--penalty", "l2"], "--penalty must be one of"),
-        (["sparse-inverse", "broken.npz"], "broken.npz holds no arrays of NumPy"),
-        (["sparse-inverse", "y.npy"], "name the file of the matrix by --matrix"),
-        (["sparse-inverse", "problem.npz", "--y", "z"], "--y 'z' is no array of problem.npz; they are A, y"),
-        (["sparse-inverse", "good.csv", "--y", "a", "--matrix", "sparse.npz"], "the matrix has 40 rows and y 90 entries"),
-        (["sparse-inverse", "problem.npz", "--prior", "lasso"], "--prior must be one of huber, l1, tv, group"),
-        (["sparse-inverse", "problem.npz", "--shape", "big"], "--shape must look like 64,64, got 'big'"),
-        (["sparse-inverse", "problem.npz", "--noise-sd", "-1"], "noise_sd must be a positive number"),
-        (["pln-pca", "broken.h5ad"], "broken.h5ad is no .h5ad file"),
-        (["missing-linear", "broken.h5ad", "--y", "b"], "which `margaux fit pln-pca` reads"),
-        ([*NLME, "good.csv", "--error", "additive"], "--error must be one of constant, proportional"),
-        ([*NLME, "good.csv", "--omega", "dense"], 'omega must be "diagonal"'),
-        ([*NLME, "good.csv", "--start", "ka=fast"], "--start ka=fast is no number"),
-        ([*NLME, "good.csv", "--start", "kb=1"], "NAME=VALUE with NAME one of ka, V, CL"),
-        ([*NLME[:-1], "soil", "good.csv"], "the column 'soil' must be numbers"),
-        (["missing-linear", "good.csv", "--y", "b", "--level", "95"], "--level must lie between 0 and 1, got 95"),
-        (["missing-linear", "good.csv", "--y", "b", "--seed", "x"], "--seed"),
-        (["missing-linear", "good.csv", "--y", "b", "--outcome", "a"], "--outcome"),
-        (["missing-lineal", "good.csv"], "missing-lineal"),
-        (["nlme", "good.csv"], "--model"),
-    ],
-)
-def test_wrong_options_are_one_line(folder, tmp_path, arguments, message):
-    named = [folder / one if "." in one and (folder / one).exists() else one for one in arguments]
-    out = tmp_path / "out"
-    refused(fit(*named, "--out", out), message)
-    assert not out.exists()
-
-
-def test_folders_that_cannot_be_written_are_refused_before_the_fit(folder, tmp_path, monkeypatch):
-    monkeypatch.setattr("margaux.estimators.missing.MissingGLM.fit", lambda *_: pytest.fail("fitted"))
-    arguments = ["missing-linear", folder / "good.csv", "--y", "b", "--columns", "a"]
-    refused(fit(*arguments, "--out", folder / "good.csv"), "is a file; name a folder")
-    refused(fit(*arguments, "--out", folder / "good.csv" / "deeper"), "which is a file; name another folder")
-    closed = Path("/proc/closed") if Path("/proc").is_dir() else tmp_path / "closed"
-    if not closed.parent.samefile("/proc"):
-        closed.mkdir(mode=0o500)
-    refused(fit(*arguments, "--out", closed), "cannot be written to")
-
-
-def test_missing_extras_say_what_to_install(folder, tmp_path, monkeypatch):
-    pd.DataFrame({"a": [1, 2]}).to_csv(tmp_path / "table.parquet")
-    monkeypatch.setattr(pd, "read_parquet", lambda path: exec("raise ImportError('no pyarrow')"))
-    refused(fit("missing-linear", tmp_path / "table.parquet", "--y", "a"), "pip install 'margaux[parquet]'")
-    monkeypatch.setitem(sys.modules, "anndata", None)
-    refused(fit("pln-pca", folder / "broken.h5ad"), "pip install 'margaux[outofcore]'")
+    return written(tmp_path_factory.mktemp("tables"))
 
 
 def test_formats_hold_the_same_table(folder, tmp_path):

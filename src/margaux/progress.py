@@ -52,7 +52,9 @@ class _TerminalLine:
         columns: Any = [SpinnerColumn(), name, TimeElapsedColumn(), figures]
         if total is not None:
             columns = [name, BarColumn(bar_width=20), MofNCompleteColumn(), TimeRemainingColumn(), figures]
-        self._bar: Any = Progress(*columns, console=console or Console(stderr=True), transient=True)
+        console = console or Console(stderr=True)
+        # Where nothing can be rewritten a bar is an empty line.
+        self._bar: Any = Progress(*columns, console=console, transient=True, disable=not console.is_terminal)
         self._bar.start()
         self._task = self._bar.add_task(title, total=total, figures="")
 

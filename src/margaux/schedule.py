@@ -165,7 +165,8 @@ def check_schedules(step: Any, step_size: Any = None, mc_size: Any = None) -> st
     if step_size is None:
         if a > 0.5 + tolerance:
             return "The Robbins-Monro conditions hold: the steps sum to infinity, their squares do not."
-        return f"The step of theta decays like n^-{a:.3g}: its squares do not sum, so only an average converges."
+        falls = "is constant" if a <= tolerance else f"decays like n^-{a:.3g}"
+        return f"The step of theta {falls}: its squares do not sum, so only an average converges."
     b = exponent(as_schedule(step_size, "step_size"))
     growing = a + b / 2 > 1 + tolerance and a - b + c > 1 + tolerance
     fixed = a + b / 2 > 1 + tolerance and 2 * a - 2 * b > 1 + tolerance and a - 2 * b > tolerance

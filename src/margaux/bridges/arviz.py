@@ -14,8 +14,9 @@ from ..validate import whole
 
 #: log-likelihoods of so many observations and draws together are left out unless asked for
 MOST = 50_000_000
-#: where the parts of a class's tree are made: the first of its bases that is named here
+#: where the parts of a tree are made: by the first base, of a fit's model or of the subject itself, that is named here
 MAKERS = {
+    "BySite": "arviz_numpyro:of_numpyro",
     "Fit": "arviz_fit:of_fit",
     "NLME": "arviz_families:of_mixed_effects",
     "PLNPCA": "arviz_families:of_counts",
@@ -149,7 +150,8 @@ def _wanted(told: tuple[bool | None, Any], size: int) -> bool:
 
 
 def _maker(subject: Any) -> Callable[[Any, int, int], Parts]:
-    for base in type(subject).__mro__:
+    problem = getattr(subject, "problem", None)
+    for base in (*type(getattr(problem, "model", None)).__mro__, *type(subject).__mro__):
         if base.__name__ in MAKERS and base.__module__.startswith("margaux."):
             module, name = MAKERS[base.__name__].split(":")
             return getattr(importlib.import_module(f"margaux.bridges.{module}"), name)

@@ -50,6 +50,8 @@ def at_edges(fit: Fit) -> Fit:
     others = {name: value for name, value in fit.params.items() if name not in held}
     fit.params = _again(fit, others, held) | {name: _hair_inside(name, ends, fit.params[name]) for name in held}
     fit.result = RESULTS.boundary
+    # Chains of a density that has all but collapsed move no more: later draws come by importance sampling.
+    fit.rows = None
     fit._cache.clear()
     return fit
 

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import equinox as eqx
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, PyTree
 
 from ..naming import path_name
+from .numpyro_checks import Refusal
 
 #: what a leaf of the arguments is: an array over units, another array, a count of units, or anything else
 UNITS, WHOLE, COUNT, FIXED = "units", "whole", "count", "fixed"
@@ -55,26 +57,37 @@ def taken_apart(
 
 
 def named_leaves(model: Callable[..., Any], args: tuple, kwargs: dict[str, Any]) -> tuple[list[tuple[str, Any]], Any]:
-    """Leaves of the arguments, named as the model names them, and their structure. What looks like an array becomes one."""
-    (args, kwargs) = jax.tree.map(_as_array, (args, kwargs))
+    """Leaves of the arguments, named as the model names them, and their structure. What looks like an array becomes one.
+
+    Raises:
+        Refusal: a table, or an array of something else than numbers.
+    """
+    args, kwargs = jax.tree.map(_plain, (args, kwargs))
     paths, structure = jax.tree_util.tree_flatten_with_path((args, kwargs))
-    try:
-        parameters = list(inspect.signature(model).parameters.values())
-    except (TypeError, ValueError):
-        parameters = []
-    names = [p.name for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+    names = [p.name for p in parameters(model).values() if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
     out = []
     for path, leaf in paths:
         side, first, *rest = path
         position = first.idx if side.idx == 0 else None
         head = first.key if position is None else names[position] if position < len(names) else f"argument {position}"
-        out.append((".".join([str(head), *([path_name(rest)] if rest else [])]), leaf))
+        name = ".".join([str(head), *([path_name(rest)] if rest else [])])
+        if isinstance(leaf, np.ndarray) and not is_array(leaf):
+            raise Refusal(f'argument "{name}" is an array of {leaf.dtype}; pass numbers, such as codes by pandas.factorize')
+        out.append((name, leaf))
     return out, structure
 
 
+def parameters(model: Callable[..., Any]) -> Mapping[str, inspect.Parameter]:
+    """What a model says that it takes; nothing where it does not say."""
+    try:
+        return inspect.signature(model).parameters
+    except (TypeError, ValueError):
+        return {}
+
+
 def is_array(leaf: Any) -> bool:
-    """Whether a leaf is a numeric array of at least one axis."""
-    return hasattr(leaf, "shape") and hasattr(leaf, "dtype") and leaf.ndim > 0
+    """Whether a leaf is an array of numbers, of at least one axis."""
+    return isinstance(leaf, np.ndarray | jax.Array) and leaf.ndim > 0 and _numeric(leaf)
 
 
 def check_unit_args(unit_args: Any, leaves: list[tuple[str, Any]]) -> tuple[str, ...]:
@@ -96,7 +109,18 @@ def rows(data: dict[str, PyTree], ids: np.ndarray) -> dict[str, PyTree]:
     return {name: leaf[ids] for name, leaf in data.items()}
 
 
-def _as_array(leaf: Any) -> Any:
-    if hasattr(leaf, "shape") or not hasattr(leaf, "__array__"):
+def _plain(leaf: Any) -> Any:
+    """Series and the like as arrays, arrays without an axis as numbers; others as they are."""
+    if hasattr(leaf, "columns"):
+        raise Refusal(
+            f"an argument is a {type(leaf).__name__}, which JAX cannot slice; pass its columns, each as an argument or in a "
+            'dictionary such as {"y": frame["y"].to_numpy()}'
+        )
+    if not hasattr(leaf, "__array__"):
         return leaf
-    return np.asarray(leaf)
+    array = leaf if isinstance(leaf, np.ndarray | jax.Array) else np.asarray(leaf)
+    return array.item() if array.ndim == 0 and _numeric(array) else array
+
+
+def _numeric(array: Any) -> bool:
+    return jnp.issubdtype(array.dtype, jnp.number) or array.dtype == bool

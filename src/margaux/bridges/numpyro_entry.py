@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import inspect
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -13,6 +14,7 @@ from jaxtyping import PyTree
 from ..naming import default_dtype, precision
 from ..space import AbstractSpace
 from .edges import at_edges
+from .numpyro_arguments import parameters
 from .numpyro_models import NumPyroModel, NumPyroSharedModel
 from .numpyro_reading import read
 
@@ -97,13 +99,14 @@ def fit_numpyro(
     """Maximum marginal likelihood of a NumPyro model's `param` sites, in one call.
 
     Args:
-        model, args, kwargs, unit_plate, unit_args: as in `margaux.from_numpyro`.
+        model, args, unit_plate, unit_args: as in `margaux.from_numpyro`.
         algorithm: by default `margaux.soul()`, which finds its own step.
         estep: by default Markov chains by MALA, warmed up; `margaux.Blocked` where there are shared latents beside those of
             units. A batch of one unit gets several chains.
         n_iter, batch_size, key, progress: as in `margaux.fit`.
         params: starting values by site that replace those of the model.
-        fit_args: further arguments of `margaux.fit`, such as runs, penalty or average.
+        kwargs: besides the model's own, whatever else `margaux.fit` takes, such as runs, stop, penalty, checkpoint or dtype.
+        fit_args: the same in a dictionary, for names that the model has too.
         edges: whether to look if the likelihood is as high on the edge of a parameter's space, as with a variance of zero. The
             parameter is then put there, the others are fitted again, and the result says boundary.
 
@@ -116,6 +119,8 @@ def fit_numpyro(
     from ..algorithms import soul
     from ..fit import fit
 
+    own = parameters(model)
+    further = {name: kwargs.pop(name) for name in [*kwargs] if name not in own and name in inspect.signature(fit).parameters}
     bridged = from_numpyro(model, *args, unit_plate=unit_plate, unit_args=unit_args, **kwargs)
     start = dict(bridged.params)
     for name, value in (params or {}).items():
@@ -126,7 +131,8 @@ def fit_numpyro(
     out = fit(
         bridged.model, bridged.data, soul() if algorithm is None else algorithm,
         _chains(bridged.model, batch_size or n) if estep is None else estep,
-        params=start, space=bridged.space, n_iter=n_iter, batch_size=batch_size, key=key, progress=progress, **(fit_args or {}),
+        params=start, space=bridged.space, n_iter=n_iter, batch_size=batch_size, key=key, progress=progress,
+        **further | (fit_args or {}),
     )  # fmt: skip
     return at_edges(out) if edges else out
 

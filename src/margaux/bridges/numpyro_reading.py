@@ -230,7 +230,7 @@ def _by_units(
             told = ", ".join(f"{name} {leaf.shape}" for name, leaf in leaves if is_array(leaf)) or "none"
             raise Refusal(
                 f'plate "{plate}" has {n} units, but no argument of the model has a leading axis of {n} (its arrays: {told}); '
-                "pass the data of units as arguments with units on the leading axis, so that they can be sliced"
+                "pass the data of units as arguments that are NumPy arrays, units on the leading axis, so that they can be sliced"
             )
         try:
             sites = abstract(Program(function, arguments, plate), params, rows(data, np.arange(1)))

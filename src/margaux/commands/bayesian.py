@@ -12,7 +12,7 @@ from .answer import Answer, nested, show_frame
 from .errors import UserError
 from .fitting import Run
 from .options import Columns, Data, Y, words
-from .tables import among, check_column, check_filled, chosen_columns, read_table
+from .tables import among, check_column, check_filled, check_sound, chosen_columns, read_table
 
 #: categories that a column of text may have, to be one-hot encoded
 CATEGORIES = 50
@@ -96,6 +96,7 @@ def read(path: Path, y: str, columns: str | None, validation: float, seed: int, 
     if len(frame) < 2:
         raise UserError(f"{path.name} has one row; two at least are needed")
     check_filled(frame, (y, *names))
+    check_sound(frame, (y, *names))
     if validation and (rows := round(validation * len(frame))) < 2:
         raise UserError(f"--validation {validation:g} holds out {rows} of {len(frame)} rows; hold out two at least, or 0")
     x, notes = encoded(frame[names])

@@ -72,7 +72,9 @@ def ended(problem: Exception) -> int:
         context = getattr(problem, "ctx", None)
         where = f" See `{context.command_path} --help`." if context is not None else ""
         message: Any = problem
-        return _tell(f"error: {message.format_message().rstrip('.')}.{where}", MISUSED)
+        said = message.format_message()
+        said += "" if said.endswith((".", "?")) else "."
+        return _tell(f"error: {said}{where}", MISUSED)
     if isinstance(problem, FitError):
         return _tell(f"error: {problem}", FAILED)
     if isinstance(problem, UserError):

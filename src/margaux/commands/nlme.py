@@ -57,6 +57,7 @@ def nlme(
         if name is not None:
             check_column(frame, name, f"--{role}", data)
     check_numeric(frame, [name for name in (time, dose) if name is not None], "code it as numbers")
+    check_numeric(frame, [y], "leave cells without an observation empty", filled=False)
     among(error, ERRORS, "--error")
     with run.fitting():
         structural = curve(model)
@@ -67,7 +68,10 @@ def nlme(
         individual = {}
         for name in structural.parameters:
             kind = LogNormal if name in structural.positive else Normal
-            individual[name] = kind(starts.get(name), covariates=covariates.get(name))
+            try:
+                individual[name] = kind(starts.get(name), covariates=covariates.get(name))
+            except ValueError as problem:
+                raise UserError(f"--start {name}={starts[name]:g}: {problem}") from problem
         # A short run has half of its iterations at gain one.
         more: dict[str, Any] = {} if n_iter is None else {"n_iter": n_iter, "n_burn": min(200, n_iter // 2)}
         fitted: Any = NLME(structural=structural, individual=individual, omega=omega, error=error, **run.settings, **more)

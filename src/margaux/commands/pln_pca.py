@@ -12,7 +12,7 @@ from .answer import Answer, show_facts
 from .errors import UserError
 from .fitting import Run
 from .options import TABLES, files, words
-from .tables import among, check_column, check_file, read_table
+from .tables import among, check_column, check_file, check_numeric, read_table
 
 METHODS = ("auto", "variational", "isgd-vem", "isgd-vemmix", "aisgd-snis", "aisgd-hessian", "student")
 
@@ -55,6 +55,8 @@ def pln_pca(
     among(method, METHODS, "--method")
     tried = None if ranks is None else several(ranks)
     table = read_counts(data, index)
+    if data.suffix != ".h5ad":
+        check_numeric(table, table.columns, "name the column of the units' names by --index, and leave out others of text", False)
     frame = None if covariates is None else aligned(read_frame(covariates, index), table, covariates.name)
     if formula is not None and frame is None and data.suffix != ".h5ad":
         raise UserError("--formula names covariates; give their file by --covariates")

@@ -53,6 +53,8 @@ def datasets(
         return
     if out.is_dir():
         raise UserError(f"--out {out} is a folder; name a file, such as {out / f'{name}.csv'}")
+    check_folder(out.parent)
+    out.parent.mkdir(parents=True, exist_ok=True)
     frame.to_csv(out, index=False)
     typer.echo(f"saved {out}", err=True)
 

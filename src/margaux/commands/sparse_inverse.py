@@ -62,12 +62,12 @@ def problem_of(data: Path, matrix: Path | None, y: str | None) -> tuple[Any, Any
     held = _arrays(data)
     if isinstance(held, dict):
         outcome = np.asarray(_named(held, y or "y", "--y", data))
-        A = _named(held, "A", "the matrix", data) if matrix is None else None
+        A = held.get("A") if matrix is None else None
     else:
         outcome, A = (_column(held, y, data) if hasattr(held, "columns") else held), None
     if A is None:
         if matrix is None:
-            raise UserError(f"{data.name} holds y alone; name the file of the matrix by --matrix")
+            raise UserError(f"{data.name} has no array A; name the file of the matrix by --matrix")
         A = _matrix(matrix)
     if getattr(A, "ndim", 2) != 2:
         raise UserError(f"the matrix has shape {A.shape}; it must have two dimensions, a row an entry of y")

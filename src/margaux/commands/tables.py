@@ -119,17 +119,14 @@ def chosen_columns(frame: Any, columns: str | None, others: Sequence[str], path:
     return names
 
 
-def check_numeric(frame: Any, names: Iterable[str], mend: str) -> None:
-    """Raises: UserError: a column with text or an empty cell, with its first row; `mend` says what to do about text."""
-    import pandas as pd
-
+def check_numeric(frame: Any, names: Iterable[str], mend: str, filled: bool = True) -> None:
+    """Raises: UserError: a column with text, or if `filled` an empty cell, and its first row; `mend`: what to do about text."""
     for name in names:
-        column = frame[name]
-        if not pd.api.types.is_numeric_dtype(column):
-            numbers: Any = pd.to_numeric(column, errors="coerce")
-            row = int((numbers.isna() & column.notna()).to_numpy().argmax())
-            raise UserError(f"the column {name!r} must be numbers, and holds {column.iloc[row]!r} in row {row + 1}; {mend}")
-        check_filled(frame, [name])
+        if texts := _texts(frame[name]):
+            row = texts[0]
+            raise UserError(f"the column {name!r} must be numbers, and holds {frame[name].iloc[row]!r} in row {row + 1}; {mend}")
+        if filled:
+            check_filled(frame, [name])
 
 
 def check_filled(frame: Any, names: Iterable[str]) -> None:
@@ -137,10 +134,40 @@ def check_filled(frame: Any, names: Iterable[str]) -> None:
     for name in names:
         empty = frame[name].isna().to_numpy()
         if empty.any():
+            what = f"{int(empty.sum())} empty cells, the first" if empty.sum() > 1 else "an empty cell"
             raise UserError(
-                f"the column {name!r} has {int(empty.sum())} empty cells, the first in row {int(empty.argmax()) + 1}; fill them, "
-                "or drop these rows or this column"
+                f"the column {name!r} has {what} in row {int(empty.argmax()) + 1}; fill it, or drop such rows or this column"
             )
+
+
+def check_sound(frame: Any, names: Iterable[str]) -> None:
+    """Text and categories may be meant, but not a few words among numbers, nor what is infinite.
+
+    Raises:
+        UserError: such a column, with the first row of it.
+    """
+    import numpy as np
+
+    for name in names:
+        texts, known = _texts(frame[name]), int(frame[name].notna().sum())
+        infinite = np.isinf(frame[name]).to_numpy() if frame[name].dtype.kind == "f" else np.zeros(1, bool)
+        row = int(infinite.argmax()) if infinite.any() else texts[0] if texts else 0
+        if infinite.any() or 0 < len(texts) < known / 2:
+            held = frame[name].iloc[row]
+            raise UserError(
+                f"the column {name!r} holds {repr(held) if isinstance(held, str) else held} among its numbers, in row {row + 1}; "
+                "write a number, or leave the cell empty if it is missing"
+            )
+
+
+def _texts(column: Any) -> list[int]:
+    """Positions of the cells that hold no number, empty ones apart."""
+    import pandas as pd
+
+    if pd.api.types.is_numeric_dtype(column):
+        return []
+    numbers: Any = pd.to_numeric(column, errors="coerce")
+    return (numbers.isna() & column.notna()).to_numpy().nonzero()[0].tolist()
 
 
 def regression_of(
@@ -164,8 +191,9 @@ def regression_of(
     if y is None:
         raise UserError("name the outcome by --y, or write --formula 'y ~ a + b'")
     names = chosen_columns(frame, columns, [y, *others], data)
+    check_filled(frame, [y])
+    check_sound(frame, [y, *names])
     if complete:
-        check_filled(frame, [y])
         check_numeric(frame, names, f"leave it out by --columns, or write --formula '{quoted(y)} ~ C({quoted(names[0])}) + ...'")
     return frame[names], frame[y]
 

@@ -94,10 +94,13 @@ class EmpiricalBayesLogistic(ClassifierMixin, AbstractEstimator):
         check_classification_targets(y)
         kind = type_of_target(y, input_name="y")
         if kind != "binary":
-            raise ValueError(f"Only binary classification is supported. The type of the target is {kind}.")
+            raise ValueError(
+                f"Only binary classification is supported. The type of the target is {kind}; join classes, or see "
+                'MissingGLM(family="multinomial")'
+            )
         self.classes_, codes = np.unique(y, return_inverse=True)
         if len(self.classes_) < 2:
-            raise ValueError(f"y holds one class only ({self.classes_[0]!r}); a regression needs two classes")
+            raise ValueError(f"y holds one class only ({self.classes_[0]}); a regression needs two classes")
         x = self._with_intercept(X)
         model, params, space = self._model(x.shape[1])
         kernel = self.kernel

@@ -12,7 +12,7 @@ import pandas as pd
 from ..compiling import keep_compilations
 from ..kernels import AbstractKernel
 from ..naming import default_dtype, precision
-from ..nlme import answers, prediction
+from ..nlme import answers, flipflop, prediction
 from ..nlme.data import Design, LongData, group
 from ..nlme.error import ResidualError, as_error
 from ..nlme.individual import Individual
@@ -210,6 +210,8 @@ class NLME(Parameters, Fitted):
         names = answers.natural_names(self.model_, self._design.labels, self._dropped)
         values = np.asarray(answers.natural_values(self.model_, fit.params, self._dropped), float)
         self.params_ = dict(zip(names, values.tolist(), strict=True))
+        if about := flipflop.note(self.structural, self.params_):
+            self.message_ = f"{fit.message.rstrip('.')}; {about}."
 
     @property
     def _dropped(self) -> tuple[str, ...]:

@@ -265,7 +265,7 @@ class SparseMixedLogistic(ClassifierMixin, AbstractEstimator):
         rows |= {"intercept": self.intercept_[0]} if self.fit_intercept else {}
         frame = pd.DataFrame({"estimate": pd.Series(rows | {"sigma": self.sigma_}, dtype=float)})
         frame[["se", "z", "p", "ci_low", "ci_high"]] = np.nan
-        frame.attrs["message"] = f"{self.message_}; estimates are shrunk and selected: no standard errors are given"
+        frame.attrs["message"] = f"{self.message_.rstrip('.')}; estimates are shrunk and selected: no standard errors are given"
         return frame
 
     def _costs_nothing(self, answer: str) -> bool:

@@ -27,7 +27,7 @@ def draws(
         Latents with leaves (n_draws, chains, n, ...).
 
     Raises:
-        TypeError: the fit was not made with `margaux.MCMC`.
+        TypeError: the fit was not made with `margaux.MCMC`. ValueError: its chains are not there any more.
     """
     return continued(fit, n_draws, thin, key, params, kernel)[0]
 
@@ -38,6 +38,11 @@ def continued(
     """`draws`, and figures of each by name, (n_draws,), such as the acceptance averaged over units and chains."""
     if not isinstance(fit.estep, MCMC):
         raise TypeError(f"draws continue Markov chains; this fit used {type(fit.estep).__name__}, see fit.latents()")
+    if fit.rows is None:
+        raise ValueError(
+            "no chains are left of this fit (it was loaded, or put on the edge of its space); fit.latents() and fit.to_arviz() "
+            "draw by other means"
+        )
     if n_draws < 1 or thin < 1:
         raise ValueError(f"n_draws and thin must be at least 1, got {n_draws} and {thin}")
     dtype = default_dtype(None)

@@ -180,7 +180,7 @@ def wald_table(fit: Any, level: float = 0.95, method: str = "louis") -> pd.DataF
         },
         index=fit.names,
     )
-    frame.attrs["message"] = "; ".join(part for part in (fit.message, info.message) if part)
+    frame.attrs["message"] = "; ".join(part.rstrip(".") for part in (fit.message, info.message) if part) + "."
     return frame
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from typing import Any
 
 import jax
@@ -37,6 +38,21 @@ def natural_names(model: MixedEffects, labels: list[str], dropped: tuple[str, ..
     for block in model.blocks:
         out += [f"cov_{random[a]}_{random[b]}" for position, a in enumerate(block) for b in block[position + 1 :]]
     return out + list(model.outcome.error_names)
+
+
+def engine_names(model: MixedEffects, labels: list[str]) -> dict[str, str]:
+    """What the scalar parameters of the engine, such as `omega2[1]`, are called in `natural_names`."""
+    random, out = [model.names[j] for j in model.random], {}
+    for j, name in enumerate(model.names):
+        for k in model.coefficients(j):
+            place = f"beta[{k}]" if k < model.split else f"fixed[{k - model.split}]"
+            out[place] = f"beta_{name}[{labels[k]}]" if labels[k] else name
+    out |= {f"omega2[{place}]": f"omega2_{random[j]}" for place, j in enumerate(model.independent)}
+    for number, block in enumerate(model.blocks):
+        for (row, a), (column, b) in itertools.product(enumerate(block), repeat=2):
+            first, last = random[min(a, b)], random[max(a, b)]
+            out[f"omega.{number}[{row},{column}]"] = f"omega2_{first}" if a == b else f"cov_{first}_{last}"
+    return out | {f"error[{j}]": name for j, name in enumerate(model.outcome.error_names)}
 
 
 @compiled
@@ -171,7 +187,7 @@ def table(fitted: Any, method: str = "louis") -> pd.DataFrame:
             },
             index=list(fitted.params_),
         )
-    out.attrs["message"] = "; ".join(part for part in (fitted.message_, message) if part)
+    out.attrs["message"] = "; ".join(part.rstrip(".") for part in (fitted.message_, message) if part) + "."
     return out
 
 

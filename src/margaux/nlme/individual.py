@@ -28,9 +28,12 @@ class Individual(abc.ABC):
     covariates: str | None = None
     random: bool = True
 
+    #: what a message says of the values that it takes
+    _range = ""
+
     def __post_init__(self) -> None:
         if self.start is not None and not np.isfinite(self.gaussian(self.start)):
-            raise ValueError(f"the starting value {self.start} lies outside the range of {self!r}")
+            raise ValueError(f"the starting value {self.start:g} lies outside the range of {type(self).__name__}{self._range}")
 
     @abc.abstractmethod
     def natural(self, phi: Array) -> Array:
@@ -54,6 +57,8 @@ class Normal(Individual):
 class LogNormal(Individual):
     """h(phi) = exp(phi): positive parameters."""
 
+    _range = ", whose values are positive"
+
     def natural(self, phi):
         return jnp.exp(phi)
 
@@ -73,6 +78,10 @@ class Bounded(Individual):
         if not self.low < self.high:
             raise ValueError(f"low must be below high, got {self.low} and {self.high}")
         super().__post_init__()
+
+    @property
+    def _range(self) -> str:
+        return f", whose values are between {self.low:g} and {self.high:g}"
 
     def _share(self, psi: Any) -> Any:
         return (np.asarray(psi, float) - self.low) / (self.high - self.low)

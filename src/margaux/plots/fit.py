@@ -89,7 +89,7 @@ class FitPlots:
             order = order[np.unique(np.linspace(0, order.size - 1, most).astype(int))]
             axis.errorbar(np.arange(order.size), mean[order], yerr=sd[order], fmt=".", lw=0.8, color="tab:blue")
             axis.set(title=f"latent {j}", xlabel="unit (sorted)")
-        headline(figure, "Latent posterior: mean and one standard deviation")
+        headline(figure, "Posterior mean and one standard deviation", fontsize=11)
         return axes
 
 

@@ -30,6 +30,9 @@ def theta_trace(fitted: Any, ax: Axes | None = None) -> Axes:
     if fit.averaged_from:
         axis.axvline(fit.averaged_from, color="grey", ls=":", lw=1, label="averaging starts")
     axis.set(xlabel="iteration", ylabel="theta")
+    if theta.max() < 10 * theta.min():  # too little for powers of ten
+        axis.yaxis.set_major_formatter("{x:.4g}")
+        axis.yaxis.set_minor_formatter("{x:.4g}")
     axis.legend(frameon=False, fontsize=8)
     return axis
 

@@ -241,7 +241,7 @@ class NLMEPlots:
                     axis.set_xlabel(column)
                 if j == 0 and i:
                     axis.set_ylabel(row)
-        headline(figure, "Random effects: conditional modes and 95% ellipse of the estimated covariance", fontsize=10)
+        headline(figure, "Conditional modes of the random effects,\nand the 95% ellipse of their covariance", fontsize=10)
         return axes
 
     def covariates(self, columns: list[str] | None = None, ax: Any = None) -> Panels:

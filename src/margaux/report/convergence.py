@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -25,8 +27,12 @@ CHECKS = {
 TRACES = 12
 
 
-def diagnostics(frame: Any) -> list[Part]:
-    """A verdict a check of `Fit.diagnostics`, but how the fit ended, which has a section."""
+def diagnostics(frame: Any, names: Mapping[str, str] = MappingProxyType({})) -> list[Part]:
+    """A verdict a check of `Fit.diagnostics`, but how the fit ended, which has a section.
+
+    Args:
+        names: what the family calls the parameters of the engine.
+    """
     out: list[Part] = []
     for check, row in frame.iterrows():
         if check == "result":
@@ -34,12 +40,14 @@ def diagnostics(frame: Any) -> list[Part]:
         name, what = CHECKS.get(str(check), (str(check), "figure"))
         figure = f" ({what} {number(row['figure'], 3)})" if what and np.isfinite(row["figure"]) else ""
         text = str(row["verdict"]).removeprefix("Careful: ")
+        for engine, own in names.items():
+            text = text.replace(engine, own)
         out.append(Verdict("good" if row["ok"] else "careful", f"{name}{figure}: {text[:1].lower() + text[1:]}"))
     return out or [Paragraph("This fit has no trace to check.")]
 
 
-def trace(fit: Any) -> Figure:
-    """The traces of the parameters; of many the first that move.
+def trace(fit: Any, own: Mapping[str, str] = MappingProxyType({})) -> Figure:
+    """The traces of the parameters; of many the first that move. `own`: what the family calls the parameters.
 
     Raises:
         ValueError: the fit kept none.
@@ -58,7 +66,14 @@ def trace(fit: Any) -> Figure:
     caption += ", and averaging starts at the dotted one." if fit.averaged_from else "."
     if len(fit.names) > len(names):
         caption += f" {len(names)} of {len(fit.names):,} parameters, the first that move."
-    return drawn(lambda: fit.plot.trace(names), alt, caption)
+
+    def panels() -> Any:
+        axes = fit.plot.trace(names)
+        for axis in np.ravel(axes):
+            axis.set_title(own.get(axis.get_title(), axis.get_title()))
+        return axes
+
+    return drawn(panels, alt, caption)
 
 
 def course(fit: Any) -> list[Part]:

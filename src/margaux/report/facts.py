@@ -69,7 +69,7 @@ def running(fit: Any, burned: str = "") -> list[tuple[str, Any]]:
     how = fit.description.split(": ", 1)[-1].rsplit(", ", 1)
     runs = len(jax.tree.leaves(fit.run_params)[0]) if jax.tree.leaves(fit.run_params) else 1
     iterations = f"{fit.n_iter:,}"
-    if fit.averaged_from and fit.trace:
+    if 0 < fit.averaged_from < fit.n_iter and fit.trace:
         iterations += f", of which those from {fit.averaged_from + 1:,} on are averaged"
     seconds = fit.timings
     total = sum(value for value in seconds.values() if np.isfinite(value))

@@ -175,6 +175,7 @@ def _inlined(svg: str) -> tuple[str, frozenset[str]]:
     svg = re.sub(r"<style.*?</style>", "", svg, flags=re.DOTALL)
     svg = re.sub(r"<!--.*?-->", "", svg, flags=re.DOTALL)
     svg = re.sub(r'\sxmlns(:xlink)?="[^"]*"', "", svg).replace("xlink:href", "href")
+    svg = re.sub(r' id="image\w+"', "", svg)  # equal pictures have equal names, and nothing refers to them
     own = "f" + hashlib.sha256(svg.encode()).hexdigest()[:8]
     svg = re.sub(r'\bid="([^"]+)"', rf'id="{own}-\1"', svg)
     svg = re.sub(r'href="#([^"]+)"', rf'href="#{own}-\1"', svg)

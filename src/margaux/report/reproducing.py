@@ -29,7 +29,8 @@ def reproducing(call: str, seed: Any, data: Callable[[], Any], command: str | No
         how: what to pass to `margaux.report.checksum` for the same checksum.
     """
     calls: list[Part] = [Code(command, "The command")] if command else []
-    calls.append(Code(trimmed(call), "The call, with the settings that differ from their defaults"))
+    whole = "" if call.startswith("margaux.fit(") else ", with the settings that differ from their defaults"
+    calls.append(Code(trimmed(call), "The call" + whole))
     made = facts(
         ("Seed", seed),
         ("margaux", __version__),

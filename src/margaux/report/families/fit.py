@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
 from typing import Any
 
 import equinox as eqx
@@ -82,6 +83,7 @@ def concerns(fit: Any) -> list[Part]:
 
 
 def _concerns(frame: pd.DataFrame) -> list[Part]:
+    frame = frame.drop(index="result")  # which is said above
     names = [convergence.CHECKS.get(str(check), (str(check), ""))[0].lower() for check in frame.index]
     bad = [name for name, ok in zip(names, frame["ok"], strict=True) if not ok]
     if not bad:
@@ -108,11 +110,15 @@ def alone(fit: Any, reason: str) -> Section:
     return section(estimates.ID, estimates.TITLE, told, estimates.table(frame, what, "fit.params has all of them"))
 
 
-def convergence_of(fit: Any, informed: bool = True) -> Section:
-    """Diagnostics, each with its verdict, and the traces; `informed`: with those that need the information."""
-    checks = attempt("The diagnostics", lambda: convergence.diagnostics(quick(fit, informed)))
+def convergence_of(fit: Any, informed: bool = True, names: Mapping[str, str] = MappingProxyType({})) -> Section:
+    """Diagnostics, each with its verdict, and the traces.
+
+    Args:
+        informed: with the checks that need the information. names: what the family calls the parameters of the fit.
+    """
+    checks = attempt("The diagnostics", lambda: convergence.diagnostics(quick(fit, informed), names))
     return section(convergence.ID, convergence.TITLE, checks, convergence.course(fit),
-                   attempt("The trace plot", lambda: convergence.trace(fit)))  # fmt: skip
+                   attempt("The trace plot", lambda: convergence.trace(fit, names)))  # fmt: skip
 
 
 def quick(fit: Any, informed: bool = True) -> pd.DataFrame:

@@ -55,7 +55,8 @@ def _outcome(model: Any) -> str:
 def _convergence(model: Any) -> Section:
     fit = model.result_
     if model.method != "exact":
-        return of_fit.convergence_of(fit)
+        names = {f"beta[{j}]": f"{name} (standardised)" for j, name in enumerate(["intercept", *model.table_.names])}
+        return of_fit.convergence_of(fit, names=names)
     text = f"the exact likelihood was maximised in {fit.n_iter} iterations"
     good = (
         "its gradient is below 1e-5 an observation" if model.converged_ else "its gradient is not yet below 1e-5 an observation"

@@ -7,7 +7,9 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from ...nlme.answers import engine_names
 from .. import convergence
+from ..ending import ending
 from ..figures import drawn
 from ..page import Paragraph, Part, Section, Verdict, attempt, framed, listed, nats, probability, section
 from . import fit as of_fit
@@ -34,7 +36,7 @@ def sections(model: Any, command: str | None = None) -> list[Section]:
                     ("Individual parameters", _individual(model)), ("Subjects", f"{model.n_subjects_:,}"),
                     ("Observations", f"{model.n_observations_:,}"), ("Roles of columns", roles),
                     words=WORDS, names=list(model.params_)),
-        fitted.end(model, of_fit.concerns(fit)),
+        ending(fit, extra=of_fit.concerns(fit)),  # what else its message says stands by the estimates
         fitted.estimated(model, "Estimates on their natural scale; intervals by Student's t, on the scale they are normal on.",
                          against),
         _convergence(model),
@@ -67,7 +69,8 @@ def _convergence(model: Any) -> Section:
     alt = f"Iterates of {count} parameters over {n:,} iterations, {model.n_burn} of them burn-in."
     caption = "Iterates on the natural scale; the estimate is the horizontal line and the burn-in ends at the dotted one."
     trace = attempt("The trace plot", lambda: drawn(model.plot.convergence, alt, caption))
-    checks = attempt("The diagnostics", lambda: convergence.diagnostics(of_fit.quick(model.result_)))
+    checks = attempt("The diagnostics", lambda: convergence.diagnostics(
+        of_fit.quick(model.result_), engine_names(model.model_, model._design.labels)))  # fmt: skip
     starts: list[Part] = []
     if isinstance(model.starts_, pd.DataFrame) and len(model.starts_) > 1:
         starts = [framed(model.starts_, "The starts that were screened, and their log-likelihoods.", "start", most=10)]
@@ -99,7 +102,9 @@ def _npde(model: Any) -> list[Part]:
     times = int(np.clip(SIMULATED // model.n_observations_, 200, 1000))
     p = model.npde(times).test()["p"]
     fine = p["global"] > 0.05
-    verdict = Verdict("good" if fine else "careful", f"npde (global test, p = {probability(p['global'])}): they "
+    value = probability(p["global"])
+    value = value if value.startswith("<") else f"= {value}"
+    verdict = Verdict("good" if fine else "careful", f"npde (global test, p {value}): they "
                       f"{'show no departure' if fine else 'depart'} from independent N(0, 1).")  # fmt: skip
     alt = f"Normalised prediction distribution errors of {model.n_observations_:,} observations."
     caption = "npde: independent N(0, 1) where the model holds; the grey and coloured bands are those of N(0, 1)."

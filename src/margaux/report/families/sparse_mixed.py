@@ -46,7 +46,8 @@ def sections(model: Any, command: str | None = None) -> list[Section]:
 
 def _convergence(model: Any) -> Section:
     """The checks that a penalised estimate has; the gradient of the likelihood is not zero there, and is none of them."""
-    return of_fit.convergence_of(model.result_, informed=False)
+    names = {f"beta[{j}]": str(name) for j, name in enumerate(model._names)}
+    return of_fit.convergence_of(model.result_, informed=False, names=names)
 
 
 def _path(model: Any) -> list[Part]:

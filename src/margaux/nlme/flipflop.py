@@ -1,0 +1,47 @@
+r"""Flip-flop: two sets of absorption, volume and elimination that give one curve.
+
+With first-order absorption into one compartment the concentration $\frac{D k_a}{V (k_a - k)} (e^{-kt} - e^{-k_a t})$ is the same
+at $(k_a, V, k)$ and at $(k, V k / k_a, k_a)$. Subjects' curves cannot tell them apart; only the assumed distribution between
+subjects does, and the likelihood of a few subjects may prefer the one that pharmacology rules out.
+
+Reference: Gibaldi and Perrier, Pharmacokinetics (2nd ed., 1982), ch. 1.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from .pharmacokinetics import Compartments
+
+
+def mirrored(structural: Any, psi: Mapping[str, float]) -> dict[str, float] | None:
+    """Other parameters of the same curve, or None where the model has none.
+
+    >>> from margaux.nlme import oral1cpt
+    >>> mirrored(oral1cpt, {"ka": 0.1, "V": 2.0, "CL": 3.0})
+    {'ka': 1.5, 'V': 30.0, 'CL': 3.0}
+    """
+    model = structural
+    while not isinstance(model, Compartments):  # within a curve, repeated doses, or constants
+        model = getattr(model, "function", None) or getattr(model, "curve", None)
+        if model is None:
+            return None
+    if model.route != "oral" or model.count != 1:
+        return None
+    ka, V = psi["ka"], psi["V"]
+    k = psi["k"] if model.by_rate else psi["CL"] / V
+    other = {"ka": k, "V": V * k / ka, "k": ka}
+    return {name: other.get(name, psi[name]) for name in model.parameters}
+
+
+def note(structural: Any, psi: Mapping[str, float]) -> str:
+    """A sentence where absorption is slower than elimination; "" elsewhere."""
+    other = mirrored(structural, psi)
+    if other is None or other["ka"] <= psi["ka"]:
+        return ""
+    values = ", ".join(f"{name} = {value:.3g}" for name, value in other.items() if name != "Tlag")
+    return (
+        f"flip-flop: absorption (ka = {psi['ka']:.3g}) is slower than elimination ({other['ka']:.3g}), and {values} give a "
+        "typical subject the same curve; if absorption is known to be the faster, start there"
+    )
