@@ -1,5 +1,7 @@
 """Two sets of parameters that give one curve: they are found, they are true, and who fits is told."""
 
+from typing import Any
+
 import numpy as np
 import pandas as pd
 import pytest
@@ -20,12 +22,12 @@ VALUES = {"Tlag": 0.5, "ka": 0.084, "V": 1.66, "CL": 2.7, "k": 1.6}
 )  # fmt: skip
 def test_the_other_parameters_give_the_same_curve(model):
     psi = {name: VALUES[name] for name in model.parameters}
-    other = flipflop.mirrored(model, psi | {"omega2_ka": 0.1})
+    other: Any = flipflop.mirrored(model, psi | {"omega2_ka": 0.1})
     assert list(other) == list(psi) and other["ka"] > 10 * psi["ka"]
     for time in (1.0, 4.0, 14.0, 30.0):
         row = {"time": time, "dose": 320.0}
         np.testing.assert_allclose(model(other, row), model(psi, row), rtol=1e-5)
-    back = flipflop.mirrored(model, other)
+    back: Any = flipflop.mirrored(model, other)
     np.testing.assert_allclose(list(back.values()), list(psi.values()), rtol=1e-9)
     assert "ka = 1.6" in flipflop.note(model, psi) and flipflop.note(model, other) == ""
 
@@ -57,7 +59,7 @@ def test_parameters_of_the_engine_have_names_of_the_family(fitted):
     for engine, own in names.items():
         base, place = engine.rstrip("]").split("[")
         at = tuple(map(int, place.split(",")))
-        moved = {name: np.array(value) for name, value in fitted.result_.params.items() if name != "omega"}
+        moved: Any = {name: np.array(value) for name, value in fitted.result_.params.items() if name != "omega"}
         moved["omega"] = tuple(np.array(matrix) for matrix in fitted.result_.params["omega"])
         target = moved["omega"][int(base.split(".")[1])] if base.startswith("omega.") else moved[base]
         target[at] += 0.01

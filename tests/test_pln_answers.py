@@ -295,6 +295,7 @@ def test_a_line_of_progress_for_long_fits(fitted, capsys):
     with SweepLine("PLNPCA of rank 2", n_starts=2, delay=0.0, console=console) as line:
         for sweep in (0, 1, 0, 30):
             line(sweep, -123.456)
+            assert line._line is not None
             line._line._line._bar.refresh()
     text = shown.getvalue()
     for part in (

@@ -119,7 +119,7 @@ def page(card: Card) -> str:
 
 def _table(frame: pd.DataFrame, total: int) -> str:
     known = [name for name in COLUMNS if name in frame]
-    columns = [name for name in known if frame[name].notna().any()] or known[:1] or list(frame.columns)
+    columns = [name for name in known if bool(frame[name].notna().any())] or known[:1] or list(frame.columns)
     some = frame.iloc[:ROWS]
     head = "".join(f'<th scope="col">{html.escape(str(COLUMNS.get(name, name)))}</th>' for name in columns)
     lines = []

@@ -85,7 +85,7 @@ def scmark() -> tuple[pd.DataFrame, pd.Series, str]:
     if held.exists():
         import anndata  # pyright: ignore[reportMissingImports]
 
-        table = anndata.read_h5ad(held)
+        table: Any = anndata.read_h5ad(held)
         column = next((name for name in table.obs.columns if "celltype" in name.lower().replace("_", "")), None)
         if column is None:
             raise ValueError(f"{held} has no column of cell types in .obs; give one a name with 'celltype' in it")
