@@ -59,20 +59,24 @@ def test_shipped_data_are_the_published_ones(data_folder):
     assert theo.shape == (120, 5) and load_theophylline(drop_time0=False).shape == (132, 5)
 
 
-def test_command_line(tmp_path, monkeypatch):
+@pytest.mark.parametrize("pharmacokinetics", [False, pytest.param(True, marks=pytest.mark.slow)])
+def test_command_line(tmp_path, monkeypatch, pharmacokinetics):
     runner = CliRunner()
     listed = runner.invoke(app, ["datasets"])
     assert listed.exit_code == 0 and "wisconsin" in listed.output and "theophylline" in listed.output
     short = wisconsin.fit
     monkeypatch.setattr(wisconsin, "fit", lambda: short(n_iter=30_000, progress=False))
     monkeypatch.setattr("margaux.commands.demo.network", lambda out: None)  # tested with its figures
+    if not pharmacokinetics:
+        monkeypatch.setattr("margaux.commands.demo.pharmacokinetics", lambda out: None)
     shown = runner.invoke(app, ["demo", "--out", str(tmp_path)])
     assert shown.exit_code == 0, shown.output
-    assert "omega2_ka" in shown.output and "theta" in shown.output and "complete" in shown.output
+    assert "theta" in shown.output and "complete" in shown.output and ("omega2_ka" in shown.output) == pharmacokinetics
     holes = pd.read_csv(tmp_path / "measurements" / "estimates.csv", index_col=0)
     assert holes["estimate"].to_dict() == pytest.approx(measurements.EXACT, abs=2e-5)
     assert holes["se"].to_dict() == pytest.approx(measurements.EXACT_SE, rel=1e-3)
-    assert len(list(tmp_path.glob("*.png"))) == 2 and len(list((tmp_path / "theophylline").glob("*.png"))) == 9
+    assert len(list(tmp_path.glob("*.png"))) == 2
+    assert len(list((tmp_path / "theophylline").glob("*.png"))) == (9 if pharmacokinetics else 0)
 
 
 def test_command_line_fits_a_file(tmp_path):

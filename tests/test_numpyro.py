@@ -13,6 +13,7 @@ from numpyro.distributions import constraints
 from numpyro.infer.util import log_density
 
 import margaux as mx
+from margaux.compiling import compiled
 from margaux.memory import RobbinsMonro
 from margaux.naming import scalar_names
 from margaux.schedule import Constant
@@ -162,11 +163,11 @@ def test_every_kind_of_site():
     model, params = bridged.model, jax.tree.map(jnp.asarray, bridged.params)
     with jax.enable_x64(True):
         unit = {"y": jnp.asarray(y)}
-        z = jax.jit(model.init_latents)(jax.random.key(1), params, unit)
+        z = compiled(model.init_latents)(jax.random.key(1), params, unit)
         shapes = jax.tree.map(np.shape, z)
         assert shapes == {"shared": {"gain": ()}, "units": {"share": (4, 1), "pair": (4, 1, 2), "each": (4, 3)}}
 
-        @jax.jit
+        @compiled
         def answers(z):
             values = model.constrained(params, z, unit)
             theirs, _ = log_density(every_kind, (y,), {"scale": 0.5}, params | values)
