@@ -200,7 +200,7 @@ def test_tables_of_awkward_numbers():
 def test_early_stopping_keeps_the_best(table):
     x, y = table
     model = mx.BayesianClassifier(
-        epochs=400, method="bbb", step=1.5, n_blocks=40, early_stopping=True, n_iter_no_change=3, verbose=False
+        epochs=400, method="bbb", n_blocks=40, early_stopping=True, n_iter_no_change=3, verbose=False
     ).fit(x, y)
     history = model.history_
     assert model.n_iter_ < 400 * 40 and "stopped early" in model.message_

@@ -110,7 +110,7 @@ def test_numbers_of_a_file_are_fitted(tables, tmp_path, likelihood, y):
         ("classifier", "trees.csv", ["--y", "kind", "--columns", "width,kind"], "'kind', which is the outcome"),
         ("classifier", "trees.csv", ["--y", "yield"], "mx.BayesianRegressor"),
         ("classifier", "one.csv", ["--y", "kind"], "y has one class"),
-        ("classifier", "holes.csv", ["--y", "kind"], "the column 'height' has 1 empty cells, the first in row 7"),
+        ("classifier", "holes.csv", ["--y", "kind"], "the column 'height' has an empty cell in row 7"),
         ("classifier", "names.csv", ["--y", "kind"], "the column 'soil' holds text with 160 different values, such as 's0'"),
         ("classifier", "short.csv", ["--y", "kind"], "--validation 0.1 holds out 1 of 8 rows"),
         ("classifier", "trees.csv", ["--y", "kind", "--validation", "1"], "--validation must be a share"),

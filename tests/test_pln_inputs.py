@@ -93,7 +93,8 @@ def test_anndata(tmp_path):
     anndata = pytest.importorskip("anndata")
     y = table()
     # Files hold texts as objects.
-    obs = pd.DataFrame({"site": pd.Categorical(list("abc") * 4)}, index=pd.Index([f"s{i}" for i in range(12)], dtype=object))
+    kinds = pd.Categorical(list("abc") * 4, categories=pd.Index(list("abc"), dtype=object))
+    obs = pd.DataFrame({"site": kinds}, index=pd.Index([f"s{i}" for i in range(12)], dtype=object))
     var = pd.DataFrame(index=pd.Index([f"g{j}" for j in range(7)], dtype=object))
     made = anndata.AnnData(scipy.sparse.csr_matrix(y.astype(np.float32)), obs, var)
     made.write_h5ad(tmp_path / "a.h5ad")
