@@ -16,9 +16,6 @@ from ..shown import Shown
 from .evaluation import divergence, expected_log_likelihood, outputs_of_draws
 from .model import Variational, blocks
 
-#: draws of all blocks together, at least, behind an ELBO
-ENOUGH = 100
-
 
 class WeightPosterior(Shown):
     """Answers of a posterior of weights. `_keep` takes what a fit found; the rest follows from `_means` and `_deviations`."""
@@ -125,6 +122,5 @@ class WeightPosterior(Shown):
             return np.nan  # a pruned posterior has no density
         with precision(dtype):
             data = blocks(x, y, max(len(y) * model.n_blocks // model.n, 1), 0, multiple=model.slices)
-            n_draws = -(-ENOUGH // len(data["weight"]))
-            value = expected_log_likelihood(model, self._params, data, random_state, dtype, n_draws)
+            value = expected_log_likelihood(model, self._params, data, random_state, dtype)
             return value - divergence(model, self._params, random_state, dtype) / model.n

@@ -16,19 +16,21 @@ from .draws import moved
 from .model import Variational
 from .networks import Network
 
+#: draws of all blocks together, at least, behind an ELBO
+ENOUGH = 100
+
 #: bytes of activations that are held together: of an accelerator, whose memory is its own, and elsewhere
 ACTIVATIONS = {"cpu": 1 << 28, "other": 1 << 32}
 
 
-def expected_log_likelihood(
-    model: Variational, params: dict[str, PyTree], data: PyTree, key: int, dtype: Any, n_draws: int = 1
-) -> float:
-    """Mean over the observations of E_q log p(y | x, w), by draws of each block.
+def expected_log_likelihood(model: Variational, params: dict[str, PyTree], data: PyTree, key: int, dtype: Any) -> float:
+    """Mean over the observations of E_q log p(y | x, w), by as many draws of each block as make `ENOUGH` of all.
 
     Args:
         data: blocks, with leaves (B, b, ...).
     """
     as_arrays = lambda tree: jax.tree.map(lambda leaf: jnp.asarray(leaf, _dtype(leaf, dtype)), tree)  # noqa: E731
+    n_draws = -(-ENOUGH // len(data["weight"]))
     keys = jax.random.split(jax.random.key(key), n_draws)
     sums = np.asarray(_by_block(settle(model, dtype), as_arrays(params), as_arrays(data), keys), float)
     return float(sums.sum() / n_draws / np.asarray(data["weight"], float).sum())
