@@ -186,8 +186,8 @@ def radon(n: int = 30, size: int = 5, seed: int = 8) -> Example:
 
 # -- a network for the mean, a normal intercept a unit ----------------------------------------------
 
-#: one hidden unit, so that the maximum is a point and not a ridge
-NET = stax.serial(stax.Dense(1), stax.Tanh, stax.Dense(1))
+#: three hidden units, one for each time that the curve of `network_data` crosses zero: with more the likelihood has ridges without end
+NET = stax.serial(stax.Dense(3), stax.Tanh, stax.Dense(1))
 
 
 def network_model(y, x):
@@ -204,7 +204,7 @@ def network_model(y, x):
 def network_data(n: int = 150, size: int = 4, seed: int = 4) -> tuple[np.ndarray, np.ndarray]:
     rng = np.random.default_rng(seed)
     x = rng.uniform(-2, 2, (n, 1))
-    return 1.5 * np.tanh(1.2 * x + 0.3) + 0.4 + rng.normal(0, 0.8, (n, 1)) + rng.normal(size=(n, size)), x
+    return 2 * np.sin(2.5 * x) + 0.4 + rng.normal(0, 0.8, (n, 1)) + rng.normal(size=(n, size)), x
 
 
 def network_loglik(y, x, params) -> Any:

@@ -185,6 +185,18 @@ def test_runs_diagnostics_save_load_and_plots(tmp_path):
         assert (tmp_path / "f.png").stat().st_size > 5000
 
 
+@pytest.mark.parametrize(("away", "ok"), [(0.3, True), (0.8, False)])
+def test_gradient_says_how_far_the_maximum_is(away, ok):
+    problem = random_intercept()
+    params = problem.mle | {"mu": problem.mle["mu"] + away * problem.se["mu"]}
+    fit = mx.fit(problem.model, problem.data, mx.soul(1e-9), mx.Quadrature(25), params=params, space=problem.space, n_iter=2,
+                 progress=False)  # fmt: skip
+    check = fit.diagnostics().loc["gradient"]
+    # Nearly a parabola in mu.
+    assert check["figure"] == pytest.approx(away, rel=0.05) and check["ok"] == ok
+    assert ok or "move mu by" in check["verdict"]
+
+
 def test_failures_are_results_and_keep_what_there_was():
     problem = random_intercept()
     with pytest.raises(mx.FitError, match="diverged") as caught:

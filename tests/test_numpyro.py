@@ -50,8 +50,11 @@ EXAMPLES = {
 
 
 def stochastic_approximation(n_iter):
-    """The score averaged with a memory of a few iterations, as SAEM averages statistics, and an optimiser."""
-    optimiser = optax.adam(optax.cosine_decay_schedule(0.05, n_iter))
+    """The score averaged with a memory of a few iterations, as SAEM averages statistics, and an optimiser.
+
+    The memory is a momentum: with a second one in the optimiser, large steps oscillate.
+    """
+    optimiser = optax.adam(optax.cosine_decay_schedule(0.05, n_iter), b1=0.0)
     return mx.Algorithm(
         statistic=Score(), memory=RobbinsMonro(Constant(0.3)), update=Optax(optimiser, Constant(1.0)),
         average=mx.PolyakRuppert(0.75), refresh_epochs=None,
@@ -118,13 +121,13 @@ def test_eight_schools_are_on_the_boundary(model):
 def test_network(method):
     y, x = network_data()
     bridged = mx.from_numpyro(network_model, y, x)
-    algorithm, estep = METHODS[method]("network", 4000)
-    fit = mx.fit(bridged.model, bridged.data, algorithm, estep, params=bridged.params, space=bridged.space, n_iter=4000, key=3,
+    algorithm, estep = METHODS[method]("network", 8000)
+    fit = mx.fit(bridged.model, bridged.data, algorithm, estep, params=bridged.params, space=bridged.space, n_iter=8000, key=3,
                  progress=False)  # fmt: skip
     with jax.enable_x64(True):
         here = float(network_loglik(y, x, jax.tree.map(jnp.asarray, fit.params)))
-    # A tenth of a standard error off in each of five directions takes 5 x 0.1^2 / 2 from the maximum.
-    assert network_maximum(y, x, bridged.params) - here < 0.025
+    # A tenth of a standard error off in each of eleven directions takes 11 x 0.1^2 / 2 from the maximum.
+    assert network_maximum(y, x, bridged.params) - here < 0.055
     assert abs(float(fit.loglik()) - here) < 0.05
 
 

@@ -15,6 +15,8 @@ from ..updates import Ascent
 
 #: standard errors that a trace may drift by, and runs lie apart by
 LITTLE = 0.1
+#: standard errors from the maximum, by Newton's step, that still pass
+ENOUGH = 0.5
 
 
 def rhat(chains: np.ndarray) -> np.ndarray:
@@ -91,15 +93,17 @@ def diagnostics(fit: Any) -> pd.DataFrame:
         ess = fit.trace["ess"][-max(fit.n_iter // 2, 1) :].mean()
         add("ess", ess, ess > 5, "The importance weights are even.", "The importance weights are uneven: raise n_draws.")
     if info is not None:
-        score = info.scores.sum(axis=0)
-        if np.all(np.isfinite(info.covariance)):
-            distance = float(np.sqrt(max(score @ np.linalg.solve(info.matrix, score), 0) / score.size))
+        with np.errstate(invalid="ignore", divide="ignore"):
+            away = np.abs(info.newton) / np.sqrt(np.diag(info.covariance))
+        if np.any(np.isfinite(away)):
+            worst = int(np.nanargmax(away))
             add(
                 "gradient",
-                distance,
-                distance < 0.5,
-                "The likelihood is flat here: the estimate is within half a standard error of the maximum.",
-                "The gradient says that the maximum is further than half a standard error away: run longer.",
+                away[worst],
+                away[worst] < ENOUGH,
+                "The gradient promises no more: Newton's step would move no estimate by half a standard error.",
+                f"By the gradient the maximum is further away: Newton's step would move {fit.names[worst]} by {away[worst]:.2g} "
+                "standard errors; run longer.",
             )
         add("information", np.linalg.eigvalsh(info.matrix)[0] if np.all(np.isfinite(info.matrix)) else np.nan, not info.message,
             "The information is positive definite.", f"Careful: {info.message}.")  # fmt: skip

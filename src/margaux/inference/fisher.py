@@ -27,6 +27,7 @@ class Information:
     Attributes:
         matrix: of the unconstrained coordinates (k, k). covariance: of the parameters (p, p), by the delta
             method; NaN where it is not to be trusted. scores: per unit (n, k), of the unconstrained coordinates.
+        newton: what Newton's step by the scores would add to the parameters (p,), to first order; NaN as the covariance.
         matrices, replicates: the matrix (R, k, k) and covariance (R, p, p) from independent draws each, for
             their Monte Carlo error.
         message: "" or what is wrong.
@@ -35,6 +36,7 @@ class Information:
     matrix: np.ndarray
     covariance: np.ndarray
     scores: np.ndarray
+    newton: np.ndarray
     message: str
     matrices: np.ndarray
     replicates: np.ndarray
@@ -105,7 +107,8 @@ def information(
         message = "the estimate is on the boundary of its space; the information does not exist there"
         nan = np.full((k, k), np.nan)
         covariance = np.full((flags.size, flags.size), np.nan)
-        return Information(nan, covariance, np.full((problem.n, k), np.nan), message, nan[None], covariance[None])
+        scores = np.full((problem.n, k), np.nan)
+        return Information(nan, covariance, scores, covariance[0], message, nan[None], covariance[None])
     integrand = _louis(_frozen(problem.space), needs_hessian)
     width = getattr(estep, "n_draws", 1000) * (u.size + 2)
     width = width if isinstance(width, int) else 4_000_000
@@ -127,13 +130,20 @@ def information(
             f"the importance weights of unit {int(info['ess'].argmin())} have an effective size of {info['ess'].min():.1f}; "
         )
     matrix = np.mean(matrices, axis=0)
-    covariance, trouble = _invert(matrix, jacobian, flags, fit.names)
-    each = np.stack([_invert(m, jacobian, flags, fit.names)[0] for m in matrices])
-    return Information(matrix, covariance, scores, (message + trouble).strip("; "), np.stack(matrices), each)
+    inverse, trouble = _invert(matrix, jacobian, flags, fit.names)
+    covariance, newton = _delta(inverse, jacobian, flags), jacobian @ inverse @ scores.sum(axis=0)
+    newton[np.isnan(np.diagonal(covariance))] = np.nan
+    each = np.stack([_delta(_invert(m, jacobian, flags, fit.names)[0], jacobian, flags) for m in matrices])
+    return Information(matrix, covariance, scores, newton, (message + trouble).strip("; "), np.stack(matrices), each)
+
+
+def _delta(inverse: np.ndarray, jacobian: np.ndarray, flags: np.ndarray) -> np.ndarray:
+    """Covariance of the parameters; NaN on the boundary."""
+    return np.where(flags[:, None] | flags, np.nan, jacobian @ inverse @ jacobian.T)
 
 
 def _invert(matrix: np.ndarray, jacobian: np.ndarray, flags: np.ndarray, names: list[str]) -> tuple[np.ndarray, str]:
-    """Delta-method covariance over the parameters off the boundary, and what is wrong."""
+    """Inverse over the coordinates off the boundary (zero on it; NaN where it is not to be trusted), and what is wrong."""
     message = ""
     free = np.ones(matrix.shape[0], bool)
     if flags.any():
@@ -141,23 +151,20 @@ def _invert(matrix: np.ndarray, jacobian: np.ndarray, flags: np.ndarray, names: 
         message = f"on the boundary, without standard error: {', '.join(edge)}; "
         # A coordinate is dropped when only boundary parameters depend on it.
         free = np.abs(jacobian[~flags]).sum(axis=0) > 0 if (~flags).any() else ~free
-    covariance = np.full((len(names), len(names)), np.nan)
+    inverse = np.full_like(matrix, np.nan)
     if not free.any():
-        return covariance, message
+        return inverse, message
     block = matrix[np.ix_(free, free)]
     scale = np.sqrt(np.abs(np.diagonal(block)))
     values = np.linalg.eigvalsh(block / np.outer(scale, scale)) if np.all(scale > 0) else np.array([0.0])
     if not np.all(np.isfinite(values)) or values[0] <= 1e-9 * max(values[-1], 1e-300):
-        return covariance, message + (
+        return inverse, message + (
             f"the information is singular or indefinite (scaled eigenvalues {values[0]:.2g} to {values[-1]:.2g}): "
             "the fit is not at a maximum, or parameters are not identified; no standard errors are given"
         )
-    inverse = np.zeros_like(matrix)
+    inverse[:] = 0
     inverse[np.ix_(free, free)] = np.linalg.inv(block)
-    delta = jacobian @ inverse @ jacobian.T
-    inside = ~flags
-    covariance[np.ix_(inside, inside)] = delta[np.ix_(inside, inside)]
-    return covariance, message
+    return inverse, message
 
 
 def wald_table(fit: Any, level: float = 0.95, method: str = "louis") -> pd.DataFrame:

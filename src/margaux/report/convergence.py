@@ -20,7 +20,7 @@ CHECKS = {
     "schedules": ("Step sizes", ""),
     "acceptance": ("Acceptance", "rate"),
     "ess": ("Importance weights", "effective draws"),
-    "gradient": ("Gradient", "standard errors from the maximum"),
+    "gradient": ("Gradient", "standard errors to the maximum, at most"),
     "information": ("Information", "least eigenvalue"),
 }
 #: parameters whose traces are drawn
