@@ -186,7 +186,7 @@ def radon(n: int = 30, size: int = 5, seed: int = 8) -> Example:
 
 # -- a network for the mean, a normal intercept a unit ----------------------------------------------
 
-#: three hidden units, one for each time that the curve of `network_data` crosses zero: with more the likelihood has ridges without end
+#: a hidden unit for each time that the curve of `network_data` crosses zero: with more the likelihood has ridges without end
 NET = stax.serial(stax.Dense(3), stax.Tanh, stax.Dense(1))
 
 

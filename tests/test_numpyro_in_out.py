@@ -2,6 +2,8 @@
 
 from typing import Any
 
+import equinox as eqx
+import jax
 import jax.numpy as jnp
 import numpy as np
 import numpyro
@@ -9,8 +11,10 @@ import numpyro.distributions as dist
 import pandas as pd
 import pytest
 from numpyro import handlers
+from numpyro.contrib.module import eqx_module
 from numpyro.distributions import constraints
 from numpyro.infer.reparam import LocScaleReparam
+from scipy import stats
 
 import margaux as mx
 from numpyro_examples import SCHOOLS, centred
@@ -177,3 +181,30 @@ def test_draws_on_the_edge_are_of_the_posterior():
     np.testing.assert_allclose(latent, fit.params["mu"], atol=1e-5)
     with pytest.raises(ValueError, match="no chains are left of this fit"):
         fit.draws()
+
+
+def test_equinox_modules_and_fits_saved(tmp_path):
+    """A network held in a class of its own: its density, its names, and the way to a file and back."""
+    net = eqx.nn.MLP(1, 1, 3, 1, activation=jnp.tanh, key=jax.random.key(0))
+    x = np.linspace(-1, 1, 4)[:, None]
+
+    def model(y, x):
+        mean = jax.vmap(eqx_module("net", net))(x)[:, 0]
+        with numpyro.plate("units", len(y)):
+            z = sample("z", dist.Normal(mean, 1.0))
+            sample("y", dist.Normal(z, 1.0), obs=y)
+
+    bridged = mx.from_numpyro(model, Y, x)
+    fit = mx.fit(
+        bridged.model, bridged.data, mx.soul(step=1e-9), mx.Quadrature(9), params=bridged.params, n_iter=2, progress=False
+    )
+    assert {"net$params.layers.0.weight[2,0]", "net$params.layers.1.bias[0]"} <= set(fit.names) and len(fit.names) == 10
+    mean = np.asarray(jax.vmap(net)(x))[:, 0]
+    exact = stats.norm.logpdf(Y, mean, np.sqrt(2)).sum()
+    assert float(fit.loglik("quadrature")) == pytest.approx(exact, abs=1e-4)
+    fit.save(tmp_path / "fit.npz")
+    again = mx.load(tmp_path / "fit.npz", bridged.model, bridged.data, params=bridged.params)
+    assert again.names == fit.names and float(again.loglik("quadrature")) == float(fit.loglik("quadrature"))
+    assert mx.load(tmp_path / "fit.npz").params["net$params"]["layers"][1]["bias"] == fit.params["net$params"].layers[1].bias
+    with pytest.raises(ValueError, match="shapes"):
+        mx.load(tmp_path / "fit.npz", params={"net": np.zeros(3)})

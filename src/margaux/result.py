@@ -251,11 +251,16 @@ class Fit(Shown):
         return f"Fit({self.description}; {self.n_iter} iterations; {self.message})"
 
 
-def load(path: str | Path, model: Any = None, data: PyTree = None, estep: Any = None, space: Any = None) -> Fit:
+def load(
+    path: str | Path, model: Any = None, data: PyTree = None, estep: Any = None, space: Any = None, params: PyTree = None
+) -> Fit:
     """Read a fit saved by `Fit.save`; with `model` and `data` it answers everything the original did.
 
+    Parameters that were not all in dicts, lists and tuples (in an Equinox module, a named tuple) come back as dicts,
+    unless `params` shows their structure: the values that the fit started from, say.
+
     Raises:
-        FileNotFoundError, ValueError: no such file, or not a saved fit.
+        FileNotFoundError, ValueError: no such file, or not a saved fit, or `params` of another shape.
     """
     from .penalty import NoPenalty
     from .space import as_space
@@ -264,7 +269,7 @@ def load(path: str | Path, model: Any = None, data: PyTree = None, estep: Any = 
     header, arrays = storage.read(path)
     if header.get("kind") != "fit":
         raise ValueError(f"{path} is a {header.get('kind')}, not a saved fit; pass checkpoints to fit(checkpoint=)")
-    template = storage.rebuild(header["params"])
+    template = storage.rebuild(header["params"]) if params is None else storage.numbered(params, arrays)
     trees = [storage.fill(template, prefix, arrays) for prefix in ("params", "last", "runs")]
     problem = None
     if model is not None:

@@ -16,6 +16,7 @@ import numpy as np
 from jaxtyping import PyTree
 from numpy.lib.format import dtype_to_descr, read_array_header_1_0, read_magic, write_array_header_1_0
 
+from .naming import path_name
 from .rows import PART_BYTES, parts, row_bytes
 
 FORMAT = 1
@@ -135,28 +136,30 @@ def checksum(tree: PyTree, rows: int | None = None) -> int:
 
 
 def describe(tree: PyTree) -> Any:
-    """The structure of a pytree of dicts, lists and tuples, as JSON; leaves are numbered.
+    """The structure of a pytree, as JSON; leaves are numbered.
 
-    Raises:
-        TypeError: another container, which JSON cannot name.
+    JSON cannot name a class: a container that is no dict, list or tuple becomes a dict by the names of what it holds.
     """
     counter = iter(range(1 << 30))
 
     def walk(node: Any) -> Any:
+        if node is None:
+            return None
         if isinstance(node, dict):
             return {"dict": {name: walk(node[name]) for name in sorted(node)}}
-        if isinstance(node, list | tuple):
-            return {type(node).__name__ if type(node) in (list, tuple) else "tuple": [walk(item) for item in node]}
-        if len(jax.tree.leaves(node)) == 1 and jax.tree.structure(node) == jax.tree.structure(0):
+        if type(node) in (list, tuple):
+            return {type(node).__name__: [walk(item) for item in node]}
+        inside, _ = jax.tree_util.tree_flatten_with_path(node, is_leaf=lambda item: item is not node)
+        if len(inside) == 1 and inside[0][1] is node:
             return next(counter)
-        raise TypeError(f"cannot save parameters held in a {type(node).__name__}; use dicts, lists and tuples")
+        return {"dict": {path_name(path): walk(item) for path, item in inside}}
 
     return walk(tree)
 
 
 def rebuild(structure: Any) -> PyTree:
     """The pytree of `describe`, with leaf numbers for leaves."""
-    if isinstance(structure, int):
+    if structure is None or isinstance(structure, int):
         return structure
     (kind, content), *_ = structure.items()
     if kind == "dict":
@@ -167,3 +170,18 @@ def rebuild(structure: Any) -> PyTree:
 def fill(template: PyTree, prefix: str, arrays: dict[str, np.ndarray]) -> PyTree:
     """A rebuilt pytree with its arrays in place of leaf numbers."""
     return jax.tree.map(lambda i: arrays[f"{prefix}/{i}"], template)
+
+
+def numbered(params: PyTree, arrays: dict[str, np.ndarray]) -> PyTree:
+    """As `rebuild`, in the structure of given parameters.
+
+    Raises:
+        ValueError: others than those in the file.
+    """
+    leaves, structure = jax.tree.flatten(params)
+    held = [arrays[f"params/{i}"].shape for i in range(sum(name.startswith("params/") for name in arrays))]
+    if held != [np.shape(leaf) for leaf in leaves]:
+        raise ValueError(
+            f"params= has arrays of shapes {[np.shape(leaf) for leaf in leaves]}, the file {held}; pass those of the fit"
+        )
+    return jax.tree.unflatten(structure, range(len(leaves)))

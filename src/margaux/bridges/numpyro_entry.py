@@ -39,7 +39,8 @@ def from_numpyro(
 ) -> FromNumPyro:
     r"""A NumPyro model as model, data, starting parameters and space for `margaux.fit`.
 
-    `param` sites become $\theta$, on their own scale in the space of their constraint. Latent `sample` sites become
+    `param` sites, those of networks registered by `numpyro.module` or its relatives in `numpyro.contrib.module` among them,
+    become $\theta$, on their own scale in the space of their constraint. Latent `sample` sites become
     unconstrained, with their Jacobian. Those in the unit plate are latents by unit; those outside are shared by all units.
     With both kinds the data are one unit whose latents are {"shared": ..., "units": ...} (see `margaux.AbstractShared` and
     `margaux.Blocked`); with none in the unit plate all the data are one unit.
