@@ -1,5 +1,6 @@
 """`margaux fit bayesian-classifier`, `bayesian-regressor`, and the demonstration of digits."""
 
+import json
 from typing import Any
 
 import numpy as np
@@ -68,12 +69,22 @@ def test_classes_of_a_file_are_fitted_as_by_the_estimator(tables, tmp_path):
     assert scores.loc["accuracy", "held out"] > 0.5
     told = float(done.output.split("weights; ELBO ")[1].split(",")[0])
     assert told == pytest.approx(model.elbo_, rel=1e-4) and f"{scores.loc['log_score', 'held out']:.4f}" in done.output
+    page = (tmp_path / "report.html").read_text()
+    assert "Scores of 120 of the fit and 40 held out" in page and f"{scores.loc['brier', 'held out']:.4g}" in page
     loaded = mx.BayesianClassifier.load(tmp_path / "model.npz")
     np.testing.assert_allclose(loaded.predict_proba(X), probabilities, rtol=1e-5, atol=1e-7)
     history = pd.read_csv(tmp_path / "history.csv")
     assert list(history) == ["epoch", "elbo", "validation"] and history["epoch"].iloc[-1] == 30
     assert list(pd.read_csv(tmp_path / "inputs.csv")["input"]) == ["width", "height", "soil_clay", "soil_sand"]
     assert {path.stem for path in tmp_path.glob("*.png")} == {"elbo", "signal_to_noise", "pruning", "reliability"}
+
+
+def test_sentences_name_options(tables, tmp_path):
+    """A fit whose ELBO still rises advises --epochs, not epochs=."""
+    options = ["--y", "yield", "--columns", "width,height", "--epochs", "100", "--validation", "0", "--json"]
+    done = invoke("bayesian-regressor", tables[0] / "trees.csv", *options)
+    message = json.loads(done.stdout)["message"]
+    assert "raise --epochs (or the step)" in message and message in done.stderr
 
 
 @pytest.mark.parametrize(("likelihood", "y"), [("gaussian", "yield"), pytest.param("poisson", "fruits", marks=pytest.mark.slow)])

@@ -6,6 +6,7 @@ import contextlib
 import dataclasses
 import functools
 import inspect
+import re
 import time
 import warnings
 from collections.abc import Callable, Iterator
@@ -47,6 +48,8 @@ class Run:
     as_json: bool
     quiet: bool
     strict: bool
+    #: a sentence of the library in the words of the command line
+    spoken: Callable[[str], str] = str
     #: what is to be said of the data on stderr
     notes: list[str] = dataclasses.field(default_factory=list)
     seconds: float = 0.0
@@ -101,7 +104,7 @@ def fit_command(family: Callable[..., Answer]) -> Callable[..., None]:
             check_folder(out)
         typed = context.find_root().obj
         line = typed.line if isinstance(typed, Typed) else context.command_path
-        return Run(line, seed, level, out, json, quiet, strict)
+        return Run(line, seed, level, out, json, quiet, strict, functools.partial(spoken, options=options(context)))
 
     every = inspect.signature(shared, eval_str=True).parameters
 
@@ -113,7 +116,10 @@ def fit_command(family: Callable[..., Answer]) -> Callable[..., None]:
             warnings.simplefilter("ignore")
             try:
                 answer = family(run=run, **given)
+            except UserError as problem:
+                raise UserError(run.spoken(str(problem))) from problem
             except FitError as problem:
+                problem.args = (run.spoken(str(problem)),)
                 failed(problem, run, name, data)
                 raise
             finish(answer, run, name, data)
@@ -124,13 +130,30 @@ def fit_command(family: Callable[..., Answer]) -> Callable[..., None]:
     return command
 
 
+def options(context: typer.Context) -> dict[str, str]:
+    """Options of a command by the names of their parameters."""
+    return {one.name: one.opts[0] for one in context.command.params if one.name and one.opts[0].startswith("--")}
+
+
+def spoken(text: str, options: dict[str, str]) -> str:
+    """A sentence that names arguments of Python, in the words of the command line.
+
+    >>> spoken("raise epochs= (or the step), pass n_draws=64", {"epochs": "--epochs", "n_draws": "--draws"})
+    'raise --epochs (or the step), pass --draws 64'
+    """
+    option = lambda found: f"{options[found[1]]} {found[2]}".strip() if found[1] in options else found[0]  # noqa: E731
+    return re.sub(r"\b(\w+)=([\w.\-]*)", option, text)
+
+
 def finish(answer: Answer, run: Run, family: str, data: Path) -> None:
     """Print the answer, write it to `--out`, and end with the exit code that it deserves."""
+    run.notes, answer.lines = ([run.spoken(line) for line in lines] for lines in (run.notes, answer.lines))
     for note in run.notes:
         run.say(f"note: {note}")
     if not run.as_json:
         answer.print()
     document = run.document(family, data) | answer.document()
+    document["message"] = run.spoken(document["message"])
     if run.out is not None:
         for name, reason in written(answer, run.out):
             run.wrote(document, name, reason)

@@ -107,7 +107,7 @@ class BayesianNetwork(WeightPosterior, BaseEstimator, abc.ABC):
         )  # fmt: skip
         stopped = self.early_stopping and trained.best is not None
         self.n_observations_ = len(x)
-        self._data = (x, outcome)
+        self._data, self._held_out = (x, outcome), held
         fit = trained.fit
         params: Any = trained.best if stopped else fit.params
         self._keep(trained.model, params, fit.dtype)

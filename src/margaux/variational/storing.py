@@ -85,7 +85,7 @@ def read(path: str | Path, cls: Any, network: Any, weights: PyTree) -> Any:
     out._means = storage.unflatten("mean", template["mean"], arrays)
     out._deviations = storage.unflatten("deviation", template["mean"], arrays)
     out.history_ = pd.DataFrame({name[8:]: value for name, value in arrays.items() if name.startswith("history/")})
-    out.result_, out._data = None, None
+    out.result_, out._data, out._held_out = None, None, None
     return out
 
 

@@ -102,9 +102,9 @@ def _signal(model: Any) -> list[Part]:
         ranges=False))  # fmt: skip
 
 
-def _observations(model: Any) -> tuple[np.ndarray, np.ndarray]:
-    """Some observations of the fit and their outcomes, as `evaluate` takes them."""
-    x, y = _data(model)
+def _observations(model: Any, data: tuple[np.ndarray, np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
+    """Some observations and their outcomes, as `evaluate` takes them."""
+    x, y = data
     some = np.random.default_rng(0).choice(len(x), min(len(x), OBSERVATIONS), replace=False)
     if hasattr(model, "classes_"):
         return x[some], model.classes_[np.asarray(y)[some].astype(int)]
@@ -113,27 +113,43 @@ def _observations(model: Any) -> tuple[np.ndarray, np.ndarray]:
     return x[some], np.round(values) if model.likelihood == "poisson" else values
 
 
+#: what scores are called
+SCORES = {"accuracy": "Accuracy", "log_score": "Log score", "brier": "Brier score", "ece": "Expected calibration error",
+          "r2": "R²", "rmse": "Root mean square error", "elbo": "ELBO an observation"}  # fmt: skip
+
+
 def _scores(model: Any) -> list[Part]:
+    """Scores, of observations held out too where there are any; plots are then of these."""
     if model.result_.result.failed:
         return [Paragraph("Scores are left out: the fit failed.")]
     try:
-        x, y = _observations(model)
+        parts = {"of the fit": _observations(model, _data(model))}
     except ValueError as error:
         return [Paragraph(f"Scores are left out: {error}.")]
-    names = {"accuracy": "Accuracy", "log_score": "Log score", "brier": "Brier score", "ece": "Expected calibration error",
-             "r2": "R²", "rmse": "Root mean square error", "elbo": "ELBO an observation"}  # fmt: skip
-    note = Paragraph(f"Of {len(y):,} observations of the fit itself, which flatters: see evaluate(X, y) for new ones.")
-    scores = attempt(
-        "The scores", lambda: facts.facts(*((names.get(str(k), str(k)), number(v)) for k, v in model.evaluate(x, y).items()))
+    if model._held_out is not None:
+        parts["held out"] = _observations(model, model._held_out)
+    sizes = " and ".join(f"{len(y):,} {name}" for name, (_, y) in parts.items())
+    x, y = parts[last := list(parts)[-1]]
+    told = (
+        f"Scores of {sizes}; the plots are of those held out."
+        if "held out" in parts
+        else f"Of {len(y):,} observations of the fit itself, which flatters: see evaluate(X, y) for new ones."
     )
+
+    def table() -> pd.DataFrame:
+        frame = pd.DataFrame({name: model.evaluate(*part) for name, part in parts.items()})
+        return frame.rename(index=SCORES)
+
+    heads = {name: name for name in parts}
+    note, scores = Paragraph(told), attempt("The scores", lambda: framed(table(), "Scores by part of the data.", "score", heads))
     plots = model.plot
     if hasattr(model, "classes_"):
         seen = attempt("The plot of reliability", lambda: drawn(
-            lambda: plots.reliability(x, y), f"Accuracy against confidence of {len(y):,} observations.",
+            lambda: plots.reliability(x, y), f"Accuracy against confidence of {len(y):,} observations {last}.",
             "Accuracy against the confidence of the likeliest class; on the dashed line it is calibrated."))  # fmt: skip
     else:
         seen = attempt("The plot of predictions", lambda: drawn(
-            lambda: plots.predictions(x, y), f"{len(y):,} observed outcomes against predicted means.",
+            lambda: plots.predictions(x, y), f"{len(y):,} observed outcomes {last} against predicted means.",
             "Observed outcomes against predicted means, with two standard deviations."))  # fmt: skip
     if model.signal_to_noise().size > WEIGHTS:
         return [
