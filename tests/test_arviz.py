@@ -114,7 +114,7 @@ def test_leave_one_out_is_the_exact_one(tree, groups):
         rest = 1 / (1 / v - 1)  # without one observation
         exact += [scipy.stats.norm.logpdf(one, rest * (m / v - one), np.sqrt(rest + 1)) for one in g]
     np.testing.assert_array_equal(data.observed_data["y"], y)
-    assert data.observed_data["unit"].values.tolist() == np.repeat(np.arange(12), [g.size for g in groups[0]]).tolist()
+    assert data.observed_data["unit_of"].values.tolist() == np.repeat(np.arange(12), [g.size for g in groups[0]]).tolist()
     with warnings.catch_warnings():
         # Of outlying observations the shape is near the limit of 0.7 from which on it is told.
         warnings.filterwarnings("ignore", "Estimated shape parameter of Pareto")
@@ -148,7 +148,7 @@ def test_new_data_come_from_the_posterior(chains, groups):
     made = data.posterior_predictive["y"]
     assert set(data.posterior_predictive.data_vars) == {"y"} and made.dims == ("chain", "draw", "observation")
     mean, variance = posterior(chains, groups[0])
-    at = data.observed_data["unit"].values
+    at = data.observed_data["unit_of"].values
     error = np.sqrt((1 + variance[at]) / (8000 / 4))
     assert np.max(np.abs(made.values.mean(axis=(0, 1)) - mean[at]) / error) < 4.5
     np.testing.assert_allclose(made.values.var(axis=(0, 1)), 1 + variance[at], rtol=0.15)

@@ -17,7 +17,8 @@ from numpyro.infer.reparam import LocScaleReparam
 from scipy import stats
 
 import margaux as mx
-from numpyro_examples import SCHOOLS, centred
+from margaux.callbacks import AbstractCallback
+from numpyro_examples import SCHOOLS, centred, gamma_poisson, radon
 
 #: whose values may be any array
 param: Any = numpyro.param
@@ -208,3 +209,22 @@ def test_equinox_modules_and_fits_saved(tmp_path):
     assert mx.load(tmp_path / "fit.npz").params["net$params"]["layers"][1]["bias"] == fit.params["net$params"].layers[1].bias
     with pytest.raises(ValueError, match="shapes"):
         mx.load(tmp_path / "fit.npz", params={"net": np.zeros(3)})
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("make", "plate"), [(gamma_poisson, "units"), (radon, "counties")])
+def test_a_bridged_fit_goes_on_from_its_checkpoint_to_the_same_bits(tmp_path, make, plate):
+    class Stop(AbstractCallback):
+        def __call__(self, progress):
+            return True
+
+        def close(self):
+            pass
+
+    path, example = tmp_path / "fit.npz", make()
+    settings = {"unit_plate": plate, "n_iter": 400, "progress": False, "edges": False}
+    whole = mx.fit_numpyro(example.model, *example.args, **settings)
+    part = mx.fit_numpyro(example.model, *example.args, checkpoint=mx.Checkpoint(path, seconds=0), stop=Stop(), **settings)
+    assert part.n_iter < 400
+    rest = mx.fit_numpyro(example.model, *example.args, checkpoint=path, **settings)
+    assert rest.n_iter == 400 and rest.params == whole.params

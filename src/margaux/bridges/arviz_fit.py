@@ -44,7 +44,7 @@ def of_fit(fit: Any, n_draws: int, seed: int) -> Parts:
         group[name] = shape.data(leaf)
         parts.dims[name] = shape.dims(leaf.shape)
     if keep is not None and not keep.all():
-        parts.beside["unit"] = ("observation", np.argwhere(keep)[:, 0])
+        parts.beside["unit_of"] = ("observation", np.argwhere(keep)[:, 0])
     if pointwise:
         parts.size = int(keep.sum()) if keep is not None else 0
         parts.dims.setdefault(outcome, shape.dims(() if keep is None else keep.shape))
