@@ -187,10 +187,11 @@ def test_draws_on_the_edge_are_of_the_posterior():
 def test_equinox_modules_and_fits_saved(tmp_path):
     """A network held in a class of its own: its density, its names, and the way to a file and back."""
     net = eqx.nn.MLP(1, 1, 3, 1, activation=jnp.tanh, key=jax.random.key(0))
+    module: Any = eqx_module  # typed as what `param` returns
     x = np.linspace(-1, 1, 4)[:, None]
 
     def model(y, x):
-        mean = jax.vmap(eqx_module("net", net))(x)[:, 0]
+        mean = jax.vmap(module("net", net))(x)[:, 0]
         with numpyro.plate("units", len(y)):
             z = sample("z", dist.Normal(mean, 1.0))
             sample("y", dist.Normal(z, 1.0), obs=y)
@@ -200,7 +201,7 @@ def test_equinox_modules_and_fits_saved(tmp_path):
         bridged.model, bridged.data, mx.soul(step=1e-9), mx.Quadrature(9), params=bridged.params, n_iter=2, progress=False
     )
     assert {"net$params.layers.0.weight[2,0]", "net$params.layers.1.bias[0]"} <= set(fit.names) and len(fit.names) == 10
-    mean = np.asarray(jax.vmap(net)(x))[:, 0]
+    mean = np.asarray(jax.vmap(net)(jnp.asarray(x)))[:, 0]
     exact = stats.norm.logpdf(Y, mean, np.sqrt(2)).sum()
     assert float(fit.loglik("quadrature")) == pytest.approx(exact, abs=1e-4)
     fit.save(tmp_path / "fit.npz")
