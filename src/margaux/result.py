@@ -256,8 +256,8 @@ def load(
 ) -> Fit:
     """Read a fit saved by `Fit.save`; with `model` and `data` it answers everything the original did.
 
-    Parameters that were not all in dicts, lists and tuples (in an Equinox module, a named tuple) come back as dicts,
-    unless `params` shows their structure: the values that the fit started from, say.
+    Parameters that were not all in dicts, lists and tuples (in an Equinox module, a named tuple) come back as ordered
+    dicts, unless `params` shows their structure: the values that the fit started from, say.
 
     Raises:
         FileNotFoundError, ValueError: no such file, or not a saved fit, or `params` of another shape.

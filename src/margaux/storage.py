@@ -7,6 +7,7 @@ import json
 import os
 import zipfile
 import zlib
+from collections import OrderedDict
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -138,21 +139,21 @@ def checksum(tree: PyTree, rows: int | None = None) -> int:
 def describe(tree: PyTree) -> Any:
     """The structure of a pytree, as JSON; leaves are numbered.
 
-    JSON cannot name a class: a container that is no dict, list or tuple becomes a dict by the names of what it holds.
+    JSON cannot name a class: a container that is no dict, list or tuple becomes an ordered dict by the names of what it holds.
     """
     counter = iter(range(1 << 30))
 
     def walk(node: Any) -> Any:
         if node is None:
             return None
-        if isinstance(node, dict):
+        if type(node) is dict:
             return {"dict": {name: walk(node[name]) for name in sorted(node)}}
         if type(node) in (list, tuple):
             return {type(node).__name__: [walk(item) for item in node]}
         inside, _ = jax.tree_util.tree_flatten_with_path(node, is_leaf=lambda item: item is not node)
         if len(inside) == 1 and inside[0][1] is node:
             return next(counter)
-        return {"dict": {path_name(path): walk(item) for path, item in inside}}
+        return {"ordered": {path_name(path): walk(item) for path, item in inside}}
 
     return walk(tree)
 
@@ -162,8 +163,8 @@ def rebuild(structure: Any) -> PyTree:
     if structure is None or isinstance(structure, int):
         return structure
     (kind, content), *_ = structure.items()
-    if kind == "dict":
-        return {name: rebuild(item) for name, item in content.items()}
+    if kind in ("dict", "ordered"):
+        return (dict if kind == "dict" else OrderedDict)((name, rebuild(item)) for name, item in content.items())
     return (list if kind == "list" else tuple)(rebuild(item) for item in content)
 
 
