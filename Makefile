@@ -12,7 +12,7 @@ test: .venv/.test
 	.venv/bin/python -m pytest -p no:cacheprovider --doctest-modules src/margaux
 
 test-slow: .venv/.test
-	.venv/bin/python -m pytest -m slow tests -s
+	.venv/bin/python -m pytest -n 2 -m slow -rP tests
 
 lint: .venv/.dev
 	.venv/bin/ruff check .
