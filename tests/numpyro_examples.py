@@ -216,10 +216,28 @@ def network_loglik(y, x, params) -> Any:
     return -jnp.sum(square + jnp.log1p(size * tau2) + size * jnp.log(2 * jnp.pi)) / 2
 
 
-def network_maximum(y, x, start) -> float:
-    """The largest log-likelihood that BFGS finds from a start."""
+class NetworkMaximum(NamedTuple):
+    """The largest log-likelihood, and there the curve and the spread of intercepts with their standard errors."""
+
+    loglik: float
+    reading: np.ndarray
+    se: np.ndarray
+
+
+def network_reading(params) -> Any:
+    """What the data tell whichever order and signs the hidden units have: the curve at nine places, and tau."""
+    places = np.linspace(-1.8, 1.8, 9)[:, None]
+    return jnp.append(NET[1](params["net$params"], places)[:, 0], params["tau"])
+
+
+def network_maximum(y, x, start) -> NetworkMaximum:
+    """The maximum that BFGS finds from a start; standard errors by the delta method from the exact information."""
     with jax.enable_x64(True):
         flat, unravel = ravel_pytree(jax.tree.map(jnp.asarray, start))
         value = jax.jit(jax.value_and_grad(lambda u: -network_loglik(y, x, unravel(u))))
         best = optimize.minimize(lambda u: tuple(map(np.asarray, value(u))), np.asarray(flat), jac=True, method="BFGS")
-    return -best.fun
+        reading = lambda u: network_reading(unravel(u))  # noqa: E731
+        information = jax.hessian(lambda u: -network_loglik(y, x, unravel(u)))(best.x)
+        slopes = np.asarray(jax.jacobian(reading)(best.x))
+        covariance = slopes @ np.linalg.solve(information, slopes.T)
+        return NetworkMaximum(-best.fun, np.asarray(reading(best.x)), np.sqrt(np.diag(covariance)))

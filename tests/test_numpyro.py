@@ -30,6 +30,7 @@ from numpyro_examples import (
     network_loglik,
     network_maximum,
     network_model,
+    network_reading,
     non_centred,
     radon,
     radon_model,
@@ -49,12 +50,12 @@ EXAMPLES = {
 }
 
 
-def stochastic_approximation(n_iter):
+def stochastic_approximation(step):
     """The score averaged with a memory of a few iterations, as SAEM averages statistics, and an optimiser.
 
     The memory is a momentum: with a second one in the optimiser, large steps oscillate.
     """
-    optimiser = optax.adam(optax.cosine_decay_schedule(0.05, n_iter), b1=0.0)
+    optimiser = optax.adam(step, b1=0.0)
     return mx.Algorithm(
         statistic=Score(), memory=RobbinsMonro(Constant(0.3)), update=Optax(optimiser, Constant(1.0)),
         average=mx.PolyakRuppert(0.75), refresh_epochs=None,
@@ -68,7 +69,7 @@ def chains(name):
 
 METHODS = {
     "soul": lambda name, n_iter: (mx.soul(), chains(name)),
-    "saem-like": lambda name, n_iter: (stochastic_approximation(n_iter), chains(name)),
+    "saem-like": lambda name, n_iter: (stochastic_approximation(optax.cosine_decay_schedule(0.05, n_iter)), chains(name)),
     "aisgd": lambda name, n_iter: (
         mx.aisgd(optax.adam(optax.cosine_decay_schedule(0.05, n_iter)), mx.PolyakRuppert(0.75)),
         mx.ImportanceSampling(64, quasi=True),  # the bias of self-normalised weights goes like 1 / draws
@@ -86,6 +87,15 @@ def slow_but(fast):
     return [pytest.param(e, m, marks=() if (e, m) in fast else pytest.mark.slow, id=f"{e}-{m}") for e, m in pairs]
 
 
+def assert_within_monte_carlo_error(values, truth, se, name):
+    """The mean of runs is the maximum to three Monte Carlo errors and a hundredth of a standard error."""
+    spread = values.std(ddof=1)
+    assert spread < 0.2 * se, f"{name}: SD over runs {spread / se:.3f} standard errors"
+    error = abs(values.mean() - truth)
+    bound = 3 * spread / np.sqrt(len(values)) + 0.01 * se
+    assert error <= bound, f"{name}: {error / se:.4f} standard errors from the maximum, more than {bound / se:.4f}"
+
+
 @pytest.mark.parametrize(("name", "method"), slow_but([("schools", "soul")]))
 def test_exact_maximum(name, method):
     make, plate, n_iter = EXAMPLES[name]
@@ -96,11 +106,7 @@ def test_exact_maximum(name, method):
                  runs=RUNS, spread=0.2, key=7, progress=False)  # fmt: skip
     by_run = [flat(jax.tree.map(lambda leaf, r=r: leaf[r], fit.run_params)) for r in range(RUNS)]
     for scalar, truth in example.mle.items():
-        values, se = np.array([run[scalar] for run in by_run]), example.se[scalar]
-        spread = values.std(ddof=1)
-        assert spread < 0.2 * se, f"{scalar}: SD over runs {spread / se:.3f} standard errors"
-        error = abs(values.mean() - truth)
-        assert error <= 3 * spread / np.sqrt(RUNS) + 0.01 * se, f"{scalar}: {error / se:.4f} standard errors from the MLE"
+        assert_within_monte_carlo_error(np.array([run[scalar] for run in by_run]), truth, example.se[scalar], scalar)
 
 
 @pytest.mark.slow
@@ -121,14 +127,26 @@ def test_eight_schools_are_on_the_boundary(model):
 def test_network(method):
     y, x = network_data()
     bridged = mx.from_numpyro(network_model, y, x)
-    algorithm, estep = METHODS[method]("network", 8000)
-    fit = mx.fit(bridged.model, bridged.data, algorithm, estep, params=bridged.params, space=bridged.space, n_iter=8000, key=3,
-                 progress=False)  # fmt: skip
+    n_iter = 60_000 if method == "saem-like" else 8000
+    algorithm, estep = METHODS[method]("network", n_iter)
+    if method == "saem-like":
+        # Noise across a valley pushes the estimate along it, in proportion to the step; a step that falls fast freezes it there.
+        algorithm = stochastic_approximation(optax.exponential_decay(0.02, n_iter, 0.005))
+    fit = mx.fit(bridged.model, bridged.data, algorithm, estep, params=bridged.params, space=bridged.space, n_iter=n_iter,
+                 runs=4, spread=0.0, key=3, progress=False)  # fmt: skip
+    best = network_maximum(y, x, bridged.params)
     with jax.enable_x64(True):
-        here = float(network_loglik(y, x, jax.tree.map(jnp.asarray, fit.params)))
-    # A tenth of a standard error off in each of eleven directions takes 11 x 0.1^2 / 2 from the maximum.
-    assert network_maximum(y, x, bridged.params) - here < 0.055
-    assert abs(float(fit.loglik()) - here) < 0.05
+        runs = [jax.tree.map(lambda leaf, r=r: jnp.asarray(leaf[r], float), fit.run_params) for r in range(4)]
+        short = np.array([best.loglik - float(network_loglik(y, x, run)) for run in runs])
+        readings = np.array([network_reading(run) for run in runs])
+        mean = float(network_loglik(y, x, jax.tree.map(jnp.asarray, fit.params)))
+    assert abs(float(fit.loglik()) - mean) < 0.05
+    # A run in eight of SOUL's stays on a ridge a nat below the maximum. Whoever fits several runs sees that, and is told.
+    arrived = short < 0.1
+    assert arrived.sum() >= 3
+    assert arrived.all() or not fit.diagnostics().loc["rhat", "ok"]
+    for place, values, truth, se in zip(range(10), readings[arrived].T, best.reading, best.se, strict=True):
+        assert_within_monte_carlo_error(values, truth, se, f"reading {place}")
 
 
 def test_density_is_numpyro_s():
