@@ -160,20 +160,21 @@ def test_plan_chunk(n, seed, count):
             assert not repeated or owners[slot[t, j]] == ids[t, j]
 
 
-@given(st.integers(2, 50), st.integers(0, 20), st.booleans())
-@settings(max_examples=25, deadline=None)
-def test_visits_depend_on_iteration_alone(n, seed, reshuffled):
-    b = 1 + seed % n
-    key = jax.random.key(seed)
-    whole = visits(key, n, b, 1, 12, reshuffled)
-    parts = np.concatenate([visits(key, n, b, 1, 5, reshuffled), visits(key, n, b, 6, 7, reshuffled)])
+@pytest.mark.parametrize("reshuffled", [True, False])
+@pytest.mark.parametrize(("n", "b", "seed"), [(2, 1, 0), (7, 7, 1), (13, 5, 2), (50, 3, 3), (50, 45, 4), (2100, 2090, 5)])
+def test_visits_depend_on_iteration_alone(n, b, seed, reshuffled):
+    keys = jax.random.split(jax.random.key(seed), 2)
+    whole = visits(keys, n, b, 1, 12, 12, reshuffled)
+    assert whole.shape == (2, 12, b)
+    parts = np.concatenate([visits(keys, n, b, 1, 5, 12, reshuffled), visits(keys, n, b, 6, 7, 12, reshuffled)], axis=1)
     np.testing.assert_array_equal(whole, parts)
-    assert all(np.unique(row).size == b for row in whole)
+    np.testing.assert_array_equal(whole[:1], visits(keys[:1], n, b, 1, 12, 12, reshuffled))
+    assert all(np.unique(row).size == b for row in whole.reshape(-1, b))
     assert whole.min() >= 0 and whole.max() < n
 
 
 def test_uniform_draws_are_uniform():
-    ids = visits(jax.random.key(0), 20, 5, 1, 4000, False)
+    ids = visits(jax.random.key(0)[None], 20, 5, 1, 4000, 4000, False)[0]
     counts = np.bincount(ids.ravel(), minlength=20)
     chi2 = np.sum((counts - 1000) ** 2 / (1000 * 0.75))  # without replacement: variance n p (1 - p)
     assert chi2 < 43.8  # 99.9% point of chi-squared with 19 degrees of freedom

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -10,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, PRNGKeyArray, PyTree
 
+from .compiling import compiled
 from .rows import row_bytes
 
 #: iterations a compiled chunk holds at most, and bytes a mini-batch one streams
@@ -23,55 +25,72 @@ def is_key(leaf: Any) -> bool:
     return isinstance(leaf, jax.Array) and jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)
 
 
-def visits(key: PRNGKeyArray, n: int, b: int, first: int, count: int, reshuffled: bool) -> np.ndarray:
-    """Ids (count, b) of the units of iterations first, first + 1, ...; they depend on key and iteration alone.
+def visits(keys: PRNGKeyArray, n: int, b: int, first: int, count: int, most: int, reshuffled: bool) -> np.ndarray:
+    """Ids (runs, count, b) of the units of iterations first, first + 1, ...; they depend on a run's key and iteration alone.
 
     Reshuffled epochs are slices of a fresh permutation (its last n mod b units wait for another epoch);
-    uniform draws are without replacement within an iteration.
+    uniform draws are without replacement within an iteration. `keys` (runs,) has one key a run. What is compiled
+    serves every count up to `most`.
     """
-    if not reshuffled:
-        padded = 1 << (count - 1).bit_length()  # few sizes are compiled
-        return np.asarray(_uniform(key, n, b, np.arange(first, first + padded, dtype=np.int32)))[:count]
-    per_epoch = n // b
-    out = np.empty((count, b), np.int32)
-    done = 0
-    while done < count:
-        epoch, offset = divmod(first - 1 + done, per_epoch)
-        order = _order(tuple(np.asarray(jax.random.key_data(key)).tolist()), str(jax.random.key_impl(key)), n, epoch)
-        size = min(per_epoch - offset, count - done)
-        out[done : done + size] = order[offset * b : (offset + size) * b].reshape(size, b)
-        done += size
-    return out
+    if reshuffled:
+        per_epoch = n // b
+        epoch, offset = divmod(first - 1, per_epoch)
+        orders = _orders(_Keys(keys), n, epoch, -(-(offset + count) // per_epoch), (most - 2) // per_epoch + 2)
+        return orders[:, :, : per_epoch * b].reshape(len(orders), -1, b)[:, offset : offset + count]
+    if b * b > 2000 * n:
+        return _by_turn(_permutation, keys, n, b, first, count, most)
+    # Floyd's sampling of b of n: the j-th draw below n - b + j + 1, or that bound if it is taken.
+    drawn = _by_turn(_below_rising_bounds, keys, n, b, first, count, most)
+    chosen = drawn.copy()
+    for j in range(1, b):
+        taken = np.any(chosen[..., :j] == drawn[..., j : j + 1], axis=-1)
+        chosen[..., j][taken] = n - b + j
+    return chosen
 
 
-@functools.lru_cache(maxsize=4)
-def _order(key_data: tuple[int, ...], impl: str, n: int, epoch: int) -> np.ndarray:
-    """The order of an epoch, kept for its next chunks."""
-    key = jax.random.wrap_key_data(jnp.asarray(key_data, jnp.uint32), impl=impl)
-    return np.asarray(_permutation(key, n, epoch))
+class _Keys:
+    """Keys that compare by value."""
+
+    def __init__(self, keys: PRNGKeyArray) -> None:
+        self.keys = keys
+        self.bytes = np.asarray(jax.random.key_data(keys)).tobytes()
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Keys) and self.keys.dtype == other.keys.dtype and self.bytes == other.bytes
+
+    def __hash__(self) -> int:
+        return hash(self.bytes)
 
 
-@functools.partial(jax.jit, static_argnums=1)
-def _permutation(key: PRNGKeyArray, n: int, epoch: int) -> Array:
-    return jax.random.permutation(jax.random.fold_in(key, epoch), jnp.arange(n, dtype=jnp.int32))
+@functools.lru_cache(maxsize=1)
+def _orders(keys: _Keys, n: int, epoch: int, count: int, most: int) -> np.ndarray:
+    """The orders (runs, count, n) of epochs, kept for the next chunks of a long one."""
+    return _by_turn(_permutation, keys.keys, n, n, epoch, count, most)
 
 
-@functools.partial(jax.jit, static_argnums=(1, 2))
-def _uniform(key: PRNGKeyArray, n: int, b: int, ks: Array) -> Array:
-    def floyd(k: Array) -> Array:
-        """Floyd's sampling of b of n: the j-th draw below n - b + j + 1, or that bound if it is taken."""
-        bounds = jnp.arange(n - b + 1, n + 1, dtype=jnp.int32)
-        candidates = jax.random.randint(jax.random.fold_in(key, k), (b,), 0, bounds, jnp.int32)
+def _permutation(key: PRNGKeyArray, n: int, b: int) -> Array:
+    return jax.random.permutation(key, jnp.arange(n, dtype=jnp.int32))[:b]
 
-        def place(j: Array, chosen: Array) -> Array:
-            taken = jnp.any((chosen == candidates[j]) & (jnp.arange(b) < j))
-            return chosen.at[j].set(jnp.where(taken, n - b + j, candidates[j]))
 
-        return jax.lax.fori_loop(0, b, place, jnp.zeros(b, jnp.int32))
+def _below_rising_bounds(key: PRNGKeyArray, n: int, b: int) -> Array:
+    return jax.random.randint(key, (b,), 0, jnp.arange(n - b + 1, n + 1, dtype=jnp.int32), jnp.int32)
 
-    if b * b <= 64 * n:
-        return jax.vmap(floyd)(ks)
-    return jax.vmap(lambda k: jax.random.permutation(jax.random.fold_in(key, k), jnp.arange(n, dtype=jnp.int32))[:b])(ks)
+
+def _by_turn(draw: Callable, keys: PRNGKeyArray, n: int, b: int, first: int, count: int, most: int) -> np.ndarray:
+    """What is drawn (runs, count, b) in turns first, first + 1, ..., iterations or epochs."""
+    bounds = jax.device_put(np.array([first, count], np.int32))
+    return np.asarray(_loop_of_turns(draw, keys, n, b, bounds, most))[:, :count]
+
+
+@compiled
+def _loop_of_turns(draw: Callable, keys: PRNGKeyArray, n: int, b: int, bounds: Array, most: int) -> Array:
+    first, count = bounds
+
+    def turn(t: Array, out: Array) -> Array:
+        now = jax.vmap(lambda key: draw(jax.random.fold_in(key, first + t), n, b))(keys)
+        return jax.lax.dynamic_update_index_in_dim(out, now, t, 1)
+
+    return jax.lax.fori_loop(0, count, turn, jnp.zeros((keys.size, most, b), jnp.int32))
 
 
 def buffer_capacity(rows: PyTree, n: int, b: int) -> int:

@@ -119,6 +119,7 @@ class Job:
             self.total = CHUNK
         else:
             self.store, b = store, self.batch_size
+            self.visit_keys = jnp.stack([jax.random.fold_in(key, _IDS) for key in self.keys])
             self.capacity = buffer_capacity(store.tree, self.n, b)
             rows = jax.tree.map(self._empty_buffer, store.tree) if self.capacity else ()
             self.total = chunk_size(self.data, store.tree, self.n, b, self.runs or 1, self.capacity, self.reshuffled)
@@ -219,13 +220,15 @@ class Job:
         b, n, runs = self.batch_size, self.n, self.runs or 1
         assert b is not None
         ids = np.zeros((runs, self.total, b), np.int32)
-        for r, key in enumerate(self.keys):
-            ids[r, :length] = visits(jax.random.fold_in(key, _IDS), n, b, self.k + 1, length, self.reshuffled)
-        length = min(plan_chunk(ids[r, :length], self.capacity)[0] for r in range(runs))
+        ids[:, :length] = visits(self.visit_keys, n, b, self.k + 1, length, self.total, self.reshuffled)
+        planned = length
+        plans = [plan_chunk(ids[r, :length], self.capacity) for r in range(runs)]
+        length = min(plan[0] for plan in plans)
+        if length < planned:
+            plans = [plan_chunk(ids[r, :length], self.capacity) for r in range(runs)]
         slots = np.full((runs, self.total, b), self.capacity, np.int32)
-        owners = np.full((runs, self.capacity), -1, np.int32)
-        for r in range(runs):
-            _, slots[r, :length], owners[r] = plan_chunk(ids[r, :length], self.capacity)
+        slots[:, :length] = [plan[1] for plan in plans]
+        owners = np.stack([plan[2] for plan in plans])
         offset = n * np.arange(runs)[:, None]
         inside = np.where(owners >= 0, owners + offset, 0)
         shape = (lambda a: a) if self.runs else (lambda a: a[0])
