@@ -50,7 +50,7 @@ def test_reference_mixture(data_folder, reference):
     assert loglik == pytest.approx(told["loglik"], abs=2e-5)
     for name in ("weights", "means", "variances"):
         np.testing.assert_allclose(truth[name], told[name], atol=2e-5)
-    em = fit(x, mx.incremental_em(), 200 * 300, 10)
+    em = fit(x, mx.incremental_em(), 50 * 300, 40)
     assert gap(em, truth) < 1e-8
-    miso = fit(x, mx.miso(lipschitz=6.0), 6000 * 10, 200)
+    miso = fit(x, mx.miso(lipschitz=6.0), 3000 * 10, 200)
     assert gap(miso, truth) < 1e-8
