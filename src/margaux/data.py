@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -18,6 +17,11 @@ from .rows import row_bytes
 CHUNK, CHUNK_BYTES = 1024, 1 << 26
 #: bytes of rows that a chunk of single-unit batches keeps for units that repeat in it
 BUFFER_BYTES = 1 << 16
+
+
+def as_array(number: int) -> Array:
+    """An int as an array, for which jnp.asarray would compile a program."""
+    return jax.device_put(np.asarray(number, np.int32))
 
 
 def is_key(leaf: Any) -> bool:
@@ -38,14 +42,26 @@ def visits(keys: PRNGKeyArray, n: int, b: int, first: int, count: int, most: int
         orders = _orders(_Keys(keys), n, epoch, -(-(offset + count) // per_epoch), (most - 2) // per_epoch + 2)
         return orders[:, :, : per_epoch * b].reshape(len(orders), -1, b)[:, offset : offset + count]
     if b * b > 2000 * n:
-        return _by_turn(_permutation, keys, n, b, first, count, most)
+        return _permutations(keys, n, first, count, most)[:, :, :b]
     # Floyd's sampling of b of n: the j-th draw below n - b + j + 1, or that bound if it is taken.
-    drawn = _by_turn(_below_rising_bounds, keys, n, b, first, count, most)
+    drawn = np.asarray(_candidates(keys, n, b, as_array(first), most))[:, :count]
     chosen = drawn.copy()
     for j in range(1, b):
         taken = np.any(chosen[..., :j] == drawn[..., j : j + 1], axis=-1)
         chosen[..., j][taken] = n - b + j
     return chosen
+
+
+@compiled
+def _candidates(keys: PRNGKeyArray, n: int, b: int, first: Array, most: int) -> Array:
+    """The j-th of b draws (runs, most, b) lies below n - b + j + 1."""
+    bounds = jnp.arange(n - b + 1, n + 1, dtype=jnp.int32)
+
+    def draw(i: Array) -> Array:
+        return jax.random.randint(jax.random.fold_in(keys[i // most], first + i % most), (b,), 0, bounds, jnp.int32)
+
+    # One flat axis, not two, is what XLA compiles fast.
+    return jax.vmap(draw)(jnp.arange(keys.size * most, dtype=jnp.int32)).reshape(keys.size, most, b)
 
 
 class _Keys:
@@ -65,32 +81,23 @@ class _Keys:
 @functools.lru_cache(maxsize=1)
 def _orders(keys: _Keys, n: int, epoch: int, count: int, most: int) -> np.ndarray:
     """The orders (runs, count, n) of epochs, kept for the next chunks of a long one."""
-    return _by_turn(_permutation, keys.keys, n, n, epoch, count, most)
+    return _permutations(keys.keys, n, epoch, count, most)
 
 
-def _permutation(key: PRNGKeyArray, n: int, b: int) -> Array:
-    return jax.random.permutation(key, jnp.arange(n, dtype=jnp.int32))[:b]
-
-
-def _below_rising_bounds(key: PRNGKeyArray, n: int, b: int) -> Array:
-    return jax.random.randint(key, (b,), 0, jnp.arange(n - b + 1, n + 1, dtype=jnp.int32), jnp.int32)
-
-
-def _by_turn(draw: Callable, keys: PRNGKeyArray, n: int, b: int, first: int, count: int, most: int) -> np.ndarray:
-    """What is drawn (runs, count, b) in turns first, first + 1, ..., iterations or epochs."""
-    bounds = jax.device_put(np.array([first, count], np.int32))
-    return np.asarray(_loop_of_turns(draw, keys, n, b, bounds, most))[:, :count]
+def _permutations(keys: PRNGKeyArray, n: int, first: int, count: int, most: int) -> np.ndarray:
+    """Permutations (runs, count, n) of the units in turns first, first + 1, ...: epochs or iterations."""
+    return np.asarray(_permuted(keys, n, as_array(first), as_array(count), most))[:, :count]
 
 
 @compiled
-def _loop_of_turns(draw: Callable, keys: PRNGKeyArray, n: int, b: int, bounds: Array, most: int) -> Array:
-    first, count = bounds
+def _permuted(keys: PRNGKeyArray, n: int, first: Array, count: Array, most: int) -> Array:
+    units = jnp.arange(n, dtype=jnp.int32)
 
     def turn(t: Array, out: Array) -> Array:
-        now = jax.vmap(lambda key: draw(jax.random.fold_in(key, first + t), n, b))(keys)
+        now = jax.vmap(lambda key: jax.random.permutation(jax.random.fold_in(key, first + t), units))(keys)
         return jax.lax.dynamic_update_index_in_dim(out, now, t, 1)
 
-    return jax.lax.fori_loop(0, count, turn, jnp.zeros((keys.size, most, b), jnp.int32))
+    return jax.lax.fori_loop(0, count, turn, jnp.zeros((keys.size, most, n), jnp.int32))
 
 
 def buffer_capacity(rows: PyTree, n: int, b: int) -> int:

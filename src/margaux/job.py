@@ -15,10 +15,10 @@ from jaxtyping import PyTree
 from . import storage
 from .algorithms import describe
 from .callbacks import AbstractCallback, Progress
-from .data import CHUNK, buffer_capacity, chunk_size, plan_chunk, visits
+from .data import CHUNK, as_array, buffer_capacity, chunk_size, plan_chunk, visits
 from .loop import INIT, TRACED, Carry, Settings, Visits, batch_chunk, first_state, full_chunk, statistic_struct
 from .naming import scalar_names, settle
-from .passes import Passes, as_array
+from .passes import Passes
 from .penalty import AbstractPenalty, NoPenalty
 from .result import RESULTS, Fit
 from .rows import DeviceRows, check_place, row_bytes

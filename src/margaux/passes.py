@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import PyTree
 
+from .data import as_array
 from .loop import INIT, Settings, init_rows, latent_struct, visit_all
 from .rows import PART_BYTES, DeviceRows, HostRows, Place, empty_rows, row_bytes
 
@@ -83,11 +84,6 @@ class Passes:
                 own = own.put(ids + r * n, jax.tree.map(repeated(len(ids)), row))
             totals.append(jax.tree.map(lambda leaf: n * leaf, row))
         return kind((store.tree[0], own.tree)), totals
-
-
-def as_array(number: int) -> Any:
-    """An int as an array, for which jnp.asarray would compile a program."""
-    return jax.device_put(np.asarray(number, np.int32))
 
 
 def _bytes(struct: PyTree) -> int:
