@@ -3,20 +3,76 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, PRNGKeyArray, Scalar
 
+#: a mode is found where Newton's step is shorter than this, in posterior standard deviations
+FOUND = 1e-4
+
+
+class Mode(NamedTuple):
+    """A mode of a density, or where the search for it ended.
+
+    Attributes:
+        at: the point (d,). root: Cholesky factor (d, d) of the inverse curvature there. value: the log density.
+        away: the length of Newton's step from there in posterior standard deviations, infinite where the curvature is indefinite.
+    """
+
+    at: Float[Array, " d"]
+    root: Float[Array, "d d"]
+    value: Scalar
+    away: Scalar
+
 
 def laplace(
     logdensity: Callable[[Float[Array, " d"]], Scalar], start: Float[Array, " d"], n_newton: int | Array
 ) -> tuple[Float[Array, " d"], Float[Array, "d d"]]:
-    r"""Mode $\hat z$ and the Cholesky factor of $(-\nabla^2\log p)^{-1}$ there, by damped Newton steps.
+    r"""Mode $\hat z$ and the Cholesky factor of $(-\nabla^2\log p)^{-1}$ there, by so many damped Newton steps.
 
     A step is kept only where it raises the density; otherwise the damping grows tenfold
-    (Levenberg and Marquardt), so that a start in a region without curvature is safe.
+    (Levenberg and Marquardt), so that a start in a region without curvature is safe. For whom follows a mode from one
+    iteration to the next; `find_mode` goes on until it is found.
     """
+    first, turn = _newton(logdensity, start)
+    _, mode, _, (_, _, negative_hessian) = jax.lax.fori_loop(0, n_newton + 1, lambda _, state: turn(state), first)
+    return mode, _inverse_root(negative_hessian)
+
+
+def find_mode(logdensity: Callable[[Float[Array, " d"]], Scalar], start: Float[Array, " d"], most: int = 200) -> Mode:
+    r"""As `laplace`, iterated until $\sqrt{g^\top(-H)^{-1}g}<$ `FOUND`, or `most` times; `Mode.away` says which."""
+    eye = jnp.eye(start.size, dtype=start.dtype)
+    first, turn = _newton(logdensity, start)
+
+    def away(state):
+        _, _, damping, (value, slope, curvature) = state
+        length = jnp.sqrt(jnp.maximum(slope @ _solve(curvature, jnp.zeros_like(damping), slope, eye), 0.0))
+        return jnp.where(_is_positive(curvature) & jnp.isfinite(value), length, jnp.inf)
+
+    def unfinished(pair):
+        count, (_, _, damping, _), length = pair
+        return (count < most) & (length > FOUND) & (damping < HOPELESS)
+
+    def go_on(pair):
+        count, state, _ = pair
+        state = turn(state)
+        return count + 1, state, away(state)
+
+    # The first turn finds out where the start is; the second is the first step from there.
+    begun = turn(first)
+    _, state, length = jax.lax.while_loop(unfinished, go_on, (0, begun, away(begun)))
+    _, mode, _, (value, _, curvature) = state
+    return Mode(mode, _inverse_root(curvature), value, length)
+
+
+#: damping at which a search gives up
+HOPELESS = 1e8
+
+
+def _newton(logdensity: Any, start: Array) -> tuple[Any, Any]:
+    """The state before the first turn of damped Newton steps, and a turn."""
     eye = jnp.eye(start.size, dtype=start.dtype)
 
     # A program within the program: every pass of a transformation over the loop finds its batched form again.
@@ -30,19 +86,22 @@ def laplace(
         return value, slope, -hessian
 
     # One evaluation a turn, at the point proposed by the last: its code is compiled once.
-    def turn(_, state):
+    def turn(state):
         proposal, mode, damping, here = state
         there = local(proposal)
         better = (there[0] >= here[0]) & jnp.all(jnp.isfinite(proposal)) & jnp.all(jnp.isfinite(there[1]))
         here = jax.tree.map(lambda a, b: jnp.where(better, a, b), there, here)
         mode = jnp.where(better, proposal, mode)
-        damping = jnp.where(better, damping * 0.1, jnp.minimum(damping * 10.0 + 1e-3, 1e8))
+        damping = jnp.where(better, damping * 0.1, jnp.minimum(damping * 10.0 + 1e-3, HOPELESS))
         return mode + _solve(here[2], damping, here[1], eye), mode, damping, here
 
     nowhere = (jnp.full((), -jnp.inf, start.dtype), jnp.zeros_like(start), eye)
-    first = (start, start, jnp.zeros((), start.dtype), nowhere)
-    _, mode, _, (_, _, negative_hessian) = jax.lax.fori_loop(0, n_newton + 1, turn, first)
-    return mode, _inverse_root(negative_hessian)
+    return (start, start, jnp.zeros((), start.dtype), nowhere), turn
+
+
+def _is_positive(a: Array) -> Array:
+    """Whether a symmetric matrix is positive definite."""
+    return a[0, 0] > 0 if a.size == 1 else ~jnp.any(jnp.isnan(jnp.linalg.cholesky(a)))
 
 
 def _solve(a: Array, damping: Scalar, b: Array, eye: Array) -> Array:

@@ -179,6 +179,14 @@ class AbstractShared(AbstractModel):
         return self.log_shared(params, z["shared"], y) + jnp.sum(units)
 
 
+class AbstractPopulation(eqx.Module):
+    """Capability: a Gaussian that the latents of a unit are drawn from before its data are seen."""
+
+    @abc.abstractmethod
+    def population(self, params: Params, y: Unit) -> tuple[Array, Array]:
+        """Mean (d,) and lower Cholesky factor (d, d) of p(z_i | theta), latents flattened."""
+
+
 class AbstractUneven(eqx.Module):
     """Capability: units in groups of about equal size, so that small ones are not padded to the size of the largest."""
 

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from jax.flatten_util import ravel_pytree
 from jaxtyping import Array, PRNGKeyArray, PyTree, Scalar
 
-from ..model import AbstractModel, Latents, Params, Unit
+from ..model import AbstractDiscrete, AbstractModel, Latents, Params, Unit
 
 #: f(z, w): latents with leaves (m, b, ...), weights (m, b) -> any pytree linear in w
 Integrand = Callable[[Latents, Array], PyTree]
@@ -60,6 +60,17 @@ def flat_target(model: AbstractModel, params: Params, y: Unit) -> tuple[Callable
 def flat_start(key: PRNGKeyArray, model: AbstractModel, params: Params, y: Unit) -> Array:
     """The model's starting latents as a flat vector."""
     return ravel_pytree(model.init_latents(key, params, y))[0]
+
+
+def continuous(model: AbstractModel, latents: Latents, what: str) -> str | None:
+    """Why what moves in a continuum cannot serve the model's latents, or None."""
+    discrete = isinstance(model, AbstractDiscrete) or hasattr(model, "support")
+    if discrete or not all(jnp.issubdtype(leaf.dtype, jnp.floating) for leaf in jax.tree.leaves(latents)):
+        return (
+            f"{what} needs continuous latents; those of {type(model).__name__} are discrete: use margaux.Exact, "
+            "which enumerates them"
+        )
+    return None
 
 
 def first_draw(tree: PyTree) -> PyTree:

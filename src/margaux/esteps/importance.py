@@ -8,50 +8,53 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array
 
-from ..gaussian import laplace, normals
+from ..gaussian import normals
 from ..kernels.base import flat_size
 from ..model import leading, mapped
+from ..sampling import effective_size
 from ..schedule import AbstractSchedule, as_schedule
-from .base import AbstractEStep, flat_start, flat_target
+from .base import AbstractEStep, continuous, flat_target
+from .mixture import ModeMixture
+from .proposals import AbstractProposal, Laplace, Running
+
+#: proposals by name; the mixture has settings of its own
+PROPOSALS = {"laplace": Laplace, "adapted": Running, "mixture": None}
 
 
 class ImportanceSampling(AbstractEStep):
     r"""Self-normalised importance sampling (ISGD: Batardiere, Chiquet, Kwon and Stoehr, algorithms 1 and 2).
 
-    Proposal of unit i: $(1-\alpha) N(m_i, S_i) + \alpha N(m_i, \delta^2 S_i)$, a defensive mixture in fixed proportions.
+    Gaussian proposals of unit i: $(1-\alpha) N(m_i, S_i) + \alpha N(m_i, \delta^2 S_i)$, a defensive mixture in fixed proportions.
 
     Args:
         n_draws: draws a unit, a number, or a growing schedule (rounded up to whole rounds of 64).
         proposal: "laplace", the mode and curvature at the current parameters, followed by `n_newton`
-            Newton steps an iteration; or "adapted", the running posterior mean and covariance of the draws.
+            Newton steps an iteration; "adapted", the running posterior mean and covariance of the draws; "mixture", every
+            mode that is found, with learned moments and heavy tails, which is slow to begin with; or a proposal of `margaux.esteps`.
         defensive: $\alpha$, the share of wide draws (0 for none).
         widening: $\delta$, their standard deviations in units of the proposal's.
         quasi: quasi-Monte-Carlo normals (a randomly shifted lattice) in place of independent ones.
         control_variate: subtract a Gaussian control variate: the quadratic in z through 2d + 1 points of
             any averaged function, whose moment under the proposal is known exactly. It acts as 2d + 1
-            more draws with signed weights that vanish as n_draws grows.
+            more draws with signed weights that vanish as n_draws grows. By default with Gaussian proposals.
 
     Traces the effective sample size and the log marginal likelihood.
     """
 
     n_draws: int | AbstractSchedule
-    proposal: str = eqx.field(static=True)
-    defensive: float = eqx.field(static=True)
-    widening: Array | np.ndarray
+    proposal: AbstractProposal
     quasi: bool = eqx.field(static=True)
     control_variate: bool = eqx.field(static=True)
-    n_newton: int
 
     def __init__(
         self,
         n_draws: Any = 64,
-        proposal: str = "laplace",
+        proposal: str | AbstractProposal = "laplace",
         defensive: float = 0.1,
         widening: float = 2.0,
         quasi: bool = False,
-        control_variate: bool = True,
+        control_variate: bool | None = None,
         n_newton: int = 2,
     ) -> None:
         if isinstance(n_draws, int):
@@ -60,99 +63,84 @@ class ImportanceSampling(AbstractEStep):
             self.n_draws = n_draws
         else:
             self.n_draws = as_schedule(n_draws, name="n_draws")
-        if proposal not in ("laplace", "adapted"):
-            raise ValueError(f'proposal must be "laplace" or "adapted", got {proposal!r}')
         if not 0 <= defensive < 1:
             raise ValueError(f"defensive must be a share in [0, 1), got {defensive}")
         if not widening >= 1:
             raise ValueError(f"widening must be at least 1, got {widening}")
         if n_newton < 1:
             raise ValueError(f"n_newton must be at least 1, got {n_newton}")
-        self.proposal, self.defensive, self.widening = proposal, float(defensive), np.asarray(widening, float)
-        self.quasi, self.control_variate, self.n_newton = quasi, control_variate, n_newton
+        if isinstance(proposal, str):
+            if proposal not in PROPOSALS:
+                raise ValueError(f"proposal must be one of {sorted(PROPOSALS)} or a proposal of margaux.esteps, got {proposal!r}")
+            gaussian = PROPOSALS[proposal]
+            proposal = gaussian(n_newton, float(defensive), np.asarray(widening, float)) if gaussian else ModeMixture()
+        self.proposal, self.quasi = proposal, quasi
+        self.control_variate = isinstance(proposal, Laplace) if control_variate is None else control_variate
+        if self.control_variate and not isinstance(proposal, Laplace):
+            raise ValueError('the control variate is one of a Gaussian proposal ("laplace" or "adapted")')
 
     @property
     def _round(self) -> int:
         return self.n_draws if isinstance(self.n_draws, int) else 64
 
     def requires(self, model, latents):
+        trouble = continuous(model, latents, "importance sampling from a Gaussian")
         size, _ = flat_size(latents)
-        if size > 200:
+        if trouble is None and size > 200:
             return (
                 f"importance sampling from a dense Gaussian is hopeless for {size} latents a unit; "
                 "use margaux.MCMC, or write the model for smaller units"
             )
-        return None
+        return trouble
 
     def init(self, key, model, params, y):
-        target, _ = flat_target(model, params, y)
-        mode, cholesky = laplace(target, flat_start(key, model, params, y), 30)
-        return {"mean": mode, "cholesky": cholesky}
+        return self.proposal.init(key, model, params, y)
 
     def noise(self, key, latents):
         if not isinstance(self.n_draws, int):
             return key
         size, dtype = flat_size(latents)
-        return normals(key, self.n_draws, size, dtype, self.quasi)
+        return normals(key, self.n_draws, size + self.proposal.extra, dtype, self.quasi)
 
     def expect(self, f, noise, model, params, rows, batch, k):
         b = leading(batch)
-        if self.proposal == "laplace":
-            rows = mapped(lambda row, y: self._laplace(model, params, row, y), b)(rows, batch)
+        rows = mapped(lambda row, y: self.proposal.follow(model, params, row, y), b)(rows, batch)
         if isinstance(self.n_draws, int):
-            z, log_w, u = self._draws(noise, model, params, rows, batch)
+            z, log_w, told = self._draws(noise, model, params, rows, batch)
             log_mean = jax.nn.logsumexp(log_w, axis=0) - jnp.log(self.n_draws)
             w = jax.nn.softmax(log_w, axis=0)
-            ess = 1.0 / jnp.sum(w**2, axis=0)
-            value = f(*self._with_control_variate(z, w, u, model, params, rows, batch))
-            if self.proposal == "adapted":
-                rows = mapped(_adapt, b)(rows, jnp.moveaxis(u, 1, 0), w.T)
+            ess = effective_size(w)
+            value = f(*self._with_control_variate(z, w, told, model, params, rows, batch))
+            figures = mapped(self.proposal.figures, b)(rows, log_w.T)
+            rows = mapped(self.proposal.learn, b)(rows, jnp.moveaxis(told, 1, 0), w.T)
         else:
             value, log_mean, ess = self._growing(f, noise, model, params, rows, batch, k)
-        return value, rows, {"ess": jnp.sum(ess), "log_marginal": jnp.sum(log_mean)}
-
-    def _laplace(self, model, params, row, y):
-        target, _ = flat_target(model, params, y)
-        mode, cholesky = laplace(target, row["mean"], self.n_newton)
-        return {"mean": mode, "cholesky": cholesky}
-
-    def _wide(self, m: int) -> int:
-        return round(self.defensive * m)
+            figures = {}
+        sums = jax.tree.map(jnp.sum, figures | {"ess": ess, "log_marginal": log_mean})
+        return value, rows, sums
 
     def _draws(self, noise, model, params, rows, batch):
-        """Latents (m, b, ...), log weights (m, b), whitened draws (m, b, d) from normals (b, m, d)."""
-        m = noise.shape[1]
-        wide, delta = self._wide(m), jnp.asarray(self.widening, noise.dtype)
-        share = wide / m
-        stretch = jnp.where(jnp.arange(m) < wide, delta, 1.0)[:, None]
-        log_det = lambda c: jnp.sum(jnp.log(jnp.diagonal(c)))  # noqa: E731
+        """Latents (m, b, ...), log weights (m, b), what the proposal learns from (m, b, d), from normals (b, m, d).
+
+        A log density that is NaN stays NaN, and so do the weights of its unit: the fit then fails, and says where.
+        """
 
         def unit(e, row, y):
             target, unravel = flat_target(model, params, y)
-            u = e * stretch
-            d = u.shape[1]
-            square = jnp.sum(u**2, axis=1)
-            log_q = -square / 2
-            if wide:
-                far = -square / (2 * delta**2) - d * jnp.log(delta)
-                log_q = jnp.logaddexp(jnp.log1p(-share) + log_q, jnp.log(share) + far)
-            log_q = log_q - d / 2 * jnp.log(2 * jnp.pi) - log_det(row["cholesky"])
-            x = row["mean"] + u @ row["cholesky"].T
-            return jax.vmap(unravel)(x), jax.vmap(target)(x) - log_q, u
+            x, log_q, told = self.proposal.draw(e, model, params, row, y)
+            return jax.vmap(unravel)(x), jax.vmap(target)(x) - log_q, told
 
-        z, log_w, u = mapped(unit, leading(batch))(noise, rows, batch)
-        swap = lambda t: jax.tree.map(lambda leaf: jnp.moveaxis(leaf, 0, 1), t)  # noqa: E731
-        log_w = jnp.where(jnp.isnan(log_w), -jnp.inf, log_w)
-        return swap(z), swap(log_w), swap(u)
+        drawn = mapped(unit, leading(batch))(noise, rows, batch)
+        return jax.tree.map(lambda leaf: jnp.moveaxis(leaf, 0, 1), drawn)
 
     def _with_control_variate(self, z, w, u, model, params, rows, batch):
         """Append the 2d + 1 signed points: E_q[c] - mean_j c(u_j), c the quadratic through them."""
         if not self.control_variate:
             return z, w
+        proposal: Any = self.proposal
         m, _, d = u.shape
-        share = self._wide(m) / m
         h = jnp.sqrt(jnp.asarray(3.0, u.dtype))
-        variance = (1 - share) + share * jnp.asarray(self.widening, u.dtype) ** 2
+        variance = proposal.variance(m).astype(u.dtype)
         linear = jnp.mean(u, axis=0).T / (2 * h)
         curved = (variance - jnp.mean(u**2, axis=0)).T / (2 * h**2)
         signed = jnp.concatenate([curved - linear, curved + linear, -2 * jnp.sum(curved, axis=0, keepdims=True)])
@@ -167,7 +155,7 @@ class ImportanceSampling(AbstractEStep):
 
     def _growing(self, f, keys, model, params, rows, batch, k):
         """Two passes over rounds of the same draws: first each unit's normaliser, then the average."""
-        d, dtype = rows["mean"].shape[1], rows["mean"].dtype
+        d, dtype = rows["mean"].shape[-1] + self.proposal.extra, rows["mean"].dtype
         assert not isinstance(self.n_draws, int)
         rounds = jnp.maximum(jnp.ceil(self.n_draws(k) / self._round).astype(jnp.int32), 1)
 
@@ -191,15 +179,3 @@ class ImportanceSampling(AbstractEStep):
         zero = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), jax.eval_shape(average, 0))
         value = jax.lax.fori_loop(0, rounds, lambda r, value: jax.tree.map(jnp.add, value, average(r)), zero)
         return value, log_sum - jnp.log(rounds * self._round), jnp.exp(2 * log_sum - log_square)
-
-
-def _adapt(row, u, w):
-    """Move a unit's proposal a tenth of the way to the weighted moments of its draws (in whitened coordinates)."""
-    rho, d = 0.1, u.shape[1]
-    mean = w @ u
-    centred = u - mean
-    covariance = (1 - rho) * jnp.eye(d, dtype=u.dtype) + rho * (centred * w[:, None]).T @ centred
-    return {
-        "mean": row["mean"] + rho * row["cholesky"] @ mean,
-        "cholesky": row["cholesky"] @ jnp.linalg.cholesky(covariance),
-    }

@@ -12,7 +12,7 @@ from jaxtyping import PyTree
 from ..kernels import ULA, AbstractBlockedKernel, AbstractKernel, AbstractProximalKernel, AbstractSubsamplingKernel
 from ..model import AbstractFactorised, AbstractNonSmooth, AbstractShared, Target, leading, mapped, over_units
 from ..schedule import AbstractSchedule, as_schedule
-from .base import AbstractEStep, first_draw
+from .base import AbstractEStep, continuous, first_draw
 
 #: kernels that ask for more than a density, and the models that have it
 _CAPABILITIES = [
@@ -82,6 +82,8 @@ class MCMC(AbstractEStep):
         self.warm_up, self.warm_start = warm_up, warm_start
 
     def requires(self, model, latents):
+        if (trouble := continuous(model, latents, type(self.kernel).__name__)) is not None:
+            return trouble
         for kind, capability in _CAPABILITIES:
             if isinstance(self.kernel, kind) and not isinstance(model, capability):
                 kernel, parts = type(self.kernel).__name__, sorted(capability.__abstractmethods__ - {"log_joint", "init_latents"})

@@ -8,11 +8,12 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jaxtyping import Array
 
-from ..gaussian import laplace
+from ..gaussian import find_mode, laplace
 from ..kernels.base import flat_size
 from ..model import leading, mapped
-from .base import AbstractEStep, flat_start, flat_target
+from .base import AbstractEStep, continuous, flat_start, flat_target
 
 
 class Quadrature(AbstractEStep):
@@ -23,19 +24,29 @@ class Quadrature(AbstractEStep):
     Args:
         n_nodes: nodes a dimension.
         n_newton: Newton steps an iteration that follow the mode.
+        widening: scale of the grid, in units of the inverse root of the curvature: another one is another rule, and a check.
+        held: keep centre and scale as they were made.
     """
 
     n_nodes: int = eqx.field(static=True)
     n_newton: int
+    widening: Array | np.ndarray
+    held: bool = eqx.field(static=True)
 
-    def __init__(self, n_nodes: int = 15, n_newton: int = 3) -> None:
+    def __init__(self, n_nodes: int = 15, n_newton: int = 3, widening: float = 1.0, held: bool = False) -> None:
         if n_nodes < 1 or n_nodes > 100:
             raise ValueError(f"n_nodes must be between 1 and 100, got {n_nodes}")
         if n_newton < 1:
             raise ValueError(f"n_newton must be at least 1, got {n_newton}")
-        self.n_nodes, self.n_newton = n_nodes, n_newton
+        if not widening > 0:
+            raise ValueError(f"widening must be positive, got {widening}")
+        self.n_nodes, self.n_newton, self.held = n_nodes, n_newton, held
+        self.widening = np.asarray(widening, float)
 
     def requires(self, model, latents):
+        trouble = continuous(model, latents, "quadrature")
+        if trouble is not None:
+            return trouble
         size, _ = flat_size(latents)
         digits = size * np.log10(self.n_nodes)
         if digits > np.log10(20_000):
@@ -47,8 +58,8 @@ class Quadrature(AbstractEStep):
 
     def init(self, key, model, params, y):
         target, _ = flat_target(model, params, y)
-        mode, cholesky = laplace(target, flat_start(key, model, params, y), 30)
-        return {"mean": mode, "cholesky": cholesky}
+        found = find_mode(target, flat_start(key, model, params, y))
+        return {"mean": found.at, "cholesky": found.root}
 
     def noise(self, key, latents):
         return ()
@@ -56,15 +67,16 @@ class Quadrature(AbstractEStep):
     def expect(self, f, noise, model, params, rows, batch, k):
         def unit(row, y):
             target, unravel = flat_target(model, params, y)
-            mode, cholesky = laplace(target, row["mean"], self.n_newton)
+            mode, cholesky = (row["mean"], row["cholesky"]) if self.held else laplace(target, row["mean"], self.n_newton)
+            wide = jnp.asarray(self.widening, mode.dtype) * cholesky
             u, log_weight = self._grid(mode.size, mode.dtype)
-            x = mode + u @ cholesky.T
+            x = mode + u @ wide.T
             log_w = jax.vmap(target)(x) + log_weight + jnp.sum(jnp.log(jnp.diagonal(cholesky)))
             return {"mean": mode, "cholesky": cholesky}, jax.vmap(unravel)(x), log_w
 
         rows, z, log_w = mapped(unit, leading(batch))(rows, batch)
         z = jax.tree.map(lambda leaf: jnp.moveaxis(leaf, 0, 1), z)
-        log_w = jnp.where(jnp.isnan(log_w), -jnp.inf, log_w).T
+        log_w = log_w.T
         log_marginal = jnp.sum(jax.nn.logsumexp(log_w, axis=0))
         return f(z, jax.nn.softmax(log_w, axis=0)), rows, {"log_marginal": log_marginal}
 

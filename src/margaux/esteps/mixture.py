@@ -1,0 +1,180 @@
+"""A proposal that can be trusted where the fit is over: all modes that are found, moments that are learned, heavy tails."""
+
+from __future__ import annotations
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float, PRNGKeyArray
+
+from ..gaussian import Mode, find_mode, normals
+from ..model import AbstractPopulation
+from ..sampling import pareto_shape
+from .base import flat_start, flat_target
+from .proposals import LOG_2PI, AbstractProposal
+
+#: successive draws come from the Gaussians (0), Student's t with four degrees of freedom (1), and the population (2)
+PARTS, WITH_POPULATION = (0, 0, 1, 0, 0), (0, 0, 1, 0, 2)
+#: scale of the t, in units of the Gaussians
+STRETCH = 1.2
+#: starts of the search for more modes: this many standard deviations away, and mirrored in zero
+FAR = (5.0, -5.0, 20.0, -20.0, 80.0, -80.0)
+#: modes closer than this, in standard deviations, are one; and others with less than this share of the mass are left out
+APART, NEGLIGIBLE = 1.0, 1e-6
+#: rounds in which moments are learned, and draws in each
+ROUNDS, TRIAL = 3, 256
+
+
+class ModeMixture(AbstractProposal):
+    r"""$\sum_k \alpha_k\,[0.75\,N(m_k, S_k) + 0.25\,t_4(m_k, 1.44\,S_k)]$ over the modes that a search from far away finds.
+
+    Components start at the Laplace approximations of the modes, with shares by their masses, and are moved to weighted moments
+    of trial draws (population Monte Carlo: Cappe, Douc, Guillin, Marin and Robert 2008, eqs. 13 to 15). The t bounds
+    the weights of every posterior with lighter tails. A model with a Gaussian population gives a fifth of the draws to it,
+    which bounds them wherever the likelihood of the latents is bounded. Once learned, the proposal is held where parameters move a little: with the same noise the
+    likelihood is then a smooth function of them.
+
+    Args:
+        n_modes: components at most.
+    """
+
+    n_modes: int = eqx.field(static=True, default=3)
+
+    @property
+    def extra(self):
+        return 2
+
+    def init(self, key, model, params, y):
+        target, _ = flat_target(model, params, y)
+        modes, mass, count = self._modes(key, model, params, y, target)
+        row = {
+            "mean": modes.at,
+            "cholesky": modes.root,
+            "log_share": jax.nn.log_softmax(mass),
+            "away": modes.away[0],
+            "modes": count.astype(mass.dtype),
+        }
+        d = modes.at.shape[1]
+        trial = normals(jax.random.fold_in(key, 1), TRIAL, d + self.extra, mass.dtype, True)
+
+        def moments(_, row):
+            x, log_q, _ = self.draw(trial, model, params, row, y)
+            log_w = jax.vmap(target)(x) - log_q
+            w = jax.nn.softmax(jnp.where(jnp.isnan(log_w), -jnp.inf, log_w))
+            return _learned(row, x, w)
+
+        return jax.lax.fori_loop(0, ROUNDS, moments, row)
+
+    def _modes(self, key: PRNGKeyArray, model, params, y, target) -> tuple[Mode, Array, Array]:
+        """Distinct modes (K, ...), the first from the model's own start; their log masses (minus infinity: none); how many."""
+        start = flat_start(key, model, params, y)
+        d, dtype = start.size, start.dtype
+        direction = jax.random.normal(jax.random.fold_in(key, 2), (d,), dtype)
+        direction = direction / jnp.sqrt(jnp.sum(direction**2))
+        other = flat_start(jax.random.fold_in(key, 3), model, params, y)
+        k = self.n_modes
+        empty = Mode(jnp.zeros((k, d), dtype), jnp.broadcast_to(jnp.eye(d, dtype=dtype), (k, d, d)),
+                     jnp.full(k, -jnp.inf, dtype), jnp.full(k, jnp.inf, dtype))  # fmt: skip
+
+        def search(i, state):
+            modes, mass, count = state
+            reach = jnp.asarray((0.0, 0.0, 0.0, *FAR), dtype)[i]
+            place = modes.at[0] + reach * modes.root[0] @ direction
+            place = jnp.where(i == 0, start, jnp.where(i == 1, other, jnp.where(i == 2, -modes.at[0], place)))
+            found = find_mode(target, place)
+            own = found.value + jnp.sum(jnp.log(jnp.diagonal(found.root))) + d / 2 * LOG_2PI
+            gap = jax.vmap(lambda root, at: jnp.sum(_whiten(root, found.at - at) ** 2))(modes.root, modes.at)
+            mine = jax.vmap(lambda at: jnp.sum(_whiten(found.root, found.at - at) ** 2))(modes.at)
+            near = jnp.any((mass > -jnp.inf) & (jnp.minimum(gap, mine) < APART**2))
+            new = jnp.isfinite(found.away) & jnp.isfinite(own) & ~near
+            # The first stays whatever it is, so that every unit has a proposal; then the slot of least mass, if that is less.
+            slot = jnp.where(i == 0, 0, jnp.argmin(mass.at[0].set(jnp.inf)))
+            put = (i == 0) | (new & (own > mass[slot]) & (k > 1))
+            place_in = lambda old, value: jnp.where(put, old.at[slot].set(value), old)  # noqa: E731
+            modes = Mode(*map(place_in, modes, found))
+            mass = place_in(mass, jnp.where(jnp.isfinite(own), own, -1e300))
+            return modes, mass, count
+
+        modes, mass, _ = jax.lax.fori_loop(0, 3 + len(FAR), search, (empty, jnp.full(k, -jnp.inf, dtype), 0))
+        kept = mass > jnp.max(mass) + np.log(NEGLIGIBLE)
+        kept = kept | (~jnp.any(kept) & (jnp.arange(k) == 0))
+        return modes, jnp.where(kept, mass, -jnp.inf), jnp.sum(kept)
+
+    def follow(self, model, params, row, y):
+        return row
+
+    def draw(self, normal, model, params, row, y):
+        m, d = normal.shape[0], normal.shape[1] - self.extra
+        e, pair = normal[:, :d], normal[:, d:]
+        population = model.population(params, y) if isinstance(model, AbstractPopulation) else None
+        pattern = np.asarray(PARTS if population is None else WITH_POPULATION)[np.arange(m) % len(PARTS)]
+        # Draws go to the components by rank within each run of five, in proportions that are then counted, not estimated.
+        rank = (jnp.arange(m) // len(PARTS) + 0.5) / -(-m // len(PARTS))
+        ends = jnp.cumsum(jnp.exp(row["log_share"]))
+        own = jnp.minimum(jnp.sum(rank[:, None] > ends / ends[-1], axis=1), self.n_modes - 1)
+        # Chi-squared with four degrees of freedom is minus twice the log of a product of two uniforms.
+        chi = -2 * jnp.sum(jax.scipy.special.log_ndtr(pair), axis=1)
+        heavy = jnp.asarray(pattern == 1)
+        stretch = jnp.where(heavy, STRETCH * jnp.sqrt(4 / chi), 1.0)
+        x = row["mean"][own] + jnp.einsum("mij,mj->mi", row["cholesky"][own], e * stretch[:, None])
+        if population is not None:
+            mean, root = population
+            x = jnp.where(jnp.asarray(pattern == 2)[:, None], mean + e @ root.T, x)
+        parts = []
+        for k in range(self.n_modes):
+            square = jnp.sum(_whiten(row["cholesky"][k], (x - row["mean"][k]).T) ** 2, axis=0)
+            log_det = jnp.sum(jnp.log(jnp.diagonal(row["cholesky"][k])))
+            gauss = -square / 2 - d / 2 * LOG_2PI - log_det
+            log_c = jax.scipy.special.gammaln((4.0 + d) / 2) - jax.scipy.special.gammaln(2.0) - d / 2 * np.log(4 * np.pi)
+            student = log_c - log_det - d * np.log(STRETCH) - (4 + d) / 2 * jnp.log1p(square / (4 * STRETCH**2))
+            for kind, density in ((0, gauss), (1, student)):
+                parts.append(density + jnp.log(jnp.mean((own == k) & jnp.asarray(pattern == kind), dtype=x.dtype)))
+        if population is not None:
+            square = jnp.sum(_whiten(root, (x - mean).T) ** 2, axis=0)
+            share = np.log(np.mean(pattern == 2)) - jnp.sum(jnp.log(jnp.diagonal(root)))
+            parts.append(share - square / 2 - d / 2 * LOG_2PI)
+        return x, jax.nn.logsumexp(jnp.stack(parts), axis=0), x
+
+    def learn(self, row, told, w):
+        return row
+
+    def figures(self, row, log_w):
+        return {"pareto": pareto_shape(log_w), "away": row["away"], "modes": row["modes"]}
+
+
+def _whiten(root: Array, gap: Array) -> Array:
+    # Through the inverse: triangular solves for thousands of right sides at once can hang XLA's thread pool.
+    inverse = jax.scipy.linalg.solve_triangular(root, jnp.eye(root.shape[0], dtype=root.dtype), lower=True)
+    return inverse @ gap
+
+
+def _learned(row, x: Float[Array, "m d"], w: Float[Array, " m"]):
+    """Components moved to the weighted moments of draws, each as far as its own effective draws say enough of it."""
+    d = x.shape[1]
+
+    def density(mean, root, log_share):
+        white = _whiten(root, (x - mean).T)
+        return log_share - jnp.sum(white**2, axis=0) / 2 - jnp.sum(jnp.log(jnp.diagonal(root)))
+
+    logs = jax.vmap(density)(row["mean"], row["cholesky"], row["log_share"])
+    # A draw in the tails of all components belongs to the nearest; one with share zero gets none.
+    owned = w * jax.nn.softmax(jnp.maximum(logs, -1e300), axis=0)
+
+    def one(mean, root, own):
+        mass = jnp.sum(own)
+        part = own / jnp.maximum(mass, 1e-300)
+        size = 1 / jnp.maximum(jnp.sum(part**2), 1e-300)
+        trust = jnp.where(mass > 1e-8, 0.9 * size / (size + 2 * (d + 1)), 0.0)
+        centre = part @ x
+        gap = x - centre
+        old = root @ root.T + jnp.outer(mean - centre, mean - centre)
+        moved = jnp.linalg.cholesky(trust * (gap * part[:, None]).T @ gap + (1 - trust) * old)
+        good = jnp.all(jnp.isfinite(moved)) & (trust > 0)
+        return jnp.where(good, centre, mean), jnp.where(good, moved, root), mass
+
+    mean, root, mass = jax.vmap(one)(row["mean"], row["cholesky"], owned)
+    known = row["log_share"] > -jnp.inf
+    # No component that is a mode is starved: what trial draws missed is still there.
+    share = jnp.where(known, 0.9 * mass + 0.1 * jnp.exp(row["log_share"]), 0.0)
+    return row | {"mean": mean, "cholesky": root, "log_share": jnp.log(share / jnp.sum(share))}
