@@ -26,6 +26,12 @@ def scalar_names(params: PyTree) -> list[str]:
     return names
 
 
+def named_values(params: PyTree) -> list[tuple[str, float]]:
+    """Scalar parameters by name."""
+    flat = [np.ravel(np.asarray(leaf, float)) for leaf in jax.tree.leaves(params)]
+    return list(zip(scalar_names(params), np.concatenate(flat).tolist(), strict=True))
+
+
 def path_name(path: Any) -> str:
     """The dotted name of a pytree path."""
     parts = [str(getattr(p, "key", getattr(p, "name", getattr(p, "idx", p)))) for p in path]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import enum
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,6 +13,7 @@ import numpy as np
 from jaxtyping import PyTree
 
 from . import storage
+from .certificate import Certificate
 from .esteps import AbstractEStep
 from .naming import path_name, precision, scalar_names
 from .shown import Card, Shown, flat_table
@@ -69,6 +71,7 @@ class Fit(Shown):
         trace: by name, (iterations, runs, ...): "params" (flat, ordered as `names`), "acceptance", "ess", "log_marginal".
         result: a `RESULTS` code. timings: seconds ("compile" is the first chunk, compilation included).
         rows: the E-step's rows, (runs, n, ...).
+        polished: the record of the polish that moved `params` to the maximum (`margaux.inference.polish.Polish`), or None.
     """
 
     params: PyTree
@@ -87,6 +90,7 @@ class Fit(Shown):
     rows: PyTree = None
     averaged_from: int = 0
     algorithm: Any = None
+    polished: Any = None
     _cache: dict[str, Any] = dataclasses.field(default_factory=dict, repr=False)
 
     @property
@@ -109,17 +113,32 @@ class Fit(Shown):
             raise ValueError("this fit was loaded without its model; pass model= and data= to margaux.load")
         return self.problem
 
-    def information(self, method: str = "louis", n_draws: int = 2000, estep: AbstractEStep | None = None) -> Any:
+    def remembered(self, name: str, compute: Callable[[], Any]) -> Any:
+        """What has been computed once at this estimate, by name."""
+        if name not in self._cache:
+            self._cache[name] = compute()
+        return self._cache[name]
+
+    @property
+    def certificate(self) -> Certificate:
+        """Whether this is the maximum, this its likelihood and these its errors: checks with figures, and one word.
+
+        "certified", "careful" (read what it says before use) or "failed". Computed when first asked for.
+        """
+        from .inference.certify import certify
+
+        return self.remembered("certificate", lambda: certify(self))
+
+    def information(self, method: str = "louis", n_draws: int | None = None, estep: AbstractEStep | None = None) -> Any:
         """The information matrix and what follows from it: see `margaux.inference.information`."""
         from .inference import information
+        from .inference.certify import examined
+        from .inference.polish import unpolishable
 
-        cache_key = f"information/{method}/{n_draws}"
-        if estep is None and cache_key in self._cache:
-            return self._cache[cache_key]
-        out = information(self, method=method, n_draws=n_draws, estep=estep)
-        if estep is None:
-            self._cache[cache_key] = out
-        return out
+        if estep is not None or n_draws is not None or unpolishable(self) is not None:
+            return information(self, method=method, n_draws=n_draws, estep=estep)
+        known = lambda: examined(self).evaluation  # noqa: E731
+        return self.remembered(f"information/{method}", lambda: information(self, method=method, evaluation=known()))
 
     def cov_params(self, method: str = "louis") -> pd.DataFrame:
         """Covariance of the estimates, named both ways. Entries that are not to be trusted are NaN."""
@@ -128,10 +147,10 @@ class Fit(Shown):
         return pd.DataFrame(self.information(method).covariance, index=self.names, columns=self.names)
 
     def summary(self, level: float = 0.95, method: str = "louis") -> pd.DataFrame:
-        """Estimate, standard error, z, p and interval of each scalar parameter.
+        """Estimate, standard error with its Monte Carlo error, z, p and interval of each scalar parameter.
 
-        Wald inference from the information by `method`: "louis", "opg" (outer product of scores) or "sandwich".
-        `frame.attrs["message"]` says how the fit ended and what is not to be trusted.
+        Wald inference from the information by `method`: "louis", "opg" (outer product of scores) or "sandwich" ("robust").
+        `frame.attrs["message"]` begins with the word of the certificate and says what is not to be trusted.
         """
         from .inference import wald_table
 
@@ -147,18 +166,18 @@ class Fit(Shown):
 
         return wald_test(self, contrast, value, method)
 
-    def loglik(self, method: str = "importance", n_draws: int | None = None, params: PyTree = None, **settings: Any) -> Any:
-        """Marginal log-likelihood with its Monte Carlo error `.se`: see `margaux.inference.loglik`."""
+    def loglik(self, method: str = "auto", n_draws: int | None = None, params: PyTree = None, **settings: Any) -> Any:
+        """Marginal log-likelihood with its error `.se`: see `margaux.inference.loglik`."""
         from .inference import loglik
+        from .inference.certify import examined
+        from .inference.polish import unpolishable
 
         if params is not None or settings:
             return loglik(self, method=method, n_draws=n_draws, params=params, **settings)
-        cache_key = f"loglik/{method}/{n_draws}"
-        if cache_key not in self._cache:
-            self._cache[cache_key] = loglik(self, method=method, n_draws=n_draws)
-        return self._cache[cache_key]
+        rule = None if unpolishable(self) else examined(self).rule
+        return self.remembered(f"loglik/{method}/{n_draws}", lambda: loglik(self, method=method, n_draws=n_draws, rule=rule))
 
-    def profile(self, name: str, grid: Any, method: str = "importance", n_draws: int | None = None) -> pd.DataFrame:
+    def profile(self, name: str, grid: Any, method: str = "auto", n_draws: int | None = None) -> pd.DataFrame:
         """log p(y | theta) along one scalar parameter, the others held at the estimate: see `margaux.inference.profile`."""
         from .inference import profile
 
@@ -239,7 +258,7 @@ class Fit(Shown):
     def _card(self) -> Card:
         leaves = jax.tree_util.tree_flatten_with_path(self.params)[0]
         table, count = flat_table({path_name(path) or "theta": leaf for path, leaf in leaves})
-        if "information/louis/2000" in self._cache:
+        if "certificate" in self._cache:
             table = self.summary()
         figures: dict[str, Any] = {"iterations": self.n_iter}
         known = [value for name, value in self._cache.items() if name.startswith("loglik/")]

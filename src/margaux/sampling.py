@@ -11,7 +11,7 @@ from jaxtyping import Array, Float, Scalar
 HEAVY = 0.7
 
 
-def effective_size(w: Float[Array, "m ..."]) -> Float[Array, "..."]:
+def effective_size(w: Float[Array, "m ..."]) -> Float[Array, ...]:
     r"""$1/\sum_j w_j^2$ of weights that sum to one over the leading axis (Kong 1992)."""
     return 1.0 / jnp.sum(w**2, axis=0)
 

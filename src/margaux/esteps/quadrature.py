@@ -71,7 +71,7 @@ class Quadrature(AbstractEStep):
             wide = jnp.asarray(self.widening, mode.dtype) * cholesky
             u, log_weight = self._grid(mode.size, mode.dtype)
             x = mode + u @ wide.T
-            log_w = jax.vmap(target)(x) + log_weight + jnp.sum(jnp.log(jnp.diagonal(cholesky)))
+            log_w = jax.vmap(target)(x) + log_weight + jnp.sum(jnp.log(jnp.diagonal(wide)))
             return {"mean": mode, "cholesky": cholesky}, jax.vmap(unravel)(x), log_w
 
         rows, z, log_w = mapped(unit, leading(batch))(rows, batch)

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from ..certificate import Check
 from ..esteps import MCMC, ImportanceSampling
 from ..naming import precision
 from ..scaled import ScaledAscent
@@ -15,8 +16,7 @@ from ..updates import Ascent
 
 #: standard errors that a trace may drift by, and runs lie apart by
 LITTLE = 0.1
-#: standard errors from the maximum, by Newton's step, that still pass
-ENOUGH = 0.5
+NAN = float("nan")
 
 
 def rhat(chains: np.ndarray) -> np.ndarray:
@@ -59,52 +59,55 @@ def schedules(fit: Any) -> str:
         return check_schedules(step, None if kernel.adjusted else kernel.step_size, fit.estep.n_steps)
 
 
-def diagnostics(fit: Any) -> pd.DataFrame:
-    """Rows: check, figure, ok, verdict. See `Fit.diagnostics`."""
-    rows: list[tuple[str, float, bool, str]] = []
+def trace_checks(fit: Any, done: Any) -> list[Check]:
+    """What the iterates and the chains say: `done` is the record of the estimate's polish, None where it has none."""
+    out: list[Check] = []
 
-    def add(check: str, figure: float, ok: bool, good: str, bad: str) -> None:
-        rows.append((check, float(figure), bool(ok), good if ok else bad))
+    def add(check: str, figure: float, threshold: float, ok: bool, good: str, bad: str) -> None:
+        out.append(Check(check, float(figure), NAN, threshold, "pass" if ok else "careful", good if ok else bad))
 
-    rows.append(("result", float("nan"), not fit.result.failed, fit.message))
-    info = fit.information() if fit.problem is not None and not fit.result.failed else None
     tail = fit.trace["params"][fit.averaged_from :] if "params" in fit.trace else np.zeros((0, 1, 1))
     if tail.shape[0] >= 30:
         # What is little beside the standard errors matters to nobody, however sure it is.
-        little = LITTLE * (np.full(tail.shape[-1], np.nan) if info is None else np.sqrt(np.diag(info.covariance)))
+        se = np.full(tail.shape[-1], np.nan) if done is None else fit.information().se
+        little = LITTLE * se if len(se) == tail.shape[-1] else np.full(tail.shape[-1], np.nan)
         moved, z = drift(tail)
         bad = np.where(moved <= little, 0.0, z).max(axis=0)
         good = "The traces show no trend." if z.max() < 5 else "The traces drift by less than a tenth of a standard error."
-        name = fit.names[int(bad.argmax())]
-        add("stationarity", z.max(), bad.max() < 5, good, f"The trace of {name} still drifts: run longer.")
+        add("stationarity", z.max(), 5.0, bad.max() < 5, good, f"The trace of {_traced(fit, bad)} still drifts: run longer.")
         if tail.shape[1] > 1:
             r = rhat(tail)
             bad = np.where(np.ptp(tail.mean(axis=0), axis=0) <= little, 1.0, r)
             good = "The runs agree." if r.max() < 1.1 else "The runs agree to a tenth of a standard error."
-            name = fit.names[int(bad.argmax())]
-            add("rhat", r.max(), bad.max() < 1.1, good, f"The runs disagree on {name}: several optima, or too short.")
+            add("rhat", r.max(), 1.1, bad.max() < 1.1, good, f"The runs disagree on {_traced(fit, bad)}: several optima, or too short.")
     said = schedules(fit)
     if said:
-        rows.append(("schedules", float("nan"), "finite:" not in said and "no theorem" not in said, said))
+        level = "pass" if "finite:" not in said and "no theorem" not in said else "careful"
+        out.append(Check("schedules", NAN, NAN, NAN, level, said))
     if "acceptance" in fit.trace:
         rate = fit.trace["acceptance"][-max(fit.n_iter // 2, 1) :].mean()
-        add("acceptance", rate, rate > 0.05, "The chains move.", "Few proposals are accepted: lower the kernel's step size.")
+        add("acceptance", rate, 0.05, rate > 0.05, "The chains move.", "Few proposals are accepted: lower the kernel's step size.")
     if "ess" in fit.trace and isinstance(fit.estep, ImportanceSampling):
         ess = fit.trace["ess"][-max(fit.n_iter // 2, 1) :].mean()
-        add("ess", ess, ess > 5, "The importance weights are even.", "The importance weights are uneven: raise n_draws.")
-    if info is not None:
-        with np.errstate(invalid="ignore", divide="ignore"):
-            away = np.abs(info.newton) / np.sqrt(np.diag(info.covariance))
-        if np.any(np.isfinite(away)):
-            worst = int(np.nanargmax(away))
-            add(
-                "gradient",
-                away[worst],
-                away[worst] < ENOUGH,
-                "The gradient promises no more: Newton's step would move no estimate by half a standard error.",
-                f"By the gradient the maximum is further away: Newton's step would move {fit.names[worst]} by {away[worst]:.2g} "
-                "standard errors; run longer.",
-            )
-        add("information", np.linalg.eigvalsh(info.matrix)[0] if np.all(np.isfinite(info.matrix)) else np.nan, not info.message,
-            "The information is positive definite.", f"Careful: {info.message}.")  # fmt: skip
-    return pd.DataFrame(rows, columns=pd.Index(["check", "figure", "ok", "verdict"])).set_index("check")
+        good, bad = "The importance weights are even.", "The importance weights are uneven: raise n_draws."
+        add("ess", ess, 5.0, ess > 5, good, bad)
+    return out
+
+
+def _traced(fit: Any, figures: np.ndarray) -> str:
+    """The parameter of the largest figure."""
+    return fit.names[int(figures.argmax())] if len(figures) == len(fit.names) else f"parameter {int(figures.argmax())}"
+
+
+def diagnostics(fit: Any) -> pd.DataFrame:
+    """The certificate as a frame. See `Fit.diagnostics`."""
+    table = fit.certificate.table()
+    return pd.DataFrame(
+        {
+            "figure": table["figure"],
+            "error": table["error"],
+            "threshold": table["threshold"],
+            "ok": table["level"] == "pass",
+            "verdict": table["sentence"],
+        }
+    ).rename_axis("check")

@@ -3,21 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pandas as pd
 import scipy
-from jax.flatten_util import ravel_pytree
 
 from ..esteps import AbstractEStep
-from ..model import log_joints
-from ..naming import default_dtype, precision
-from ..space import boundary_flags
-from .posterior import each_unit, reference_estep
+from .rules import Rule, best_rule
+from .scores import Coordinates, Evaluation, evaluate, symmetrised
 
 
 @dataclasses.dataclass(frozen=True)
@@ -41,67 +36,57 @@ class Information:
     matrices: np.ndarray
     replicates: np.ndarray
 
+    @property
+    def se(self) -> np.ndarray:
+        """Standard errors of the parameters (p,)."""
+        with np.errstate(invalid="ignore"):
+            return np.sqrt(np.diagonal(self.covariance))
 
-@functools.lru_cache(maxsize=32)
-def _louis(space_structure: Any, second: bool) -> Any:
-    """f of `each_unit`: a unit's score, and E[-Hessian] - E[gradient gradient^T], in unconstrained coordinates.
+    @property
+    def se_error(self) -> np.ndarray:
+        """Monte Carlo errors of the standard errors (p,): zero where they are exact."""
+        count = len(self.replicates)
+        if count == 1:
+            return 0.0 * self.se
+        with np.errstate(invalid="ignore"):
+            each = np.sqrt(np.diagonal(self.replicates, axis1=1, axis2=2))
+        return each.std(axis=0, ddof=1) / np.sqrt(count)
 
-    Cached, so that fits over the same kind of space share a compilation.
-    """
-    leaves, treedef = space_structure
-    space = jax.tree.unflatten(treedef, [np.asarray(value).reshape(shape) for value, shape in leaves])
-
-    def f(model, params, z, w, batch):
-        u, back = ravel_pytree(space.to_unconstrained(params))
-        value = lambda u: log_joints(model, space.from_unconstrained(back(u)), z, batch)[:, 0]  # noqa: E731
-        gradients = jax.jacfwd(value)(u)
-        out = {"score": w[:, 0] @ gradients}
-        if second:
-            hessian = jax.hessian(lambda u: w[:, 0] @ value(u))(u)
-            out["complete"] = -hessian - (gradients * w).T @ gradients
-        return out
-
-    return f
-
-
-def _frozen(space: Any) -> Any:
-    leaves, treedef = jax.tree.flatten(space)
-    return tuple((tuple(np.ravel(np.asarray(leaf)).tolist()), np.shape(leaf)) for leaf in leaves), treedef
+    @property
+    def lowest(self) -> tuple[float, float]:
+        """The lowest eigenvalue of the matrix scaled to a unit diagonal, and its Monte Carlo error."""
+        scale = np.sqrt(np.abs(np.diagonal(self.matrix)))
+        scale = np.where(scale > 0, scale, 1.0)
+        one, *each = (np.linalg.eigvalsh(m / np.outer(scale, scale))[0] for m in (self.matrix, *self.matrices))
+        return float(one), float(np.std(each, ddof=1) / np.sqrt(len(each))) if len(each) > 1 else 0.0
 
 
 def information(
     fit: Any,
     method: str = "louis",
-    n_draws: int = 2000,
+    n_draws: int | None = None,
     estep: AbstractEStep | None = None,
     replicates: int = 1,
     rows: Any = None,
+    evaluation: Evaluation | None = None,
 ) -> Information:
     r"""Observed information at the estimate.
 
     "louis": $I = \sum_i E[-\nabla^2\ell_i] - E[\nabla\ell_i\nabla\ell_i^T] + s_i s_i^T$ with
-    $s_i = E[\nabla\ell_i]$ (Louis 1982); "opg": $\sum_i s_is_i^T$ minus its mean; "sandwich":
-    $I_L\,(\sum_i s_is_i^T)^{-1} I_L$. Expectations are taken by `reference_estep` unless `estep` is given, and
-    averaged over `replicates` of independent draws; `rows` are the E-step's, from `proposals`.
+    $s_i = E[\nabla\ell_i]$ (Louis 1982); "opg": $\sum_i s_is_i^T$ minus its mean; "sandwich" (or "robust"):
+    $I_L\,(\sum_i s_is_i^T)^{-1} I_L$. Expectations are taken by `best_rule` unless `estep` is given, and
+    averaged over `replicates` of independent draws; `rows` are the E-step's, from `proposals`. `evaluation` has them already.
 
     Raises:
         ValueError: unknown method, or one that needs several units.
     """
+    method = "sandwich" if method == "robust" else method
     if method not in ("louis", "opg", "sandwich"):
-        raise ValueError(f'method must be "louis", "opg" or "sandwich", got {method!r}')
-    problem = fit._model()
+        raise ValueError(f'method must be "louis", "opg" or "sandwich" ("robust"), got {method!r}')
+    problem, coordinates = fit._model(), Coordinates(fit)
     if method != "louis" and problem.n <= len(fit.names):
         raise ValueError(f'"{method}" needs more units ({problem.n}) than parameters ({len(fit.names)}); use method="louis"')
-    estep = reference_estep(fit, n_draws) if estep is None else estep
-    dtype = default_dtype(None)
-    with precision(dtype):
-        params = jax.tree.map(lambda leaf: jnp.asarray(leaf, dtype), fit.params)
-        flags = np.asarray(boundary_flags(problem.space, params))
-        interior = problem.space.project(params)
-        u, unravel = ravel_pytree(problem.space.to_unconstrained(interior))
-        jacobian = jax.jacobian(lambda v: ravel_pytree(problem.space.from_unconstrained(unravel(v)))[0])(u)
-        jacobian = np.asarray(jacobian, float)
-    needs_hessian = method != "opg"
+    flags, u = coordinates.edges(fit.params), coordinates.to(fit.params)
     if not np.all(np.isfinite(u)):
         k = u.size
         message = "the estimate is on the boundary of its space; the information does not exist there"
@@ -109,32 +94,33 @@ def information(
         covariance = np.full((flags.size, flags.size), np.nan)
         scores = np.full((problem.n, k), np.nan)
         return Information(nan, covariance, scores, covariance[0], message, nan[None], covariance[None])
-    integrand = _louis(_frozen(problem.space), needs_hessian)
-    width = getattr(estep, "n_draws", 1000) * (u.size + 2)
-    width = width if isinstance(width, int) else 4_000_000
-    parts = [each_unit(fit, integrand, estep, width=width, key=r, rows=rows) for r in range(replicates)]
-    matrices, scores = [], np.mean([np.asarray(out["score"], float) for out, _ in parts], axis=0)
-    for out, _ in parts:
-        own = np.asarray(out["score"], float)
-        outer = own.T @ own
-        if not needs_hessian:
-            matrix = outer - np.outer(own.mean(0), own.sum(0))
+    if evaluation is None:
+        if estep is None:
+            rule = best_rule(fit, n_draws=n_draws)
         else:
-            matrix = np.asarray(out["complete"], float).sum(axis=0) + outer
-        if method == "sandwich":
-            matrix = matrix @ np.linalg.solve(outer, matrix)
-        matrices.append((matrix + matrix.T) / 2)
-    message, info = "", parts[0][1]
-    if "ess" in info and info["ess"].min() < 20:
-        message = (
-            f"the importance weights of unit {int(info['ess'].argmin())} have an effective size of {info['ess'].min():.1f}; "
-        )
-    matrix = np.mean(matrices, axis=0)
+            width = getattr(estep, "n_draws", 1000)
+            rule = Rule(estep, rows, replicates, width if isinstance(width, int) else 1000)
+        evaluation = evaluate(fit, rule, fit.params, range(rule.replicates), second=method != "opg")
+    jacobian, scores = coordinates.jacobian(u), evaluation.scores.mean(axis=0)
+
+    def by(method: str, louis: np.ndarray, scores: np.ndarray) -> np.ndarray:
+        if method == "louis":
+            return louis
+        outer = scores.T @ scores
+        if method == "opg":
+            return outer - np.outer(scores.mean(axis=0), scores.sum(axis=0))
+        return symmetrised(louis @ np.linalg.solve(outer, louis))
+
+    matrix = by(method, evaluation.matrix, scores)
+    matrices = np.stack([by(method, m, s) for m, s in zip(evaluation.matrices, evaluation.scores, strict=True)])
+    message, ess = "", evaluation.ess
+    if np.any(ess < 20):
+        message = f"the importance weights of unit {int(np.nanargmin(ess))} have an effective size of {np.nanmin(ess):.1f}; "
     inverse, trouble = _invert(matrix, jacobian, flags, fit.names)
     covariance, newton = _delta(inverse, jacobian, flags), jacobian @ inverse @ scores.sum(axis=0)
     newton[np.isnan(np.diagonal(covariance))] = np.nan
     each = np.stack([_delta(_invert(m, jacobian, flags, fit.names)[0], jacobian, flags) for m in matrices])
-    return Information(matrix, covariance, scores, newton, (message + trouble).strip("; "), np.stack(matrices), each)
+    return Information(matrix, covariance, scores, newton, (message + trouble).strip("; "), matrices, each)
 
 
 def _delta(inverse: np.ndarray, jacobian: np.ndarray, flags: np.ndarray) -> np.ndarray:
@@ -173,13 +159,14 @@ def wald_table(fit: Any, level: float = 0.95, method: str = "louis") -> pd.DataF
         raise ValueError(f"level must be between 0 and 1, got {level}")
     info = fit.information(method)
     estimate = np.concatenate([np.ravel(leaf) for leaf in jax.tree.leaves(fit.params)]).astype(float)
-    se = np.sqrt(np.diagonal(info.covariance))
+    se = info.se
     z = estimate / se
     half = scipy.special.ndtri(0.5 + level / 2) * se
     frame = pd.DataFrame(
         {
             "estimate": estimate,
             "se": se,
+            "se_error": info.se_error,
             "z": z,
             "p": 2 * scipy.special.ndtr(-np.abs(z)),
             "ci_low": estimate - half,
@@ -187,7 +174,8 @@ def wald_table(fit: Any, level: float = 0.95, method: str = "louis") -> pd.DataF
         },
         index=fit.names,
     )
-    frame.attrs["message"] = "; ".join(part.rstrip(".") for part in (fit.message, info.message) if part) + "."
+    parts = (str(fit.certificate), fit.message, info.message)
+    frame.attrs["message"] = "; ".join(dict.fromkeys(part.rstrip(".") for part in parts if part)) + "."
     return frame
 
 

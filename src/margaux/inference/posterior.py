@@ -14,12 +14,14 @@ from ..compiling import compiled
 from ..esteps import MCMC, AbstractEStep, Exact, ImportanceSampling, Noise, Quadrature
 from ..kernels.base import flat_size
 from ..model import AbstractConjugate, AbstractDiscrete, AbstractModel
-from ..naming import default_dtype, precision, settle
+from ..naming import default_dtype, named_values, precision, settle
 
 #: f(model, params, z, w, batch) of one unit (b = 1), linear in w
 UnitIntegrand = Callable[[AbstractModel, PyTree, PyTree, Array, PyTree], PyTree]
 #: numbers a block of units may hold at a time
 BLOCK_NUMBERS = 4_000_000
+#: units whose proposals are made at once
+MOST = 4096
 
 
 def reference_estep(fit: Any, n_draws: int) -> AbstractEStep:
@@ -52,6 +54,18 @@ def latent_size(fit: Any) -> int:
         return flat_size(shapes)[0]
 
 
+class UndefinedDensity(ValueError):
+    """A log joint density that is not a number somewhere in the latents' space; minus infinity is one."""
+
+    def __init__(self, unit: int, params: PyTree) -> None:
+        values = ", ".join(f"{name} = {value:.4g}" for name, value in named_values(params)[:8])
+        super().__init__(
+            f"log_joint is NaN (not minus infinity) for unit {unit} at a draw of its latents, with {values}: guard logs of "
+            "negative numbers, infinity less infinity and zero over zero there"
+        )
+        self.unit = unit
+
+
 def each_unit(
     fit: Any,
     f: UnitIntegrand,
@@ -61,6 +75,8 @@ def each_unit(
     width: int = 1,
     keep_chains: bool = True,
     rows: PyTree = None,
+    units: np.ndarray | None = None,
+    summed: tuple[str, ...] = (),
 ) -> tuple[PyTree, dict[str, np.ndarray]]:
     """Values of f and traced figures for every unit, on a leading axis n; units go through in blocks.
 
@@ -68,44 +84,73 @@ def each_unit(
         width: numbers a unit holds at a time, which sets the size of blocks.
         keep_chains: start MCMC from the fit's own chains.
         rows: the E-step's rows (n, ...), where they are there already (see `proposals`).
+        units: ids of those that are visited; all by default. summed: names in the dict that f returns of what is
+            summed over units instead.
+
+    Raises:
+        UndefinedDensity: a log density is NaN.
     """
     problem, data = fit._model(), fit.data
     # Sums over units and determinants are taken in float64 where the backend has it.
     dtype = default_dtype(None)
+    chosen = np.arange(problem.n) if units is None else np.asarray(units)
+    given = fit.params if params is None else params
     with precision(dtype):
-        params = jax.tree.map(lambda leaf: jnp.asarray(leaf, dtype), fit.params if params is None else params)
+        params = jax.tree.map(lambda leaf: jnp.asarray(leaf, dtype), given)
         model, estep = settle((problem.model, estep), dtype)
         size = int(np.clip(BLOCK_NUMBERS // max(width, 1), 1, min(problem.n, 4096)))
         chains = isinstance(estep, MCMC) and keep_chains and isinstance(fit.estep, MCMC) and fit.rows is not None
-        values, infos = [], []
-        for first in range(0, problem.n, size):
-            ids = np.minimum(np.arange(first, first + size), problem.n - 1)
+        values, infos, totals = [], [], dict.fromkeys(summed, 0.0)
+        for first in range(0, len(chosen), size):
+            ids = chosen[np.minimum(np.arange(first, first + size), len(chosen) - 1)]
             block = jax.tree.map(lambda leaf, ids=ids: leaf[ids], data)
             block = settle(jax.tree.map(np.asarray, block), dtype)
             own = jax.tree.map(lambda leaf, ids=ids: _cast(leaf[0][ids], dtype), fit.rows) if chains else None
             if rows is not None:
                 own = jax.tree.map(lambda leaf, ids=ids: _cast(leaf[ids], dtype), rows)
             value, info = _block(model, estep, params, own, block, ids, jax.random.key(key), f)
-            keep = min(size, problem.n - first)
-            values.append(jax.tree.map(lambda leaf, keep=keep: np.asarray(leaf)[:keep], value))
+            keep = min(size, len(chosen) - first)
+            value = jax.tree.map(lambda leaf, keep=keep: np.asarray(leaf)[:keep], value)
+            for name in summed:
+                totals[name] = totals[name] + value.pop(name).sum(axis=0)
+            values.append(value)
             infos.append({name: np.asarray(figure)[:keep] for name, figure in info.items()})
     joined = jax.tree.map(lambda *leaf: np.concatenate(leaf), *values)
-    return joined, {name: np.concatenate([info[name] for info in infos]) for name in infos[0]}
+    figures = {name: np.concatenate([info[name] for info in infos]) for name in infos[0]}
+    undefined = np.isnan(figures.get("log_marginal", np.zeros(1)))
+    if undefined.any():
+        raise UndefinedDensity(int(chosen[undefined.argmax()]), given)
+    return joined | totals if summed else joined, figures
 
 
-def proposals(fit: Any, estep: AbstractEStep) -> PyTree:
-    """The E-step's rows (n, ...) at the estimate: proposals that several calls of `each_unit` can share."""
-    dtype = default_dtype(None)
+def proposals(fit: Any, estep: AbstractEStep, params: PyTree = None, units: np.ndarray | None = None, key: int = 0) -> PyTree:
+    """The E-step's rows (n, ...) at the estimate (or at `params`): proposals that several calls of `each_unit` can share.
+
+    Those of other units than the given ones repeat the last of them.
+    """
+    dtype, problem = default_dtype(None), fit._model()
+    chosen = np.arange(problem.n) if units is None else np.asarray(units)
+    size = min(problem.n, MOST)
+    parts = []
     with precision(dtype):
-        params = jax.tree.map(lambda leaf: jnp.asarray(leaf, dtype), fit.params)
-        model, estep = settle((fit._model().model, estep), dtype)
-        data = settle(jax.tree.map(np.asarray, fit.data), dtype)
-        return jax.tree.map(np.asarray, _proposals(model, estep, params, data))
+        at = jax.tree.map(lambda leaf: jnp.asarray(leaf, dtype), fit.params if params is None else params)
+        model, estep = settle((problem.model, estep), dtype)
+        for first in range(0, len(chosen), size):
+            ids = chosen[np.minimum(np.arange(first, first + size), len(chosen) - 1)]
+            block = settle(jax.tree.map(lambda leaf, ids=ids: np.asarray(leaf[ids]), fit.data), dtype)
+            made = _proposals(model, estep, at, block, jax.random.key(key))
+            parts.append(jax.tree.map(lambda leaf, first=first: np.asarray(leaf)[: len(chosen) - first], made))
+    made = jax.tree.map(lambda *leaf: np.concatenate(leaf), *parts)
+    if units is None:
+        return made
+    place = np.full(problem.n, len(chosen) - 1)
+    place[chosen] = np.arange(len(chosen))
+    return jax.tree.map(lambda leaf: leaf[place], made)
 
 
 @compiled
-def _proposals(model, estep, params, data):
-    return jax.vmap(lambda y: estep.init(jax.random.key(0), model, params, y))(data)
+def _proposals(model, estep, params, data, key):
+    return jax.vmap(lambda y: estep.init(key, model, params, y))(data)
 
 
 def _cast(leaf: np.ndarray, dtype: np.dtype) -> Array:

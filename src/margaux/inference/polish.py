@@ -1,0 +1,276 @@
+"""The last steps of a fit: Newton's, by scores and Louis' information with common random numbers, to the maximum itself."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from typing import Any
+
+import numpy as np
+from jaxtyping import PyTree
+
+from ..penalty import NoPenalty
+from .posterior import UndefinedDensity, each_unit, nothing
+from .rules import Rule, best_rule
+from .scores import Coordinates, Evaluation, evaluate
+
+#: the length of Newton's step, in standard errors, that ends the polish; and how far a step goes at most, at first
+CLOSE, RADIUS = 0.03, 1.5
+#: steps at most, those tried included; how far parameters move, as one unit's data tell them, before proposals are made anew
+MOST, MOVED = 25, 0.15
+#: coordinates that are looked at on either side, at most; how far where there is no curvature; and a rise that is one
+LOOKED_AT, FLAT, RISEN = 12, 5.0, 0.02
+#: what a coordinate may move in a step: a variance by a factor of seven
+LEAP = 2.0
+#: parameters up to which second derivatives are taken
+LARGEST = 100
+
+
+@dataclasses.dataclass(frozen=True)
+class Polish:
+    """What the polish of a fit did, or what was found at its estimate where it did nothing.
+
+    Attributes:
+        steps: (log-likelihood, length of Newton's step in standard errors) before each step and at the end.
+        moved: how far the estimate went, in standard errors by the last information. evaluation, rule: at the end.
+        length, error: of Newton's step at the end, in standard errors, and its Monte Carlo error.
+        drops: by how much the log-likelihood falls a standard error to either side of each unconstrained coordinate, the
+            others following (k, 2): a half where it is a parabola; NaN where not looked at.
+        converged: whether the length is below `CLOSE`, to within the error, and the information positive definite.
+        seconds: of wall clock.
+    """
+
+    steps: tuple[tuple[float, float], ...]
+    moved: float
+    evaluation: Evaluation
+    rule: Rule
+    length: float
+    error: float
+    drops: np.ndarray
+    converged: bool
+    seconds: float
+
+
+def unpolishable(fit: Any) -> str | None:
+    """Why the fit's estimate cannot be polished, or None."""
+    problem = fit._model()
+    if fit.estep is not None and fit.estep.averages_objective:
+        return "the objective is a variational bound"
+    if not isinstance(problem.penalty, NoPenalty):
+        return "the objective is penalised"
+    if len(fit.names) > LARGEST:
+        return f"there are more than {LARGEST} parameters"
+    return None
+
+
+def polish(fit: Any, rule: Rule | None = None, most: int = MOST) -> tuple[PyTree, Polish]:
+    r"""The maximum near a fit's estimate, and what was done to reach it.
+
+    Newton's step $|I|^{-1}s$ in the unconstrained coordinates, I Louis' information with the absolute values of its eigenvalues
+    where it is indefinite, held to a trust region in its own metric, $\sqrt{\delta^\top|I|\delta}\le r$: the region shrinks where
+    the log-likelihood rises less than a tenth of what was promised, and grows where it rises as promised (Nocedal and
+    Wright 2006, algorithm 4.1). Likelihoods are compared by the same draws from the same proposals, which are made anew when the
+    parameters have moved. A parameter on the edge of its space stays there. At the end the log-likelihood is looked at a standard
+    error to either side of every coordinate; where it is higher there, as on the far side of a variance that
+    had collapsed, the search goes on from there.
+
+    Args:
+        most: evaluations at most; with none, the estimate is only looked at.
+
+    Raises:
+        UndefinedDensity: a log density is NaN at the estimate.
+    """
+    began = time.perf_counter()
+    search = _Search(fit, best_rule(fit) if rule is None else rule)
+    search.climb(most)
+    search.all_draws(most > 0)
+    drops, higher = search.around()
+    if higher is not None and most > 0:
+        search.go(higher)
+        search.climb(most)
+        search.all_draws(True)
+        drops, _ = search.around()
+    _, length, _ = _newton(search.at, search.free, RADIUS)
+    matrix = search.at.matrix[np.ix_(search.free, search.free)]
+    positive = not search.free.any() or bool(np.all(np.isfinite(matrix)) and np.linalg.eigvalsh(matrix)[0] > 0)
+    moved = (search.at.u - search.first)[search.free]
+    away = float(np.sqrt(max(moved @ matrix @ moved, 0.0))) if positive else np.nan
+    error = _noise(search.at, search.free)
+    steps = (*search.steps, (search.at.loglik, length))
+    converged = positive and length < CLOSE + 2 * error
+    done = Polish(steps, away, search.at, search.rule, length, error, drops, converged, time.perf_counter() - began)
+    return search.params, done
+
+
+class _Search:
+    """Where the polish is: parameters, the model evaluated there, the rule, and the region that a step may reach."""
+
+    def __init__(self, fit: Any, rule: Rule) -> None:
+        self.fit, self.rule, self.coordinates = fit, rule, Coordinates(fit)
+        self.params, self.n = fit.params, fit._model().n
+        self.first = self.coordinates.to(self.params)
+        self.free = _free(self.coordinates, self.params, self.first)
+        self.steps: list[tuple[float, float]] = []
+        self.since = 0.0
+        self.at = self.evaluated(self.params)
+
+    @property
+    def scouts(self) -> range:
+        """Few sets of draws lead the way; all of them tell where it ends."""
+        return range(min(2, self.rule.replicates))
+
+    def evaluated(self, params: PyTree, keys: range | None = None) -> Evaluation:
+        return evaluate(self.fit, self.rule, params, self.scouts if keys is None else keys)
+
+    def tried(self, params: PyTree, keys: range) -> Evaluation | None:
+        """None where a log density is NaN: too far."""
+        try:
+            return self.evaluated(params, keys)
+        except UndefinedDensity:
+            return None
+
+    def go(self, params: PyTree) -> None:
+        """To a place from afar, with proposals of its own."""
+        self.params, self.rule, self.since = params, best_rule(self.fit, params), 0.0
+        self.at = self.evaluated(params)
+
+    def climb(self, most: int) -> None:
+        """Steps by few sets of draws until they are short."""
+        radius = RADIUS
+        for _ in range(most):
+            step, length, gain = _newton(self.at, self.free, radius)
+            self.steps.append((self.at.loglik, length))
+            if not np.isfinite(length) or length < CLOSE / 3 or radius < 1e-4:
+                return
+            params = self.coordinates.back(self.at.u + step)
+            there = self.tried(params, self.scouts)
+            rise = -np.inf if there is None else _rise(self.at, there)
+            if there is None or not rise > 0.1 * gain - 1e-9 * abs(self.at.loglik):
+                radius = 0.25 * min(radius, length)
+                continue
+            if rise > 0.75 * gain and length > 0.99 * radius:
+                radius = 2 * radius
+            self.params, self.at = params, there
+            self.since += min(length, radius) / np.sqrt(self.n)
+            if self.since > MOVED and self.rule.has_likelihood and self.rule.rows is not None:
+                self.go(params)
+
+    def all_draws(self, moving: bool) -> None:
+        """The model by all sets of draws, after the step that they would still make where those of a few have led."""
+        everything = range(self.rule.replicates)
+        if len(everything) == len(self.scouts):
+            return
+        self.at = self.evaluated(self.params, everything)
+        for _ in range(2 if moving else 0):
+            step, length, gain = _newton(self.at, self.free, RADIUS)
+            if not CLOSE / 3 < length < RADIUS:
+                return
+            self.steps.append((self.at.loglik, length))
+            params = self.coordinates.back(self.at.u + step)
+            there = self.tried(params, everything)
+            if there is None or _rise(self.at, there) < 0.1 * gain:
+                return
+            self.params, self.at = params, there
+
+    def around(self) -> tuple[np.ndarray, PyTree]:
+        """The fall of the log-likelihood a standard error to either side of each coordinate, and the highest place found
+        there, None where none is higher."""
+        here, k = self.at, self.at.u.size
+        drops, higher = np.full((k, 2), np.nan), None
+        places = np.flatnonzero(self.free)
+        if not self.rule.has_likelihood or not 0 < len(places) <= LOOKED_AT or not np.all(np.isfinite(here.matrix)):
+            return drops, higher
+        base = self.value(self.params, self.rule)
+        covariance = np.linalg.pinv(here.matrix[np.ix_(self.free, self.free)], hermitian=True)
+        best = base + RISEN
+        for place, j in enumerate(places):
+            size = np.sqrt(max(covariance[place, place], 0.0))
+            known = np.isfinite(size) and size > 0
+            toward = covariance[:, place] / size if known else np.eye(len(places))[place] * np.inf
+            if here.matrix[j, j] <= 0 or not known or np.abs(toward).max() > FLAT:
+                # Flat, or no maximum: as far as is sensible, in this coordinate alone.
+                toward = np.eye(len(places))[place] * FLAT
+            flat = np.abs(toward).max() >= FLAT
+            for side, sign in enumerate((-1.0, 1.0)):
+                u = here.u.copy()
+                u[places] += sign * toward
+                drops[j, side], best, higher = self._look(u, base, best, higher, flat)
+            if flat and abs(here.u[j]) > FLAT:
+                u = here.u.copy()
+                u[j] = 0.0
+                _, best, higher = self._look(u, base, best, higher, flat)
+        return drops, higher
+
+    def _look(self, u: np.ndarray, base: float, best: float, higher: PyTree, afar: bool) -> tuple[float, float, PyTree]:
+        params = self.coordinates.back(u)
+        # Proposals are held near by; far away they would be those of another posterior.
+        value = self.value(params, best_rule(self.fit, params) if afar else self.rule)
+        return base - value, max(best, value), params if value > best else higher
+
+    def value(self, params: PyTree, rule: Rule) -> float:
+        """The log-likelihood by the common draws; minus infinity where it is not defined."""
+        try:
+            logs = [_logs(self.fit, rule, params, r) for r in range(min(2, rule.replicates))]
+        except UndefinedDensity:
+            return -np.inf
+        return float(np.sum(_mean(np.stack(logs))))
+
+
+def _free(coordinates: Coordinates, params: PyTree, u: np.ndarray) -> np.ndarray:
+    """The coordinates that may move: finite, and not those of a parameter on its edge alone."""
+    flags = coordinates.edges(params)
+    free = np.isfinite(u)
+    if flags.any() and free.all():
+        free = np.abs(coordinates.jacobian(u)[~flags]).sum(axis=0) > 0 if (~flags).any() else ~free
+    return free
+
+
+def _newton(here: Evaluation, free: np.ndarray, radius: float) -> tuple[np.ndarray, float, float]:
+    """A step (k,) in the region, the length that it had before it was held there, and the rise it promises."""
+    matrix, score = here.matrix[np.ix_(free, free)], here.gradient[free]
+    step = np.zeros(free.size)
+    if not free.any():
+        return step, 0.0, 0.0
+    if not np.all(np.isfinite(matrix)) or not np.all(np.isfinite(score)):
+        return step, np.nan, 0.0
+    # On a common scale, so that a floor under the eigenvalues means the same for every coordinate.
+    scale = np.sqrt(np.maximum(np.abs(np.diagonal(matrix)), 1e-300))
+    values, vectors = np.linalg.eigh(matrix / np.outer(scale, scale))
+    values = np.maximum(np.abs(values), 1e-8)
+    along = vectors.T @ (score / scale)
+    length = float(np.sqrt(np.sum(along**2 / values)))
+    share = min(1.0, radius / max(length, 1e-300))
+    step[free] = share * (vectors @ (along / values)) / scale
+    leap = np.abs(step).max() / LEAP
+    if leap > 1:
+        step, share = step / leap, share / leap
+    return step, length, (share - share**2 / 2) * length**2
+
+
+def _noise(here: Evaluation, free: np.ndarray) -> float:
+    """Monte Carlo error of the length of Newton's step: how the steps by single sets of draws differ."""
+    count = len(here.scores)
+    if count == 1 or not free.any():
+        return 0.0
+    matrix = here.matrix[np.ix_(free, free)]
+    totals = here.scores.sum(axis=1)[:, free]
+    apart = totals - totals.mean(axis=0)
+    with np.errstate(all="ignore"):
+        lengths = np.einsum("ri,ri->r", apart, np.linalg.lstsq(matrix, apart.T, rcond=None)[0].T)
+    return float(np.sqrt(max(np.sum(lengths), 0.0) / (count * (count - 1))))
+
+
+def _rise(here: Evaluation, there: Evaluation) -> float:
+    """By how much the log-likelihood rises, by common draws; of a rule without likelihoods, by the slope at both ends."""
+    if np.all(np.isfinite(here.logs)):
+        return float(np.sum(_mean(there.logs)) - np.sum(_mean(here.logs)))
+    return float((here.gradient + there.gradient) @ (there.u - here.u) / 2)
+
+
+def _logs(fit: Any, rule: Rule, params: PyTree, key: int) -> np.ndarray:
+    return each_unit(fit, nothing, rule.estep, params, key=key, width=rule.width, rows=rule.rows)[1]["log_marginal"].astype(float)
+
+
+def _mean(logs: np.ndarray) -> np.ndarray:
+    top = logs.max(axis=0)
+    return top + np.log(np.mean(np.exp(logs - top), axis=0))
