@@ -100,9 +100,9 @@ def epoch(design: Design, loadings: Loadings, posterior: Posterior, n_draws: int
     estep = ConditionalSampling(loadings.C.shape[1], n_draws, *VARIANTS["aisgd-hessian"])
     data, params = units(design, posterior, np.float32), {"B": np.asarray(loadings.B), "C": np.asarray(loadings.C)}
     settings: dict = {"params": params, "batch_size": batch_size, "rows": "host", "dtype": "float32"}
-    mx.fit(PLN(), data, algorithm, estep, n_iter=4, progress=False, **settings)
+    mx.fit(PLN(), data, algorithm, estep, n_iter=4, polish=False, progress=False, **settings)
     began = time.process_time()
-    found = mx.fit(PLN(), data, algorithm, estep, n_iter=int(size), **settings)
+    found = mx.fit(PLN(), data, algorithm, estep, n_iter=int(size), **settings, polish=False)
     spent, ess = time.process_time() - began, found.trace["ess"].mean()
     print(f"an epoch of {n_draws} draws a cell: {spent:.0f} CPU s, {ess:.0f} effective draws a cell; {peak()}", flush=True)
 

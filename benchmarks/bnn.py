@@ -143,7 +143,7 @@ def ours(name: str, path: str, once: bool) -> None:
     data, params = blocks(held["x"], held["y"], BLOCKS), model.start(weights, 0.05)
     hook = Turns()
     mx.fit(model, data, algorithm, mx.Noise(1), params=params, n_iter=10**6, batch_size=1, dtype="float32",
-           progress=False, callbacks=[hook])  # fmt: skip
+           polish=False, progress=False, callbacks=[hook])  # fmt: skip
 
 
 # -- the race --------------------------------------------------------------------------------------------------------------

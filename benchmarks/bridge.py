@@ -42,7 +42,7 @@ def times(name: str, n: int = 1000, n_iter: int = 200, repeats: int = 7) -> dict
     for _ in range(repeats):
         for which, (model, units) in models.items():
             fit = mx.fit(model, units, mx.soul(), ESTEPS[name](), params=bridged.params, space=bridged.space, n_iter=32 + n_iter,
-                         progress=False)  # fmt: skip
+                         polish=False, progress=False)  # fmt: skip
             # The first chunk of 32 iterations compiles, or finds its program.
             spent[which].append(1000 * fit.timings["run"] / n_iter)
     return {which: float(np.median(spent[which])) for which in models}

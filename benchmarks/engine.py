@@ -125,7 +125,7 @@ def misso_cost() -> None:
 
         def fit(n_iter, y=y):
             return mx.fit(Rows(), y, mx.misso(10.0), mx.Noise(), params={"theta": np.zeros(200)}, n_iter=n_iter, batch_size=1,
-                          sampling="uniform", dtype="float32", progress=False)  # fmt: skip
+                          sampling="uniform", dtype="float32", polish=False, progress=False)  # fmt: skip
 
         fit(2048)
         short, long = cpu(lambda: fit(2048), 3), cpu(lambda: fit(2048 + 20_480), 3)

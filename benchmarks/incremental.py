@@ -294,7 +294,7 @@ def run(problem: Problem, method: Method, share: float, value: float, horizon: i
         clock = Clock()
         fit = mx.fit(problem.model, problem.data, algorithm, problem.estep(sizes), params=problem.start, space=problem.space,
                      n_iter=count, batch_size=size, sampling=method.sampling, key=key, dtype="float64", callbacks=[clock],
-                     progress=False, throw=False)  # fmt: skip
+                     polish=False, progress=False, throw=False)  # fmt: skip
         return fit, clock
 
     compiling = fitted(per_epoch + 1, 0)[1].seconds[-1]

@@ -106,7 +106,7 @@ def iterations(path: Path) -> None:
         for key in range(3):
             estep = mx.MCMC(mx.CrankNicolson(), n_steps=n_steps, thin=n_steps)
             mx.fit(model, rows, algorithm, estep, params=start, space=model.space(), n_iter=n_iter, key=key, dtype="float64",
-                   progress=False, callbacks=[clock := Clock()], **settings)  # fmt: skip
+                   polish=False, progress=False, callbacks=[clock := Clock()], **settings)  # fmt: skip
             best = min(best, clock.an_iteration())
         return best
 

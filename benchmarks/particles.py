@@ -33,7 +33,7 @@ def main() -> None:
                 began = time.process_time()
                 fit = mx.fit(wisconsin.EmpiricalBayesLogistic(), data, make(), mx.MCMC(mx.ULA(GAMMA), n_chains=chains),
                              params={"theta": 0.0}, n_iter=gradients // chains, runs=RUNS, spread=0.0,
-                             progress=False)  # fmt: skip
+                             polish=False, progress=False)  # fmt: skip
                 error = fit.run_params["theta"] - EXACT
                 spent = (time.process_time() - began) / RUNS
                 print(

@@ -91,7 +91,7 @@ def mixture() -> helpers.Problem:
     x = helpers.simulate_mixture(2000, 1)
     mle, loglik = helpers.mixture_em(x)
     fit = mx.fit(helpers.Mixture(), x, mx.mcem(mx.LastIterate()), mx.Exact(), params=mle, space=helpers.MIXTURE_SPACE, n_iter=1,
-                 progress=False)  # fmt: skip
+                 polish=False, progress=False)  # fmt: skip
     at = iter(fit.summary()["se"])
     errors = {name: np.array([next(at) for _ in range(np.size(mle[name]))]) for name in sorted(mle)}
     return helpers.Problem(helpers.Mixture(), x, helpers.MIXTURE_START, helpers.MIXTURE_SPACE, mle, errors, loglik)
@@ -123,7 +123,7 @@ def measured(problem: helpers.Problem, row: Row) -> dict[str, Any]:
         begun = time.process_time()
         algorithm, estep = eval(row.algorithm), eval(row.estep)
         fit = mx.fit(problem.model, problem.data, algorithm, estep, params=problem.start, space=problem.space, n_iter=row.n_iter,
-                     batch_size=row.batch_size, progress=False, throw=False, **settings)  # fmt: skip
+                     batch_size=row.batch_size, polish=False, progress=False, throw=False, **settings)  # fmt: skip
         return fit, time.process_time() - begun
 
     _, cold = fitted(key=0)

@@ -61,7 +61,7 @@ def groups():
 def told(units, how, n_iter=60, **settings):
     algorithm, estep = STEPS[how]()
     model = Told() if how in ("exact", "chains") else Plain()
-    return mx.fit(model, units, algorithm, estep, params={"mu": 1.0, "tau2": 0.6}, n_iter=n_iter, progress=False,
+    return mx.fit(model, units, algorithm, estep, params={"mu": 1.0, "tau2": 0.6}, n_iter=n_iter, polish=False, progress=False,
                   space={"tau2": mx.Positive(1e-3)}, throw=False, **settings)  # fmt: skip
 
 
@@ -171,7 +171,9 @@ def test_the_tree_tells_of_its_fit_and_is_kept_by_files(chains, tmp_path):
 
 
 def test_what_a_model_does_not_say(groups, monkeypatch):
-    fit = mx.fit(RandomIntercept(), groups[1], *STEPS["exact"](), params={"mu": 0.5, "tau2": 0.5}, n_iter=20, progress=False)
+    fit = mx.fit(
+        RandomIntercept(), groups[1], *STEPS["exact"](), params={"mu": 0.5, "tau2": 0.5}, n_iter=20, polish=False, progress=False
+    )
     data = fit.to_arviz(30)
     assert "log_likelihood" not in data.children and data.posterior["z"].shape == (1, 30, 12)
     assert set(data.observed_data.data_vars) == {"y"} and set(data.constant_data.data_vars) == {"mask"}
@@ -187,7 +189,16 @@ def test_what_a_model_does_not_say(groups, monkeypatch):
 
 
 def test_a_variational_fit_has_no_latents(groups):
-    fit = mx.fit(Plain(), groups[1], mx.soul(step=0.1), mx.Noise(2), params={"mu": 0.5, "tau2": 0.5}, n_iter=20, progress=False)
+    fit = mx.fit(
+        Plain(),
+        groups[1],
+        mx.soul(step=0.1),
+        mx.Noise(2),
+        params={"mu": 0.5, "tau2": 0.5},
+        n_iter=20,
+        polish=False,
+        progress=False,
+    )
     with pytest.raises(ValueError, match="no posterior of latents"):
         fit.to_arviz()
 
@@ -206,7 +217,7 @@ def test_a_discrete_latent_is_drawn_as_often_as_it_is_likely():
             return jnp.asarray([0.0, 1.0])
 
     y = np.array([-1.0, 1.4, 1.6, 4.0])
-    fit = mx.fit(Mixture(), y, mx.soul(step=0.1), mx.Exact(), params={"gap": 3.0}, n_iter=5, progress=False)
+    fit = mx.fit(Mixture(), y, mx.soul(step=0.1), mx.Exact(), params={"gap": 3.0}, n_iter=5, polish=False, progress=False)
     data = fit.to_arviz(1000)
     gap = float(fit.params["gap"])
     exact = expit(scipy.stats.norm.logpdf(y, gap) - scipy.stats.norm.logpdf(y))

@@ -69,7 +69,7 @@ def set_up(algorithm, estep, settings=ALGORITHMS):
 def check(problem, algorithm, batch_size, n_iter, estep, seed=7):
     """Run, compare, and return the errors in statistical standard errors."""
     fit = mx.fit(problem.model, problem.data, algorithm, estep, params=problem.start, space=problem.space, n_iter=n_iter,
-                 batch_size=batch_size, runs=SEEDS, spread=0.3, key=seed, progress=False)  # fmt: skip
+                 batch_size=batch_size, runs=SEEDS, spread=0.3, key=seed, polish=False, progress=False)  # fmt: skip
     for name, truth in problem.mle.items():
         values, se = fit.run_params[name], problem.se[name]
         spread = values.std(ddof=1)

@@ -23,7 +23,7 @@ PROBLEMS = {"random_intercept": random_intercept, "gamma_poisson": gamma_poisson
 def at_mle(problem, n_iter=3000, estep=None):
     """A deterministic fit to the maximum: EM with quadrature."""
     return mx.fit(problem.model, problem.data, mx.mcem(mx.LastIterate()), estep or mx.Quadrature(25), params=problem.start,
-                  space=problem.space, n_iter=n_iter, progress=False)  # fmt: skip
+                  space=problem.space, n_iter=n_iter, polish=False, progress=False)  # fmt: skip
 
 
 @pytest.mark.parametrize("name", PROBLEMS)
@@ -102,7 +102,9 @@ def test_unidentified_parameters_are_said():
             return 0.0 * y
 
     y = np.random.default_rng(0).normal(size=20)
-    fit = mx.fit(Twice(), y, mx.soul(0.3), mx.Quadrature(5), params={"a": 0.0, "b": 0.0}, n_iter=200, progress=False)
+    fit = mx.fit(
+        Twice(), y, mx.soul(0.3), mx.Quadrature(5), params={"a": 0.0, "b": 0.0}, n_iter=200, polish=False, progress=False
+    )
     summary = fit.summary()
     assert bool(np.all(np.isnan(summary["se"]))) and "singular" in summary.attrs["message"]
     assert not fit.diagnostics().loc["information", "ok"]
@@ -112,7 +114,7 @@ def test_mixture_information_and_simplex_delta_method():
     x = simulate_mixture(400, seed=4)
     truth, loglik = mixture_em(x)
     fit = mx.fit(Mixture(), x, mx.mcem(mx.LastIterate()), mx.Exact(), params=MIXTURE_START, space=MIXTURE_SPACE, n_iter=4000,
-                 progress=False)  # fmt: skip
+                 polish=False, progress=False)  # fmt: skip
     assert float(fit.loglik("exact")) == pytest.approx(loglik, abs=1e-6)
     assert fit.n_params == 8
     covariance = fit.cov_params()
@@ -153,7 +155,7 @@ def test_control_variate_cuts_the_error_and_stays_consistent():
 
     def scores(estep):
         runs = mx.fit(problem.model, problem.data, mx.soul(1.0, mx.LastIterate()), estep, params=problem.start, n_iter=1,
-                      space=problem.space, runs=200, spread=0.0, progress=False)  # fmt: skip
+                      space=problem.space, runs=200, spread=0.0, polish=False, progress=False)  # fmt: skip
         return runs.run_params["mu"]
 
     plain, controlled = (scores(mx.ImportanceSampling(64, control_variate=control)) for control in (False, True))
@@ -165,7 +167,7 @@ def test_control_variate_cuts_the_error_and_stays_consistent():
 def test_runs_diagnostics_save_load_and_plots(tmp_path):
     problem = random_intercept()
     fit = mx.fit(problem.model, problem.data, mx.saem(), mx.MCMC(mx.RandomWalk(1.0), n_steps=3), params=problem.start,
-                 space=problem.space, n_iter=600, runs=3, progress=False)  # fmt: skip
+                 space=problem.space, n_iter=600, runs=3, polish=False, progress=False)  # fmt: skip
     checks = fit.diagnostics()
     assert {"stationarity", "rhat", "acceptance", "gradient", "information"} <= set(checks.index)
     assert checks.loc["rhat", "figure"] < 1.1
@@ -189,7 +191,7 @@ def test_gradient_says_how_far_the_maximum_is(away, ok):
     problem = random_intercept()
     params = problem.mle | {"mu": problem.mle["mu"] + away * problem.se["mu"]}
     fit = mx.fit(problem.model, problem.data, mx.soul(1e-9), mx.Quadrature(25), params=params, space=problem.space, n_iter=2,
-                 progress=False)  # fmt: skip
+                 polish=False, progress=False)  # fmt: skip
     check = fit.diagnostics().loc["gradient"]
     # Nearly a parabola in mu.
     assert check["figure"] == pytest.approx(away, rel=0.05) and check["ok"] == ok
@@ -200,11 +202,11 @@ def test_failures_are_results_and_keep_what_there_was():
     problem = random_intercept()
     with pytest.raises(mx.FitError, match="diverged") as caught:
         mx.fit(problem.model, problem.data, mx.soul(mx.Polynomial(1e6, 0.0), mx.LastIterate()), mx.MCMC(mx.ULA(10.0)),
-               params=problem.start, n_iter=500, progress=False)  # fmt: skip
+               params=problem.start, n_iter=500, polish=False, progress=False)  # fmt: skip
     assert caught.value.fit.result is mx.RESULTS.diverged
     assert np.isfinite(caught.value.fit.params["mu"])
     stuck = mx.fit(problem.model, problem.data, mx.saem(), mx.MCMC(mx.RandomWalk(1e6, target_acceptance=None)),
-                   params=problem.start, space=problem.space, n_iter=400, throw=False, progress=False)  # fmt: skip
+                   params=problem.start, space=problem.space, n_iter=400, throw=False, polish=False, progress=False)  # fmt: skip
     assert stuck.result is mx.RESULTS.stuck and not stuck.converged
 
 
@@ -213,11 +215,18 @@ def test_early_stopping_and_max_iterations():
     settings = dict(params=problem.start, space=problem.space, progress=False)
     rule = mx.EarlyStopping(window=100)
     stopped = mx.fit(
-        problem.model, problem.data, mx.mcem(mx.LastIterate()), mx.Quadrature(9), n_iter=20_000, stop=rule, **settings
+        problem.model,
+        problem.data,
+        mx.mcem(mx.LastIterate()),
+        mx.Quadrature(9),
+        n_iter=20_000,
+        stop=rule,
+        **settings,
+        polish=False,
     )
     assert stopped.result is mx.RESULTS.stopped and stopped.n_iter < 20_000
     assert abs(stopped.params["mu"] - problem.mle["mu"]) < 1e-3
-    short = mx.fit(problem.model, problem.data, mx.mcem(), mx.Quadrature(9), n_iter=20, stop=rule, **settings)
+    short = mx.fit(problem.model, problem.data, mx.mcem(), mx.Quadrature(9), n_iter=20, stop=rule, **settings, polish=False)
     assert short.result is mx.RESULTS.max_iterations and not short.converged
 
 
@@ -231,7 +240,7 @@ def test_intervals_cover():
         units = {name: np.pad(leaf, ((0, 0), (0, width - leaf.shape[1]))) for name, leaf in units.items()}
         problem = random_intercept()
         fit = mx.fit(problem.model, units, mx.saem(), mx.MCMC(mx.MALA(0.5), n_steps=2), params=problem.start,
-                     space=problem.space, n_iter=500, key=seed, progress=False)  # fmt: skip
+                     space=problem.space, n_iter=500, key=seed, polish=False, progress=False)  # fmt: skip
         interval = fit.conf_int()
         truth = {"mu": 1.0, "tau2": 0.8}
         covered += [interval.loc[n, "ci_low"] <= truth[n] <= interval.loc[n, "ci_high"] for n in ("mu", "tau2")]

@@ -22,7 +22,7 @@ PROBLEM = random_intercept()
 
 def run(algorithm, estep, *, data=None, n_iter=40, **kw):
     return mx.fit(PROBLEM.model, PROBLEM.data if data is None else data, algorithm, estep, params=PROBLEM.start,
-                  space=PROBLEM.space, n_iter=n_iter, progress=False, **kw)  # fmt: skip
+                  space=PROBLEM.space, n_iter=n_iter, polish=False, progress=False, **kw)  # fmt: skip
 
 
 ALGORITHMS = {"saem": lambda: mx.saem(), "soul": lambda: mx.soul(), "incremental": lambda: mx.incremental_em(),
@@ -122,7 +122,8 @@ def test_numbers_do_not_recompile():
 
     def go(step, size, weight, key, n_iter, start):
         mx.fit(Counting(), PROBLEM.data, mx.soul(mx.Polynomial(step, 0.8)), estep(size), params={"mu": start, "tau2": 0.5},
-               space={"tau2": mx.Positive(1e-3)}, penalty=mx.L1(weight), key=key, n_iter=n_iter, progress=False)  # fmt: skip
+               space={"tau2": mx.Positive(1e-3)}, penalty=mx.L1(weight), key=key, n_iter=n_iter,
+               polish=False, progress=False)  # fmt: skip
 
     chunk = loop.full_chunk
     compiled = []
@@ -199,7 +200,7 @@ def test_kill_and_resume_is_bit_exact(tmp_path, batch_size):
             def close(self): pass
         mx.fit(P.model, P.data, mx.incremental_em(), mx.MCMC(mx.MALA(0.5), n_steps=2), params=P.start, space=P.space,
                n_iter=3000, batch_size={batch_size}, checkpoint=mx.Checkpoint({str(path)!r}, seconds=0), stop=Kill(),
-               progress=False)
+               polish=False, progress=False)
     """)
     )
     ended = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, check=False)

@@ -13,7 +13,7 @@ def moments(kernel, n_steps=4000, problem=None, chains=4):
     """Posterior mean and SD of the first units' latents at the exact MLE, by long chains."""
     problem = problem or gamma_poisson()
     fit = mx.fit(problem.model, problem.data, mx.soul(mx.Polynomial(1e-9, 0.6), mx.LastIterate()), mx.Quadrature(40),
-                 params={n: float(v) for n, v in problem.mle.items()}, n_iter=1, progress=False)  # fmt: skip
+                 params={n: float(v) for n, v in problem.mle.items()}, n_iter=1, polish=False, progress=False)  # fmt: skip
     truth = fit.latents()
     estep = mx.MCMC(kernel, n_steps=n_steps, n_chains=chains, burn_in=500)
     return truth, fit.latents(estep=estep)
@@ -52,7 +52,7 @@ def test_ula_is_biased_by_its_step_as_theory_says():
 def test_acceptance_is_adapted_unit_by_unit_to_its_target():
     problem = gamma_poisson()
     fit = mx.fit(problem.model, problem.data, mx.saem(), mx.MCMC(mx.RandomWalk(30.0), n_steps=4), params=problem.start,
-                 space=problem.space, n_iter=800, progress=False)  # fmt: skip
+                 space=problem.space, n_iter=800, polish=False, progress=False)  # fmt: skip
     assert fit.trace["acceptance"][-200:].mean() == pytest.approx(0.35, abs=0.03)
     assert np.ptp(fit.rows["log_scale"]) > 0
 
@@ -60,7 +60,7 @@ def test_acceptance_is_adapted_unit_by_unit_to_its_target():
 def score_at(estep, problem, runs=200, seed=0):
     """One gradient step of size one from the start: mean and SD over runs."""
     fit = mx.fit(problem.model, problem.data, mx.soul(1.0, mx.LastIterate()), estep, params=problem.start, n_iter=1,
-                 runs=runs, spread=0.0, key=seed, progress=False)  # fmt: skip
+                 runs=runs, spread=0.0, key=seed, polish=False, progress=False)  # fmt: skip
     return {name: (v.mean(), v.std(ddof=1) / np.sqrt(runs)) for name, v in fit.run_params.items()}
 
 
@@ -100,7 +100,7 @@ def test_noise_estep_is_variational_inference():
             return jnp.zeros((), y.dtype)
 
     fit = mx.fit(Mean(), y, mx.soul(mx.Polynomial(1.5, 0.55)), mx.Noise(4, antithetic=True), params={"mu": 0.0, "log_sd": 0.0},
-                 n_iter=8000, progress=False)  # fmt: skip
+                 n_iter=8000, polish=False, progress=False)  # fmt: skip
     assert fit.params["mu"] == pytest.approx(y.sum() / 31, abs=0.01)
     assert fit.params["log_sd"] == pytest.approx(-0.5 * np.log(31), abs=0.03)
     with pytest.raises(ValueError, match="variational"):
@@ -112,16 +112,16 @@ def test_optax_optimisers_and_penalties():
 
     problem = random_intercept()
     fit = mx.fit(problem.model, problem.data, mx.soul(optax.adam(0.02)), mx.Quadrature(9), params=problem.start,
-                 space=problem.space, n_iter=3000, progress=False)  # fmt: skip
+                 space=problem.space, n_iter=3000, polish=False, progress=False)  # fmt: skip
     assert abs(fit.params["mu"] - problem.mle["mu"]) < 0.02 * problem.se["mu"]
     strong = mx.fit(problem.model, problem.data, mx.soul(0.3, mx.LastIterate()), mx.Quadrature(9), params=problem.start,
-                    space=problem.space, penalty=mx.L1(1e4, on="mu"), n_iter=300, progress=False)  # fmt: skip
+                    space=problem.space, penalty=mx.L1(1e4, on="mu"), n_iter=300, polish=False, progress=False)  # fmt: skip
     assert strong.params["mu"] == 0.0 and strong.params["tau2"] > 0.1
 
 
 def test_keys_may_be_given_in_any_form():
     problem = random_intercept()
     fits = [mx.fit(problem.model, problem.data, mx.saem(), mx.Exact(), params=problem.start, space=problem.space, n_iter=5,
-                   key=key, progress=False) for key in (3, jax.random.key(3), jax.random.PRNGKey(3))]  # fmt: skip
+                   key=key, polish=False, progress=False) for key in (3, jax.random.key(3), jax.random.PRNGKey(3))]  # fmt: skip
     for other in fits[1:]:
         np.testing.assert_array_equal(fits[0].trace["params"], other.trace["params"])

@@ -9,7 +9,7 @@ from helpers import MIXTURE_SPACE, MIXTURE_START, Mixture, mixture_em, simulate_
 
 def fit(x, algorithm, n_iter, batch_size, **settings):
     return mx.fit(Mixture(), x, algorithm, mx.Exact(), params=MIXTURE_START, space=MIXTURE_SPACE, n_iter=n_iter,
-                  batch_size=batch_size, progress=False, **settings)  # fmt: skip
+                  batch_size=batch_size, polish=False, progress=False, **settings)  # fmt: skip
 
 
 def gap(fit, truth) -> float:

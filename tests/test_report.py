@@ -33,7 +33,7 @@ def small(n_iter=200, **settings):
     y = np.random.default_rng(0).normal(3.0, 2.0, size=40)
     space = {"tau": mx.Positive(1e-3)}
     return mx.fit(Normal(), y, mx.soul(step=0.3), mx.Quadrature(9), params={"mu": 0.0, "tau": 1.0}, n_iter=n_iter,
-                  space=space, progress=False, **settings)  # fmt: skip
+                  space=space, polish=False, progress=False, **settings)  # fmt: skip
 
 
 class Page(HTMLParser):
@@ -145,7 +145,7 @@ def test_a_fit_that_diverged_has_a_page(tmp_path):
     y = np.random.default_rng(0).normal(size=20)
     with pytest.raises(mx.FitError) as caught:
         mx.fit(Normal(), y, mx.soul(mx.Polynomial(1e6, 0.0), mx.LastIterate()), mx.MCMC(mx.ULA(10.0)),
-               params={"mu": 0.0, "tau": 1.0}, n_iter=200, progress=False)  # fmt: skip
+               params={"mu": 0.0, "tau": 1.0}, n_iter=200, polish=False, progress=False)  # fmt: skip
     fit = caught.value.fit
     source = write(fit, tmp_path / "report.html").read_text()
     page = Page(source)

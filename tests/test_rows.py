@@ -38,14 +38,16 @@ class Location(mx.AbstractModel):
 
 def fit(algorithm, estep=WALK, **kw):
     settings: dict[str, Any] = {"n_iter": 60, "batch_size": 6, "progress": False, **kw}
-    return mx.fit(PROBLEM.model, PROBLEM.data, algorithm, estep, params=PROBLEM.start, space=PROBLEM.space, **settings)
+    return mx.fit(
+        PROBLEM.model, PROBLEM.data, algorithm, estep, params=PROBLEM.start, space=PROBLEM.space, **settings, polish=False
+    )
 
 
 def located(d, n, algorithm=None, **kw):
     """A table of n rows of d floats."""
     y = np.random.default_rng(0).normal(size=(n, 1))
     settings: dict[str, Any] = {"params": {"w": np.zeros(d)}, "batch_size": 1, "n_iter": 3 * n, "progress": False, **kw}
-    return mx.fit(Location(), y, algorithm or mx.misso(lipschitz=2.0), mx.Noise(1), **settings)
+    return mx.fit(Location(), y, algorithm or mx.misso(lipschitz=2.0), mx.Noise(1), **settings, polish=False)
 
 
 def job(algorithm, d, n, n_iter, dtype):

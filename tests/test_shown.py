@@ -56,7 +56,7 @@ def texts(subject):
 def fit():
     problem = random_intercept()
     return mx.fit(problem.model, problem.data, mx.saem(), mx.Exact(), params=problem.start, space=problem.space, n_iter=60,
-                  progress=False)  # fmt: skip
+                  polish=False, progress=False)  # fmt: skip
 
 
 @pytest.fixture(scope="module")

@@ -24,7 +24,7 @@ from margaux.scaled import ScaledAscent
 @pytest.fixture(scope="module")
 def chain_fit():
     return mx.fit(wisconsin.EmpiricalBayesLogistic(), wisconsin.data(), mx.soul(), mx.MCMC(n_steps=2), params={"theta": 0.0},
-                  n_iter=20_000, progress=False)  # fmt: skip
+                  n_iter=20_000, polish=False, progress=False)  # fmt: skip
 
 
 SCALINGS = {
@@ -47,7 +47,7 @@ def test_nothing_need_be_chosen_whatever_the_scaling(name, kernel, n_iter):
     X = scale(np.asarray(X, float))
     data = mx.one_unit({"X": np.column_stack([np.ones(len(X)), X]), "y": np.asarray(y, float)})
     fit = mx.fit(wisconsin.EmpiricalBayesLogistic(), data, mx.soul(), mx.MCMC(kernel), params={"theta": 0.0}, n_iter=n_iter,
-                 runs=5, spread=0.0, progress=False)  # fmt: skip
+                 runs=5, spread=0.0, polish=False, progress=False)  # fmt: skip
     assert np.abs(fit.run_params["theta"] - exact).max() < 0.05
 
 
@@ -55,7 +55,7 @@ def test_nothing_need_be_chosen_whatever_the_scaling(name, kernel, n_iter):
 def test_scaled_ascent_reaches_the_exact_maximum(problem):
     problem = problem()
     fit = mx.fit(problem.model, problem.data, mx.soul(), mx.Quadrature(15), params=problem.start, space=problem.space, n_iter=500,
-                 progress=False)  # fmt: skip
+                 polish=False, progress=False)  # fmt: skip
     for name, truth in problem.mle.items():
         assert abs(fit.params[name] - truth) < 0.02 * problem.se[name]
 
@@ -77,7 +77,7 @@ def test_scaled_ascent_follows_the_largest_eigenvalue_beyond_a_matrix():
             return (row - params["mu"]) / 2 + jax.random.normal(key, row.shape, row.dtype) * 0.5**0.5
 
     run = lambda penalty: mx.fit(  # noqa: E731
-        Means(), y, mx.soul(), mx.Exact(4), params={"mu": np.zeros(40)}, n_iter=300, penalty=penalty, progress=False
+        Means(), y, mx.soul(), mx.Exact(4), params={"mu": np.zeros(40)}, n_iter=300, penalty=penalty, polish=False, progress=False
     ).params["mu"]
     assert np.abs(run(None) - y.mean(axis=0)).max() < 0.03
     # The marginal variance is two: the penalised objective is n |mu - mean|^2 / 4 + weight |mu|.
@@ -91,12 +91,12 @@ def test_bias_probe_sees_a_large_step_and_no_small_one(chain_fit):
     small = chain_fit.bias_probe()
     assert abs(small["shift_in_se"].to_numpy()[0]) < 0.01 and "small" in small.attrs["message"]
     coarse = mx.fit(wisconsin.EmpiricalBayesLogistic(), wisconsin.data(), mx.soul(), mx.MCMC(mx.ULA(0.04)), params={"theta": 0.0},
-                    n_iter=20_000, progress=False).bias_probe()  # fmt: skip
+                    n_iter=20_000, polish=False, progress=False).bias_probe()  # fmt: skip
     shift, error = coarse.loc["theta", ["shift", "mc_error"]].to_numpy(float)
     assert shift > 5 * error
     assert shift > 5 * abs(small["shift"].to_numpy()[0])
     exact = mx.fit(wisconsin.EmpiricalBayesLogistic(), wisconsin.data(), mx.soul(), mx.MCMC(mx.MALA(0.01)), params={"theta": 0.0},
-                   n_iter=10, progress=False)  # fmt: skip
+                   n_iter=10, polish=False, progress=False)  # fmt: skip
     with pytest.raises(ValueError, match="exact"):
         exact.bias_probe()
 
@@ -105,7 +105,7 @@ def test_bias_probe_sees_a_large_step_and_no_small_one(chain_fit):
 def test_evidence_agrees_with_quadrature(method):
     problem = gamma_poisson()
     fit = mx.fit(problem.model, problem.data, mx.soul(), mx.MCMC(mx.MALA(0.5)), params=problem.start, space=problem.space,
-                 n_iter=200, progress=False)  # fmt: skip
+                 n_iter=200, polish=False, progress=False)  # fmt: skip
     exact = fit.loglik("quadrature")
     found = fit.loglik(method, n_draws=20_000 if method == "harmonic" else None)
     assert found.se < 0.2
@@ -133,7 +133,7 @@ PARTICLES = {"pgd": lambda: mx.pgd(0.005), "ipla": lambda: mx.ipla(0.005), "slow
 def test_particles_reach_the_maximum(name):
     estep = mx.MCMC(mx.ULA(0.005), n_chains=50)
     fit = mx.fit(wisconsin.EmpiricalBayesLogistic(), wisconsin.data(), PARTICLES[name](), estep, params={"theta": 0.0}, runs=8,
-                 spread=0.0, n_iter=8000, progress=False)  # fmt: skip
+                 spread=0.0, n_iter=8000, polish=False, progress=False)  # fmt: skip
     values = fit.run_params["theta"]
     assert len(set(values)) == 8
     assert abs(values.mean() - 0.729) < 3 * values.std(ddof=1) / np.sqrt(8) + 0.01
@@ -204,7 +204,7 @@ def _gaps(model, data, params, gain, kernel, n_iter):
     scaled = ScaledAscent(gain=gain, average=mx.PolyakRuppert())
     for key, algorithm in enumerate([mx.saem(gain, average=mx.PolyakRuppert()), scaled]):
         fit = mx.fit(model, data, algorithm, mx.MCMC(kernel, n_steps=5, warm_up=3000), params=params, n_iter=n_iter, runs=4,
-                     space={"sigma": mx.Positive(1e-6)}, spread=0.0, key=100 * key, progress=False)  # fmt: skip
+                     space={"sigma": mx.Positive(1e-6)}, spread=0.0, key=100 * key, polish=False, progress=False)  # fmt: skip
         runs = np.concatenate([np.reshape(fit.run_params[name], (4, -1)) for name in sorted(params)], axis=1)
         means.append(runs.mean(axis=0))
         errors.append(runs.std(axis=0, ddof=1) / 2)

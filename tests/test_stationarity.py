@@ -43,7 +43,9 @@ def slope(data, w):
 
 def fitted(model, data, params, **settings):
     """Any fit at all: the measure is taken at parameters of our own."""
-    return mx.fit(model, data, mx.soul(step=1e-9), mx.Quadrature(3), params=params, n_iter=1, progress=False, **settings)
+    return mx.fit(
+        model, data, mx.soul(step=1e-9), mx.Quadrature(3), params=params, n_iter=1, polish=False, progress=False, **settings
+    )
 
 
 def cone(v, w):
@@ -195,7 +197,7 @@ def test_penalties_by_their_smallest_subgradient():
 def test_penalised_fit_is_stationary(seed):
     data = regression(seed, [1.5, 0.05, -0.05])
     fit = mx.fit(Regression(), data, mx.soul(step=0.5), mx.Quadrature(3), params={"w": np.zeros(3)}, n_iter=300,
-                 penalty=mx.L1(10.0), average=mx.LastIterate(), progress=False)  # fmt: skip
+                 penalty=mx.L1(10.0), average=mx.LastIterate(), polish=False, progress=False)  # fmt: skip
     assert np.any(fit.params["w"] == 0)
     there = fit.stationarity()
     assert there.value < 1e-6 and np.linalg.norm(there.gradient["w"]) > 0.1
@@ -205,7 +207,8 @@ def test_penalised_fit_is_stationary(seed):
 def test_single_precision_and_averages_near_an_edge():
     data = regression(0, [2.0, 0.5])
     fit = mx.fit(Regression(), data, mx.soul(step=0.5), mx.Quadrature(3), params={"w": np.zeros(2)}, n_iter=200,
-                 space={"w": mx.Box(high=1.1)}, average=mx.LastIterate(), dtype="float32", progress=False)  # fmt: skip
+                 space={"w": mx.Box(high=1.1)}, average=mx.LastIterate(), dtype="float32",
+                 polish=False, progress=False)  # fmt: skip
     assert fit.stationarity().value < 1e-5
     near = {"w": fit.params["w"].astype(float) - [1e-4, 0]}
     assert fit.stationarity(params=near).value > 0.1
@@ -221,7 +224,9 @@ def test_variational_fits_have_that_of_their_bound():
             return 0.0 * y
 
     y = np.array([1.0, 2.0, 6.0])
-    fit = mx.fit(Bound(), y, mx.soul(step=0.1), mx.Noise(64, antithetic=True), params={"m": 0.0}, n_iter=1, progress=False)
+    fit = mx.fit(
+        Bound(), y, mx.soul(step=0.1), mx.Noise(64, antithetic=True), params={"m": 0.0}, n_iter=1, polish=False, progress=False
+    )
     assert fit.stationarity(estep=fit.estep, params={"m": 2.0}).value == pytest.approx(1.0, abs=1e-9)
     with pytest.raises(ValueError, match="variational"):
         fit.stationarity()

@@ -117,7 +117,7 @@ def ridge():
 def fit_at(data, kernel, n_steps=4, **settings):
     """Chains at a fixed parameter: a fit whose theta does not move."""
     return mx.fit(Ridge(), data, mx.soul(1e-12, mx.LastIterate()), mx.MCMC(kernel, n_steps=n_steps, warm_up=2000, **settings),
-                  params={"tau2": 0.8}, n_iter=200, progress=False)  # fmt: skip
+                  params={"tau2": 0.8}, n_iter=200, polish=False, progress=False)  # fmt: skip
 
 
 @pytest.mark.parametrize(
@@ -203,7 +203,7 @@ def test_kernels_say_what_the_model_lacks(kernel, missing):
             return jnp.zeros(())
 
     with pytest.raises(TypeError, match=missing):
-        mx.fit(Plain(), np.zeros(3), mx.soul(), mx.MCMC(kernel), params={"a": 1.0}, n_iter=3)
+        mx.fit(Plain(), np.zeros(3), mx.soul(), mx.MCMC(kernel), params={"a": 1.0}, n_iter=3, polish=False)
 
 
 @pytest.mark.parametrize(

@@ -14,6 +14,7 @@ from .average import AbstractAverage
 from .callbacks import AbstractCallback, Checkpoint, ProgressBar
 from .collector import paused
 from .esteps import AbstractEStep
+from .inference.polish import polished
 from .job import Job
 from .model import AbstractModel
 from .naming import default_dtype, precision
@@ -40,6 +41,7 @@ def fit(
     stop: AbstractCallback | None = None,
     callbacks: Sequence[AbstractCallback] = (),
     checkpoint: str | Path | Checkpoint | None = None,
+    polish: bool | None = None,
     devices: int = 1,
     rows: str | Path = "device",
     dtype: Any = None,
@@ -61,6 +63,9 @@ def fit(
             deviations away in unconstrained coordinates), or a list of starting values.
         stop, callbacks: called between chunks, such as `mx.EarlyStopping()`.
         checkpoint: a path (or `mx.Checkpoint`) saved as the fit goes on, and continued from if it exists.
+        polish: whether Newton's steps by accurate scores and information end the fit at the maximum (see
+            `margaux.inference.polish`). By default wherever an accurate rule exists: not for variational or penalised
+            objectives, over 100 parameters, latents that only chains can follow, or a fit that failed or was interrupted.
         devices: units are spread over so many devices (full batch only; n a multiple of it).
         rows: where per-unit rows live in mini-batch fits: "device", "host" (memmapped data implies it), or a folder for rows
             larger than memory. A folder holds them as `rows_0.npy` and so on: a fit replaces those of an earlier one, and one
@@ -81,8 +86,8 @@ def fit(
     ...         return 0.0 * y
     >>> y = np.array([1.0, 2.0, 6.0])
     >>> fit = mx.fit(Normal(), y, mx.soul(step=1.0, average=mx.LastIterate()), mx.Quadrature(5), params={"mu": 0.0}, n_iter=60)
-    >>> round(float(fit.params["mu"]), 6)
-    3.0
+    >>> round(float(fit.params["mu"]), 6), fit.certificate.word
+    (3.0, 'certified')
     """
     dtype = default_dtype(dtype)
     job = Job(
@@ -108,6 +113,7 @@ def fit(
             for hook in hooks:
                 hook.close()
         out = job.finish(result)
+    out = polished(out, polish)
     if throw and out.result.failed:
         raise FitError(out)
     return out

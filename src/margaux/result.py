@@ -42,6 +42,7 @@ class RESULTS(enum.Enum):
         "The importance weights collapsed: a handful of draws carries each unit. Raise n_draws, "
         "widen the proposal, or use margaux.MCMC."
     )
+    undefined = "The fit met a log density that is not a number."
     boundary = (
         "boundary (singular) fit: a parameter lies on the edge of its space, where standard errors "
         "from the information do not hold."
@@ -50,7 +51,7 @@ class RESULTS(enum.Enum):
     @property
     def failed(self) -> bool:
         """Whether the estimate is not to be used."""
-        return self in (RESULTS.diverged, RESULTS.stuck, RESULTS.ess_collapse)
+        return self in (RESULTS.diverged, RESULTS.stuck, RESULTS.ess_collapse, RESULTS.undefined)
 
 
 class FitError(RuntimeError):
@@ -91,12 +92,14 @@ class Fit(Shown):
     averaged_from: int = 0
     algorithm: Any = None
     polished: Any = None
-    _cache: dict[str, Any] = dataclasses.field(default_factory=dict, repr=False)
+    note: str = ""
+    # What is computed here belongs to these parameters: `dataclasses.replace` begins anew.
+    _cache: dict[str, Any] = dataclasses.field(default_factory=dict, repr=False, init=False)
 
     @property
     def message(self) -> str:
-        """The sentence of the result."""
-        return self.result.value
+        """The sentence of the result, and where it happened if that is known."""
+        return f"{self.result.value} {self.note}".rstrip()
 
     @property
     def names(self) -> list[str]:
@@ -261,10 +264,12 @@ class Fit(Shown):
         if "certificate" in self._cache:
             table = self.summary()
         figures: dict[str, Any] = {"iterations": self.n_iter}
-        known = [value for name, value in self._cache.items() if name.startswith("loglik/")]
-        figures |= {"log-likelihood": repr(known[-1])} if known else {}
+        values = [value for name, value in self._cache.items() if name.startswith("loglik/")]
+        figures |= {"log-likelihood": repr(values[-1])} if values else {}
         figures |= {} if self.problem is None else {"units": self.problem.n}
-        return Card(f"Fit: {self.description}", self.message, self.converged, table, count, figures)
+        known = self._cache.get("certificate")
+        message, trusted = (self.message, self.converged) if known is None else (str(known), known.word == "certified")
+        return Card(f"Fit: {self.description}", message, trusted, table, count, figures)
 
     def __repr__(self) -> str:
         return f"Fit({self.description}; {self.n_iter} iterations; {self.message})"

@@ -20,7 +20,8 @@ def pareto_shape(log_w: Float[Array, " m"]) -> Scalar:
     r"""Shape $\hat k$ of the generalised Pareto distribution of the largest weights: under 0.5 their variance is finite.
 
     Of the $\min(m/5, 3\sqrt m)$ largest, by the empirical Bayes estimate of Zhang and Stephens (2009) drawn towards a half
-    as by ten more weights (Vehtari, Simpson, Gelman, Yao and Gabry 2024, appendix C). Equal weights have the shape minus infinity.
+    as by ten more weights (Vehtari, Simpson, Gelman, Yao and Gabry 2024, appendix C). Equal weights
+    have the shape minus infinity.
     """
     m = log_w.shape[0]
     count = int(min(m // 5, np.ceil(3 * np.sqrt(m))))
@@ -35,7 +36,6 @@ def pareto_shape(log_w: Float[Array, " m"]) -> Scalar:
     quarter = jnp.maximum(x[int(count / 4 + 0.5) - 1], jnp.finfo(x.dtype).tiny * 1e10)
     b = 1 / x[-1] + (1 - jnp.sqrt(places / (jnp.arange(1, places + 1) - 0.5))) / (3 * quarter)
     shapes = jnp.mean(jnp.log1p(-b[:, None] * x), axis=1)
-    # b = 0 is the exponential distribution, where b / k is minus one over the mean; it is met by no point of the grid but in the limit.
     fit = count * (jnp.log(-b / shapes) - shapes - 1)
     weight = jax.nn.softmax(jnp.where(jnp.isnan(fit), -jnp.inf, fit))
     shape = jnp.mean(jnp.log1p(-jnp.sum(b * weight) * x))

@@ -51,7 +51,7 @@ def at_edges(fit: Fit) -> Fit:
     fit.params = _again(fit, others, held) | {name: _hair_inside(name, ends, fit.params[name]) for name in held}
     fit.result = RESULTS.boundary
     # Chains of a density that has all but collapsed move no more: later draws come by importance sampling.
-    fit.rows = None
+    fit.rows, fit.polished = None, None
     fit._cache.clear()
     return fit
 

@@ -71,7 +71,10 @@ class Answer:
 
 
 def ended(fitted: Any) -> str:
-    """The sentence of a fit."""
+    """The word of a fit's certificate, and its sentence."""
+    certificate = getattr(fitted, "certificate_", None)
+    if certificate is not None:
+        return str(certificate)
     message = getattr(fitted, "message_", None)
     if message is not None:
         return str(message)

@@ -25,13 +25,14 @@ PROPOSALS = {"laplace": Laplace, "adapted": Running, "mixture": None}
 class ImportanceSampling(AbstractEStep):
     r"""Self-normalised importance sampling (ISGD: Batardiere, Chiquet, Kwon and Stoehr, algorithms 1 and 2).
 
-    Gaussian proposals of unit i: $(1-\alpha) N(m_i, S_i) + \alpha N(m_i, \delta^2 S_i)$, a defensive mixture in fixed proportions.
+    Gaussian proposals of unit i: $(1-\alpha) N(m_i, S_i) + \alpha N(m_i, \delta^2 S_i)$, a defensive mixture in fixed
+    proportions.
 
     Args:
         n_draws: draws a unit, a number, or a growing schedule (rounded up to whole rounds of 64).
         proposal: "laplace", the mode and curvature at the current parameters, followed by `n_newton`
             Newton steps an iteration; "adapted", the running posterior mean and covariance of the draws; "mixture", every
-            mode that is found, with learned moments and heavy tails, which is slow to begin with; or a proposal of `margaux.esteps`.
+            mode that is found, with learned moments and heavy tails (slow to begin with); or a proposal of `margaux.esteps`.
         defensive: $\alpha$, the share of wide draws (0 for none).
         widening: $\delta$, their standard deviations in units of the proposal's.
         quasi: quasi-Monte-Carlo normals (a randomly shifted lattice) in place of independent ones.

@@ -30,10 +30,10 @@ class ModeMixture(AbstractProposal):
     r"""$\sum_k \alpha_k\,[0.75\,N(m_k, S_k) + 0.25\,t_4(m_k, 1.44\,S_k)]$ over the modes that a search from far away finds.
 
     Components start at the Laplace approximations of the modes, with shares by their masses, and are moved to weighted moments
-    of trial draws (population Monte Carlo: Cappe, Douc, Guillin, Marin and Robert 2008, eqs. 13 to 15). The t bounds
-    the weights of every posterior with lighter tails. A model with a Gaussian population gives a fifth of the draws to it,
-    which bounds them wherever the likelihood of the latents is bounded. Once learned, the proposal is held where parameters move a little: with the same noise the
-    likelihood is then a smooth function of them.
+    of trial draws (population Monte Carlo: Cappe, Douc, Guillin, Marin and Robert 2008, eqs. 13 to 15).
+    The t bounds the weights of every posterior with lighter tails. A model with a Gaussian population gives a fifth of the draws
+    to it, which bounds them wherever the likelihood of the latents is bounded. Once learned, the proposal is held where
+    parameters move a little: with the same noise the likelihood is then a smooth function of them.
 
     Args:
         n_modes: components at most.

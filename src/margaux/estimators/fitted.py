@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from ..certificate import Certificate
 from ..result import Fit
 from ..shown import Card, Shown, flat_table
 
@@ -54,7 +55,13 @@ class Fitted(Shown):
 
     def _costs_nothing(self, answer: str) -> bool:
         """Whether the "summary" or the "loglik" is there already."""
-        return "loglik_" in self.__dict__ if answer == "loglik" else "information/louis/2000" in self.result_._cache
+        return "loglik_" in self.__dict__ if answer == "loglik" else "certificate" in self.result_._cache
+
+    @property
+    def certificate_(self) -> Certificate:
+        """Whether this is the maximum, and its errors true: see `margaux.Fit.certificate`. Computed when first asked for."""
+        check_fitted(self)
+        return self.result_.certificate
 
     @functools.cached_property
     def stderr_(self) -> dict[str, Any]:

@@ -11,7 +11,10 @@ from .fisher import wald_table as wald_table
 from .fisher import wald_test as wald_test
 from .marginal import LogLikelihood as LogLikelihood
 from .marginal import loglik as loglik
+from .posterior import UndefinedDensity as UndefinedDensity
 from .posterior import each_unit as each_unit
 from .posterior import latents as latents
 from .posterior import proposals as proposals
 from .profile import profile as profile
+from .rules import Rule as Rule
+from .rules import best_rule as best_rule

@@ -65,6 +65,7 @@ def bias_probe(fit: Any, n_iter: int | None = None, key: int = 0) -> pd.DataFram
         problem = fit._model()
         out = run(problem.model, fit.data, shifted, estep, key=key, params=fit.last_params, n_iter=length,
                   space=problem.space, penalty=problem.penalty, average=PolyakRuppert(), dtype=fit.dtype, progress=False,
+                  polish=False,
                   throw=False)  # fmt: skip
         traces.append(out.trace["params"][length // 2 :, 0].astype(float))
     gap = (traces[0] - traces[1]) / (1 - 2.0**-order)

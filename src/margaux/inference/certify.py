@@ -35,7 +35,8 @@ def certify(fit: Any) -> Certificate:
     if fit.result.failed:
         return Certificate(tuple(checks))
     if fit.problem is None:
-        return Certificate((*checks, Check("model", NAN, NAN, NAN, "careful", "The fit was loaded without its model and data.")))
+        unknown = Check("model", NAN, NAN, NAN, "careful", "The fit was loaded without its model and data.")
+        return Certificate((*checks, unknown, *trace_checks(fit, None)))
     if (trouble := unpolishable(fit)) is not None:
         return Certificate((*checks, *trace_checks(fit, None), *_unpolished(fit, trouble)))
     try:
@@ -46,8 +47,14 @@ def certify(fit: Any) -> Certificate:
     except UndefinedDensity as error:
         return Certificate((*checks, Check("density", NAN, NAN, NAN, "failed", f"{error}.")))
     # Where the maximum has been found by other means, it is of no matter how the chains behaved.
-    checks += [check if not settled else check._replace(level="pass") for check in trace_checks(fit, done)]
+    checks += [_of_no_matter(check) if settled else check for check in trace_checks(fit, done)]
     return Certificate(tuple(checks))
+
+
+def _of_no_matter(check: Check) -> Check:
+    if check.level == "pass":
+        return check
+    return check._replace(level="pass", sentence=f"{check.sentence.rstrip('.')} (no matter: the maximum has been found since).")
 
 
 def examined(fit: Any) -> Polish:
@@ -168,7 +175,9 @@ def _likelihoods(fit: Any, done: Polish) -> list[Check]:
     level = "pass" if gap < APART + 3 * error else "careful"
     sentence = "Two likelihoods by independent means agree."
     if level != "pass":
-        sentence = f"Two likelihoods differ by {gap:.2g}: {float(value):.2f} by {value.method} and {float(other):.2f} by fresh draws."
+        sentence = (
+            f"Two likelihoods differ by {gap:.2g}: {float(value):.2f} by {value.method}, {float(other):.2f} by fresh draws."
+        )
     return [*out, Check("likelihoods", gap, error, APART, level, sentence)]
 
 

@@ -79,14 +79,23 @@ def trace_checks(fit: Any, done: Any) -> list[Check]:
             r = rhat(tail)
             bad = np.where(np.ptp(tail.mean(axis=0), axis=0) <= little, 1.0, r)
             good = "The runs agree." if r.max() < 1.1 else "The runs agree to a tenth of a standard error."
-            add("rhat", r.max(), 1.1, bad.max() < 1.1, good, f"The runs disagree on {_traced(fit, bad)}: several optima, or too short.")
+            add(
+                "rhat",
+                r.max(),
+                1.1,
+                bad.max() < 1.1,
+                good,
+                f"The runs disagree on {_traced(fit, bad)}: several optima, or too short.",
+            )
     said = schedules(fit)
     if said:
         level = "pass" if "finite:" not in said and "no theorem" not in said else "careful"
         out.append(Check("schedules", NAN, NAN, NAN, level, said))
     if "acceptance" in fit.trace:
         rate = fit.trace["acceptance"][-max(fit.n_iter // 2, 1) :].mean()
-        add("acceptance", rate, 0.05, rate > 0.05, "The chains move.", "Few proposals are accepted: lower the kernel's step size.")
+        add(
+            "acceptance", rate, 0.05, rate > 0.05, "The chains move.", "Few proposals are accepted: lower the kernel's step size."
+        )
     if "ess" in fit.trace and isinstance(fit.estep, ImportanceSampling):
         ess = fit.trace["ess"][-max(fit.n_iter // 2, 1) :].mean()
         good, bad = "The importance weights are even.", "The importance weights are uneven: raise n_draws."

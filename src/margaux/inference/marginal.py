@@ -65,11 +65,11 @@ def loglik(
     r"""$\log p(y\mid\theta)$, every constant included, at the estimate (or at `params`).
 
     "auto": enumeration of a discrete latent; up to three latents adaptive Gauss-Hermite quadrature, if each posterior has
-    one mode and the rule agrees with a finer and with a finer and wider one; otherwise "importance": draws from a mixture over the
-    modes of each unit (`margaux.esteps.ModeMixture`), `replicates` independent randomisations of a quasi-Monte-Carlo rule, more
-    of them for the units that need it until the error is below `tol`, or `.message` says that it is not.
-    The error is the delta method's over replicates. `estep` puts another importance sampler in its place, with draws (and `rows`, see
-    `proposals`) of its own. "quadrature" and "laplace" (one node, of unknown error) whatever the posterior looks like,
+    one mode and the rule agrees with a finer and with a finer and wider one; otherwise "importance": draws from a mixture over
+    the modes of each unit (`margaux.esteps.ModeMixture`), `replicates` independent randomisations of a quasi-Monte-Carlo rule,
+    more of them for the units that need it until the error is below `tol`, or `.message` says that it is not. The error is the
+    delta method's over replicates. `estep` puts another importance sampler in its place, with draws (and `rows`, see `proposals`)
+    of its own. "quadrature" and "laplace" (one node, of unknown error) whatever the posterior looks like,
     "exact": enumeration alone. "harmonic", "student" and "annealed": see `margaux.inference.evidence`.
 
     Args:
@@ -80,9 +80,10 @@ def loglik(
         ValueError: unknown method. TypeError: the model does not allow it. UndefinedDensity: a log density is NaN.
     """
     if estep is not None:
-        each = np.stack([each_unit(fit, nothing, estep, params, key=first_key + r, width=_width(fit, estep), rows=rows)[1]["log_marginal"]
-                         for r in range(replicates)])  # fmt: skip
-        values, relative = pooled(each)
+        width = _width(fit, estep)
+        keys = range(first_key, first_key + replicates)
+        infos = [each_unit(fit, nothing, estep, params, key=key, width=width, rows=rows)[1] for key in keys]
+        values, relative = pooled(np.stack([info["log_marginal"] for info in infos]))
         return LogLikelihood(values, float(np.sqrt(np.sum(relative**2))), "importance sampling")
     if method == "auto" or method == "importance":
         rule = best_rule(fit, params) if rule is None else rule
@@ -134,9 +135,7 @@ def _by_quadrature(fit: Any, params: PyTree, n_nodes: int) -> LogLikelihood:
 def _agreed(fit: Any, params: PyTree, rule: Rule) -> LogLikelihood:
     """By the finer rule; its error is how far the given one, and a wider one, are from it."""
     finer = NODES[latent_size(fit)][1]
-    value, wider = (
-        _marginals(fit, params, Quadrature(finer, held=True, widening=wide), rule.rows) for wide in (1.0, WIDER)
-    )
+    value, wider = (_marginals(fit, params, Quadrature(finer, held=True, widening=wide), rule.rows) for wide in (1.0, WIDER))
     coarse = _marginals(fit, params, rule.estep, rule.rows)
     apart = np.maximum(abs(value - coarse), abs(value - wider))
     # Errors of units may cancel in the sum: no less than they would make if they were independent.
@@ -205,8 +204,8 @@ def _by_importance(
     if len(bad) and relative[bad].max() > tol / 4:
         shape, size = pareto[bad].max(), ess[bad].min()
         message += ("; " if message else "") + (
-            f"the weights of {len(bad)} units are so uneven (Pareto k up to {shape:.2f}, effective size {size:.1f}) that the error "
-            "itself is too small"
+            f"the weights of {len(bad)} units are so uneven (Pareto k up to {shape:.2f}, effective size {size:.1f}) "
+            "that the error itself is too small"
         )
     return LogLikelihood(values, se, "importance sampling", message)
 

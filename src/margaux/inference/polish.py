@@ -6,12 +6,16 @@ import dataclasses
 import time
 from typing import Any
 
+import jax
 import numpy as np
 from jaxtyping import PyTree
 
+from ..esteps import MCMC
 from ..penalty import NoPenalty
-from .posterior import UndefinedDensity, each_unit, nothing
-from .rules import Rule, best_rule
+from ..result import RESULTS
+from .marginal import loglik
+from .posterior import UndefinedDensity, each_unit, latent_size, nothing
+from .rules import NODES, Rule, best_rule
 from .scores import Coordinates, Evaluation, evaluate
 
 #: the length of Newton's step, in standard errors, that ends the polish; and how far a step goes at most, at first
@@ -24,6 +28,10 @@ LOOKED_AT, FLAT, RISEN = 12, 5.0, 0.02
 LEAP = 2.0
 #: parameters up to which second derivatives are taken
 LARGEST = 100
+#: units, and points of a quadrature over all of them, up to which every fit is polished unless told otherwise
+FEW_UNITS, MANY_POINTS = 20_000, 50_000_000
+#: runs that are compared, at most
+RUNS = 8
 
 
 @dataclasses.dataclass(frozen=True)
@@ -100,6 +108,51 @@ def polish(fit: Any, rule: Rule | None = None, most: int = MOST) -> tuple[PyTree
     converged = positive and length < CLOSE + 2 * error
     done = Polish(steps, away, search.at, search.rule, length, error, drops, converged, time.perf_counter() - began)
     return search.params, done
+
+
+def polished(fit: Any, wanted: bool | None = None) -> Any:
+    """The fit at the maximum, where it can be polished: see `margaux.fit`. Several runs that disagree are compared first."""
+    if wanted is False or fit.result.failed or fit.result is RESULTS.interrupted or unpolishable(fit) is not None:
+        return fit
+    if wanted is None and not affordable(fit):
+        return fit
+    try:
+        start = _best_run(fit)
+        rule = best_rule(start)
+        if isinstance(rule.estep, MCMC) and wanted is None:
+            return start
+        params, done = polish(start, rule)
+    except UndefinedDensity as error:
+        return dataclasses.replace(fit, result=RESULTS.undefined, note=str(error))
+    on_edge = bool(np.any(Coordinates(fit).edges(params)))
+    result = RESULTS.boundary if on_edge else RESULTS.successful if fit.result is RESULTS.boundary else fit.result
+    return dataclasses.replace(start, params=params, polished=done, result=result)
+
+
+def affordable(fit: Any) -> bool:
+    """Whether a polish takes about as long as a fit, not many times longer."""
+    n, size = fit._model().n, latent_size(fit)
+    return n <= FEW_UNITS or (size in NODES and n * NODES[size][1] ** size <= MANY_POINTS)
+
+
+def _best_run(fit: Any) -> Any:
+    """The fit from the mean of its runs where they agree; from the best of them, by likelihood, where they do not."""
+    runs = len(jax.tree.leaves(fit.run_params)[0])
+    if runs == 1 or "params" not in fit.trace:
+        return fit
+    flat = np.concatenate([np.reshape(leaf, (runs, -1)) for leaf in jax.tree.leaves(fit.run_params)], axis=1)
+    noise = fit.trace["params"][fit.averaged_from :].std(axis=0).mean(axis=0) if len(fit.trace["params"]) > 30 else 0.0
+    if np.all(np.ptp(flat, axis=0) <= 6 * noise + 1e-6 * np.abs(flat).max(axis=0)):
+        return fit
+    each = [jax.tree.map(lambda leaf, r=r: leaf[r], fit.run_params) for r in range(min(runs, RUNS))]
+    values = []
+    for params in (fit.params, *each):
+        try:
+            values.append(float(loglik(fit, params=params, tol=np.inf, n_draws=2000)))
+        except (UndefinedDensity, TypeError):
+            values.append(-np.inf)
+    best = int(np.nanargmax(values))
+    return fit if best == 0 else dataclasses.replace(fit, params=each[best - 1])
 
 
 class _Search:

@@ -99,7 +99,7 @@ def _computed_covariances(fitted: Any) -> tuple[np.ndarray, np.ndarray, str]:
     model, fit = fitted.model_, fitted.result_
     singular = fit.result is RESULTS.boundary and bool(model.blocks)
     if singular:
-        fit = dataclasses.replace(fit, params=lifted(fit.params), _cache={})
+        fit = dataclasses.replace(fit, params=lifted(fit.params))
     rows = proposals(fit, AdaptedMixture(1)) if singular else _rows(fitted)
     info = information(fit, "louis", estep=AdaptedMixture(_draws(fitted)), replicates=REPLICATES, rows=rows)
     with precision(np.dtype(np.float64)):

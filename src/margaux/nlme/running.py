@@ -173,7 +173,7 @@ def _saem(build: Build, individual: dict[str, Individual], start: dict, settings
     stop = Settled(model, units, start, settings.n_burn) if settings.stop else None
     others: dict[str, Any] = dict(
         n_iter=settings.n_iter, batch_size=settings.batch_size, key=settings.seed, dtype=settings.dtype, stop=stop,
-        progress=settings.verbose,
+        progress=settings.verbose, polish=False,
     )  # fmt: skip
     algorithm, estep = settings.algorithm(settings.n_burn), settings.estep(len(units["mask"]))
     vanishing = [name for name, one in individual.items() if not one.random]
@@ -242,7 +242,7 @@ def _screened(model: MixedEffects, units: dict, starts: list[dict], settings: Se
         units = jax.tree.map(lambda leaf: leaf[some], units)
     fit = run(model, units, settings.algorithm(n_burn), settings.estep(len(units["mask"]), 1), params=starts[0],
               runs=starts, space=model.space(), n_iter=settings.n_screen, key=settings.seed + 1, dtype=settings.dtype,
-              progress=False, throw=False)  # fmt: skip
+              progress=False, polish=False, throw=False)  # fmt: skip
     ends = [jax.tree.map(lambda leaf, r=r: leaf[r], fit.run_params) for r in range(len(starts))]
     values = [_likelihood(fit, end) for end in ends]
     if not np.any(np.isfinite(values)):

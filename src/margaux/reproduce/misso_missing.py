@@ -134,7 +134,8 @@ def run(method: str, model: MissingCovariates, rows: Any, start: dict[str, np.nd
 
     def fitted(count: int, clock: Clock) -> mx.Fit:
         return mx.fit(model, rows, algorithm, estep, params=start, space=model.space(), n_iter=count,
-                      batch_size=size if table else None, callbacks=[clock], key=1, dtype="float64", progress=False)  # fmt: skip
+                      batch_size=size if table else None, callbacks=[clock], key=1, dtype="float64",
+                      polish=False, progress=False)  # fmt: skip
 
     fitted(1, cold := Clock())
     fit = fitted(n_iter, clock := Clock())

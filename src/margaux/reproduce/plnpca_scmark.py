@@ -129,7 +129,7 @@ def stepped(
     params = {"B": np.asarray(here.loadings.B), "C": np.asarray(here.loadings.C)}
     found = mx.fit(
         PLN(), units(design, here.posterior, dtype), algorithm, estep, key=seed, params=params, n_iter=n_iter, batch_size=batch,
-        rows="device" if batch is None else "host", dtype=dtype, progress=False, throw=False,
+        rows="device" if batch is None else "host", dtype=dtype, polish=False, progress=False, throw=False,
     )  # fmt: skip
     if found.result is RESULTS.diverged:
         return None

@@ -69,7 +69,7 @@ def saem(model: Any, data: Any, chain: AbstractKernel, *, joint: bool = False, w
         model, data = Together(model), mx.one_unit(data)
     return mx.fit(
         model, data, mx.saem(mx.Polynomial(1.0, power=0.5)), mx.MCMC(chain, n_steps=5, thin=5, warm_up=warm_up),
-        progress=False, throw=False, spread=0.0, **settings,
+        polish=False, progress=False, throw=False, spread=0.0, **settings,
     )  # fmt: skip
 
 
@@ -201,7 +201,7 @@ def on_test(fit: mx.Fit, test: dict[str, np.ndarray]) -> mx.Fit:
     """The fitted parameters with other subjects as their data."""
     assert fit.problem is not None
     problem = dataclasses.replace(fit.problem, model=Theophylline(), n=len(test["mask"]))
-    return dataclasses.replace(fit, data=test, problem=problem, rows=None, _cache={})
+    return dataclasses.replace(fit, data=test, problem=problem, rows=None)
 
 
 def pharmacokinetics(out: Path, full: bool) -> list[Row]:

@@ -31,7 +31,7 @@ def soul(data: Any, n_iter: int, runs: int | None = None, key: int = 1, gamma: f
     return mx.fit(
         wisconsin.EmpiricalBayesLogistic(), data, mx.soul(STEP, average=mx.StepWeighted(STEP, burn_in=burn_in)),
         mx.MCMC(mx.ULA(gamma), warm_up=100), params={"theta": 0.0}, space={"theta": mx.Box(-100.0, 100.0)}, n_iter=n_iter,
-        runs=runs, spread=0.0, key=key, dtype="float32", progress=False,
+        runs=runs, spread=0.0, key=key, dtype="float32", polish=False, progress=False,
     )  # fmt: skip
 
 
@@ -91,7 +91,8 @@ def errors_by_theta(count: int) -> tuple[np.ndarray, np.ndarray]:
     X = (X - X[train].mean(axis=0)) / X[train].std(axis=0, ddof=1)
     X = np.column_stack([np.ones(len(X)), X])
     fit = mx.fit(wisconsin.EmpiricalBayesLogistic(), mx.one_unit({"X": X[train], "y": y[train]}), mx.soul(),
-                 mx.MCMC(mx.ULA(preconditioner="dense")), params={"theta": 0.0}, n_iter=5000, progress=False)  # fmt: skip
+                 mx.MCMC(mx.ULA(preconditioner="dense")), params={"theta": 0.0}, n_iter=5000,
+                 polish=False, progress=False)  # fmt: skip
     grid = np.linspace(-10, 10, count)
     found = []
     for theta in grid:

@@ -33,7 +33,7 @@ def sections(model: Any, command: str | None = None) -> list[Section]:
     return [
         fitted.what(model, ("Prior", model.prior), ("Observations", f"{model.n_observations_:,}"),
                     ("Columns", f"{model.n_features_in_:,}"), ("Classes", listed(list(model.classes_))), words=WORDS),
-        fitted.end(model, of_fit.concerns(fit)),
+        fitted.end(model),
         fitted.estimated(model, "Parameters of the prior, with Wald intervals."),
         of_fit.convergence_of(fit),
         fitted.criteria(model, more=fitted.figure(model, "Calibration", lambda: _calibration(model))),

@@ -38,7 +38,7 @@ def sections(fit: Any, command: str | None = None) -> list[Section]:
     """The sections of the page."""
     return [
         fitted(fit),
-        ending(fit, extra=concerns(fit)),
+        ending(fit, certificate=None if why_not(fit) else fit.certificate),
         estimated(fit),
         convergence_of(fit),
         goodness(fit),
@@ -123,7 +123,9 @@ def convergence_of(fit: Any, informed: bool = True, names: Mapping[str, str] = M
 
 def quick(fit: Any, informed: bool = True) -> pd.DataFrame:
     """`Fit.diagnostics`, without the checks that need the information where that is not for this page."""
-    return (dataclasses.replace(fit, problem=None) if why_not(fit) or not informed else fit).diagnostics()
+    if why_not(fit) or not informed:
+        return dataclasses.replace(fit, problem=None).diagnostics().drop(index="model", errors="ignore")
+    return fit.diagnostics()
 
 
 def goodness(fit: Any) -> Section:
@@ -136,7 +138,7 @@ def _goodness(fit: Any) -> list[Part]:
     if reason:
         raise ValueError(reason)
     size = latent_size(fit)
-    if size > LATENTS and "loglik/importance/None" not in fit._cache:
+    if size > LATENTS and "loglik/auto/None" not in fit._cache:
         raise ValueError(f"a unit has {size:,} latents, and importance sampling is for at most {LATENTS} on a page")
     value = fit.loglik()
     told = facts.facts(

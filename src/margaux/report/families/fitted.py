@@ -42,8 +42,9 @@ def what(model: Any, *pairs: tuple[str, Any], words: str = "", names: Any = None
 
 
 def end(model: Any, extra: Sequence[Part] = ()) -> Section:
-    """How it ended, by the estimator's own sentence."""
-    return ending(model.result_, model.message_, model.converged_, extra)
+    """The word of its certificate, and how it ended by the estimator's own sentence."""
+    certificate = None if of_fit.why_not(model.result_) else model.certificate_
+    return ending(model.result_, model.message_, model.converged_, extra, certificate)
 
 
 def estimated(model: Any, caption: str = WALD, against: float | None = 0.0, plot: Any = None) -> Section:

@@ -32,7 +32,7 @@ def sections(model: Any, command: str | None = None) -> list[Section]:
                     ("Data", f"{model.y_.size:,}"), ("Unknowns", " x ".join(map(str, model.x_.shape))),
                     ("Noise level", "estimated" if model.noise_sd is None else f"given: {number(model.noise_sd)}"),
                     words=WORDS, names=list(model.params_)),
-        fitted.end(model, of_fit.concerns(fit)),
+        fitted.end(model),
         fitted.estimated(model, "Weight of the prior, and the noise level where it is estimated.", None),
         _convergence(model),
         section("goodness", "Goodness of fit", fitted.figure(model, "The check of residuals", lambda: _residuals(model))),
