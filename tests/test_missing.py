@@ -219,8 +219,7 @@ def test_with_nothing_missing_it_is_the_ordinary_regression(name):
 def fitted(data, curvature, algorithm, estep, **settings):
     model = MissingCovariates(data.family, curvature, data.groups)
     return mx.fit(model, data.rows, algorithm, estep, params=data.start, space=model.space(), dtype="float64",
-    polish=False, progress=False,
-                  **settings)  # fmt: skip
+                  polish=False, progress=False, **settings)  # fmt: skip
 
 
 def far(fit, truth):

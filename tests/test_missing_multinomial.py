@@ -221,8 +221,7 @@ def test_surrogates_add_up_over_rows_and_touch_the_likelihood(double, curvature)
 def fitted(data, curvature, algorithm, estep, **settings):
     model = MissingMultinomial(data.family, data.x.shape[1], curvature, data.groups)
     return mx.fit(model, data.rows, algorithm, estep, params=data.start, space=model.space(), dtype="float64",
-    polish=False, progress=False,
-                  **settings)  # fmt: skip
+                  polish=False, progress=False, **settings)  # fmt: skip
 
 
 @pytest.mark.parametrize("curvature", ["tight", pytest.param("newton", marks=pytest.mark.slow)])

@@ -95,8 +95,8 @@ def test_runs_in_different_modes_are_compared():
             return 0.0 * y
 
     y = np.random.default_rng(0).normal(4.0, 1.0, 40)
-    fit = mx.fit(Folded(), y, mx.soul(mx.Polynomial(0.3, 0.6)), mx.Quadrature(9), params={"a": 1.0}, 
-                 runs=[{"a": 1.0}, {"a": -1.0}],                  n_iter=400, progress=False)  # fmt: skip
+    fit = mx.fit(Folded(), y, mx.soul(mx.Polynomial(0.3, 0.6)), mx.Quadrature(9), params={"a": 1.0},
+                 runs=[{"a": 1.0}, {"a": -1.0}], n_iter=400, progress=False)  # fmt: skip
     roots = np.roots([1, 0.4, -y.mean()])
     assert min(abs(fit.params["a"] - roots)) < 1e-3  # not the mean of the two, which is no maximum
 
