@@ -131,7 +131,7 @@ def test_standard_errors_carry_monte_carlo_errors():
 
     y = np.random.default_rng(3).normal(1.0, 1.4, 30)
     fit = mx.fit(
-        Many(), mx.one_unit(y), mx.soul(0.3), mx.MCMC(mx.MALA(), n_steps=5), params={"mu": 0.0}, n_iter=200, progress=False
+        Many(), mx.one_unit(y), mx.soul(), mx.MCMC(mx.MALA(), n_steps=5), params={"mu": 0.0}, n_iter=200, progress=False
     )
     summary = fit.summary()
     assert fit.params["mu"] == pytest.approx(y.mean(), abs=0.03 * np.sqrt(2 / 30))

@@ -88,8 +88,14 @@ def polish(fit: Any, rule: Rule | None = None, most: int = MOST) -> tuple[PyTree
     Raises:
         UndefinedDensity: a log density is NaN at the estimate.
     """
+    # What overflows on the way is seen by its value, which is then refused.
+    with np.errstate(all="ignore"):
+        return _polished(fit, best_rule(fit) if rule is None else rule, most)
+
+
+def _polished(fit: Any, rule: Rule, most: int) -> tuple[PyTree, Polish]:
     began = time.perf_counter()
-    search = _Search(fit, best_rule(fit) if rule is None else rule)
+    search = _Search(fit, rule)
     search.climb(most)
     search.all_draws(most > 0)
     drops, higher = search.around()
