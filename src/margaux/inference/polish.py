@@ -78,7 +78,7 @@ def polish(fit: Any, rule: Rule | None = None, most: int = MOST) -> tuple[PyTree
     where it is indefinite, held to a trust region in its own metric, $\sqrt{\delta^\top|I|\delta}\le r$: the region shrinks where
     the log-likelihood rises less than a tenth of what was promised, and grows where it rises as promised (Nocedal and
     Wright 2006, algorithm 4.1). Likelihoods are compared by the same draws from the same proposals, which are made anew when the
-    parameters have moved. A parameter on the edge of its space stays there. At the end the log-likelihood is looked at a standard
+    parameters have moved. A parameter on an edge of its space stays there if the likelihood presses it against that. At the end the log-likelihood is looked at a standard
     error to either side of every coordinate; where it is higher there, as on the far side of a variance that
     had collapsed, the search goes on from there.
 
@@ -168,10 +168,21 @@ class _Search:
         self.fit, self.rule, self.coordinates = fit, rule, Coordinates(fit)
         self.params, self.n = fit.params, fit._model().n
         self.first = self.coordinates.to(self.params)
-        self.free = _free(self.coordinates, self.params, self.first)
         self.steps: list[tuple[float, float]] = []
         self.since = 0.0
         self.at = self.evaluated(self.params)
+        self.free = self._free()
+
+    def _free(self) -> np.ndarray:
+        """The coordinates that may move: finite, and not those of parameters alone whose edge the likelihood presses on."""
+        finite, edges = np.isfinite(self.first), self.coordinates.edges(self.params)
+        if not edges.any() or not finite.all():
+            return finite
+        jacobian = self.coordinates.jacobian(self.first)
+        flat = np.concatenate([np.ravel(leaf) for leaf in jax.tree.leaves(self.params)]).astype(float)
+        ahead = flat + 1e-3 * jacobian @ _newton(self.at, finite, RADIUS)[0]
+        pressed = edges & (np.abs(self.coordinates.projected(ahead) - ahead) > 1e-12 * (1 + np.abs(ahead)))
+        return np.abs(jacobian[~pressed]).sum(axis=0) > 0 if (~pressed).any() else ~finite
 
     @property
     def scouts(self) -> range:
@@ -273,15 +284,6 @@ class _Search:
         except UndefinedDensity:
             return -np.inf
         return float(np.sum(_mean(np.stack(logs))))
-
-
-def _free(coordinates: Coordinates, params: PyTree, u: np.ndarray) -> np.ndarray:
-    """The coordinates that may move: finite, and not those of a parameter on its edge alone."""
-    flags = coordinates.edges(params)
-    free = np.isfinite(u)
-    if flags.any() and free.all():
-        free = np.abs(coordinates.jacobian(u)[~flags]).sum(axis=0) > 0 if (~flags).any() else ~free
-    return free
 
 
 def _newton(here: Evaluation, free: np.ndarray, radius: float) -> tuple[np.ndarray, float, float]:

@@ -38,6 +38,11 @@ class Coordinates:
         with precision(self.dtype):
             return jax.tree.map(np.asarray, _natural(self.space, self.template, jnp.asarray(u, self.dtype)))
 
+    def projected(self, flat: np.ndarray) -> np.ndarray:
+        """The nearest flat parameters (p,) inside their space."""
+        with precision(self.dtype):
+            return np.asarray(_projected(self.space, self.template, jnp.asarray(flat, self.dtype)), float)
+
     def jacobian(self, u: np.ndarray) -> np.ndarray:
         """Of the flat parameters in u, (p, k)."""
         with precision(self.dtype):
@@ -57,6 +62,11 @@ def _unconstrained(space: Any, params: PyTree) -> Array:
 @compiled
 def _natural(space: Any, template: PyTree, u: Array) -> PyTree:
     return space.from_unconstrained(ravel_pytree(space.to_unconstrained(template))[1](u))
+
+
+@compiled
+def _projected(space: Any, template: PyTree, flat: Array) -> Array:
+    return ravel_pytree(space.project(ravel_pytree(template)[1](flat)))[0]
 
 
 @compiled
