@@ -38,7 +38,7 @@ def test_quadrature_em_and_louis_are_exact(name):
     importance = fit.loglik("importance")
     assert abs(float(importance) - problem.loglik) < 4 * importance.se + 1e-4
     assert importance.se < 0.1
-    assert fit.aic == pytest.approx(-2 * float(importance) + 4)
+    assert fit.aic == pytest.approx(-2 * problem.loglik + 4, abs=1e-3)
     assert bool(np.all(fit.diagnostics()["ok"])), fit.diagnostics().to_string()
 
 
@@ -186,7 +186,7 @@ def test_runs_diagnostics_save_load_and_plots(tmp_path):
         assert (tmp_path / "f.png").stat().st_size > 5000
 
 
-@pytest.mark.parametrize(("away", "ok"), [(0.3, True), (0.8, False)])
+@pytest.mark.parametrize(("away", "ok"), [(0.09, True), (0.3, False), (0.8, False)])
 def test_gradient_says_how_far_the_maximum_is(away, ok):
     problem = random_intercept()
     params = problem.mle | {"mu": problem.mle["mu"] + away * problem.se["mu"]}
@@ -195,7 +195,7 @@ def test_gradient_says_how_far_the_maximum_is(away, ok):
     check = fit.diagnostics().loc["gradient"]
     # Nearly a parabola in mu.
     assert check["figure"] == pytest.approx(away, rel=0.05) and check["ok"] == ok
-    assert ok or "move mu by" in check["verdict"]
+    assert ok or f"{away:g} standard errors away, most of it in mu" in check["verdict"]
 
 
 def test_failures_are_results_and_keep_what_there_was():

@@ -77,10 +77,10 @@ def polish(fit: Any, rule: Rule | None = None, most: int = MOST) -> tuple[PyTree
     Newton's step $|I|^{-1}s$ in the unconstrained coordinates, I Louis' information with the absolute values of its eigenvalues
     where it is indefinite, held to a trust region in its own metric, $\sqrt{\delta^\top|I|\delta}\le r$: the region shrinks where
     the log-likelihood rises less than a tenth of what was promised, and grows where it rises as promised (Nocedal and
-    Wright 2006, algorithm 4.1). Likelihoods are compared by the same draws from the same proposals, which are made anew when the
-    parameters have moved. A parameter on an edge of its space stays there if the likelihood presses it against that. At the end the log-likelihood is looked at a standard
-    error to either side of every coordinate; where it is higher there, as on the far side of a variance that
-    had collapsed, the search goes on from there.
+    Wright 2006, algorithm 4.1). Likelihoods are compared by the same draws from the same proposals, which are made anew when
+    the parameters have moved. A parameter on an edge of its space stays there if the likelihood presses it against that.
+    At the end the log-likelihood is looked at a standard error to either side of every coordinate; where it is higher there, as
+    on the far side of a variance that had collapsed, the search goes on from there.
 
     Args:
         most: evaluations at most; with none, the estimate is only looked at.
