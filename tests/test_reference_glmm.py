@@ -81,7 +81,10 @@ def test_exact_maximum(case, seed, data_folder, reference):
     units, _ = mx.pad_ragged({"y": y, "m": m, "x": x, "w": w}, groups)
     q, p = w.shape[1], x.shape[1]
     rng = np.random.default_rng(seed)
-    start = {"b": rng.normal(0, 0.2, p), "log_sd": rng.normal(0, 0.7, q)} | ({"below": np.zeros(q * (q - 1) // 2)} if q > 1 else {})
+    size = -np.log(np.sqrt(np.mean(w**2, axis=0)))  # an effect of about one on the linear predictor, up to four times off
+    start = {"b": rng.normal(0, 0.2, p), "log_sd": size + rng.normal(0, 0.7, q)} | (
+        {"below": np.zeros(q * (q - 1) // 2)} if q > 1 else {}
+    )
     fit = mx.fit(MixedGLM(poisson, q), units, mx.soul(), mx.MCMC(mx.MALA(0.3), n_steps=3), params=start, n_iter=400, key=seed,
                  progress=False)  # fmt: skip
     fixed, se = np.asarray(exact["fixed"]), np.asarray(exact["se_fixed"])

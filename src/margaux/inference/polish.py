@@ -21,7 +21,7 @@ from .scores import Coordinates, Evaluation, evaluate
 #: the length of Newton's step, in standard errors, that ends the polish; and how far a step goes at most, at first
 CLOSE, RADIUS = 0.03, 1.5
 #: steps at most, those tried included; how far parameters move, as one unit's data tell them, before proposals are made anew
-MOST, MOVED = 25, 0.15
+MOST, MOVED = 50, 0.15
 #: coordinates that are looked at on either side, at most; how far where there is no curvature; and a rise that is one
 LOOKED_AT, FLAT, RISEN = 12, 5.0, 0.02
 #: what a coordinate may move in a step: a variance by a factor of seven
