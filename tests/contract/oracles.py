@@ -1,0 +1,151 @@
+"""Exact maxima that share no code with the library: NumPy quadrature and SciPy's optimisers from many starts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import numpy as np
+from scipy import optimize, special, stats
+
+#: points of the rules that integrate one latent out: a grid over the prior's standard deviations
+GRID = np.linspace(-9.0, 9.0, 1201)
+LOG_STEP = np.log(GRID[1] - GRID[0])
+
+
+class Truth(NamedTuple):
+    """The maximum: parameters (unconstrained), standard errors (NaN where the maximum is on an edge), log-likelihood."""
+
+    theta: np.ndarray
+    se: np.ndarray
+    loglik: float
+    regular: bool
+
+
+def maximum(
+    value: Callable[[np.ndarray], float], starts: list[np.ndarray], edge: float = -6.0, logs: tuple[int, ...] = ()
+) -> Truth:
+    """The best of several searches, polished by Nelder and Mead.
+
+    Args:
+        value: minus the log-likelihood of the unconstrained parameters. logs: positions of logs of standard deviations, at
+            an edge below `edge`.
+    """
+
+    def safe(theta: np.ndarray) -> float:
+        with np.errstate(all="ignore"):
+            found = value(theta)
+        return float(found) if np.isfinite(found) else 1e12
+
+    best = None
+    for start in starts:
+        found = optimize.minimize(safe, start, method="L-BFGS-B")
+        found = optimize.minimize(safe, found.x, method="Nelder-Mead", options={"xatol": 1e-7, "fatol": 1e-10, "maxiter": 4000})
+        if best is None or found.fun < best.fun:
+            best = found
+    theta = np.asarray(best.x)
+    k, h = len(theta), 1e-3
+    e = np.eye(k) * h * np.maximum(np.abs(theta), 0.3)
+    hessian = np.array([[(safe(theta + a + b) - safe(theta + a - b) - safe(theta - a + b) + safe(theta - a - b))
+                         / (4 * a.sum() * b.sum()) for b in e] for a in e])  # fmt: skip
+    values = np.linalg.eigvalsh(hessian) if np.all(np.isfinite(hessian)) else np.array([-1.0])
+    regular = bool(values[0] > 1e-4 * values[-1]) and all(theta[j] > edge for j in logs) and bool(np.all(np.abs(theta) < 12))
+    with np.errstate(all="ignore"):
+        se = np.sqrt(np.diag(np.linalg.inv(hessian))) if regular else np.full(k, np.nan)
+    return Truth(theta, se, -float(best.fun), regular and bool(np.all(np.isfinite(se))))
+
+
+def over_intercepts(log_p: Callable[[np.ndarray], np.ndarray], log_sd: float) -> float:
+    """Sum over groups of log of the integral of exp(log_p(z)) N(z; 0, sd^2) dz: log_p maps z (g, grid) to (g, grid)."""
+    sd = np.exp(log_sd)
+    logs = log_p(sd * GRID) + stats.norm.logpdf(GRID)
+    # Where a group's likelihood is narrower than the grid, the grid is drawn together around its mode.
+    top = logs.argmax(axis=1)
+    width = 1 / np.sqrt(np.maximum(-_curvature(logs, top), 1.0))
+    if width.min() > 4 * (GRID[1] - GRID[0]):
+        return float(np.sum(special.logsumexp(logs, axis=1) + LOG_STEP))
+    fine = GRID[top][:, None] + width[:, None] * GRID[None, :]
+    logs = log_p(sd * fine) + stats.norm.logpdf(fine)
+    return float(np.sum(special.logsumexp(logs, axis=1) + LOG_STEP + np.log(width)))
+
+
+def _curvature(logs: np.ndarray, top: np.ndarray) -> np.ndarray:
+    at = np.clip(top, 1, logs.shape[1] - 2)
+    rows = np.arange(len(logs))
+    step = GRID[1] - GRID[0]
+    return (logs[rows, at - 1] - 2 * logs[rows, at] + logs[rows, at + 1]) / step**2
+
+
+def grouped_binomial(y: np.ndarray, trials: float) -> Callable[[np.ndarray], float]:
+    """y_ij ~ Binomial(trials, logistic(mu + z_i)): theta = (mu, log sd)."""
+    total, m = y.sum(axis=1)[:, None], trials * y.shape[1]
+    constant = np.sum(special.gammaln(trials + 1) - special.gammaln(y + 1) - special.gammaln(trials - y + 1))
+
+    def value(theta: np.ndarray) -> float:
+        log_p = lambda z: total * (theta[0] + z) - m * np.logaddexp(0, theta[0] + z)  # noqa: E731
+        return -over_intercepts(log_p, theta[1]) - constant
+
+    return value
+
+
+def grouped_poisson(y: np.ndarray) -> Callable[[np.ndarray], float]:
+    """y_ij ~ Poisson(exp(mu + z_i)): theta = (mu, log sd)."""
+    total, m = y.sum(axis=1)[:, None], y.shape[1]
+    constant = -np.sum(special.gammaln(y + 1))
+
+    def value(theta: np.ndarray) -> float:
+        log_p = lambda z: total * (theta[0] + z) - m * np.exp(np.minimum(theta[0] + z, 500))  # noqa: E731
+        return -over_intercepts(log_p, theta[1]) - constant
+
+    return value
+
+
+def grouped_gaussian(y: np.ndarray) -> Callable[[np.ndarray], float]:
+    """y_ij ~ N(mu + z_i, exp(2 theta_2)): theta = (mu, log sd, log noise), in closed form."""
+    m, mean = y.shape[1], y.mean(axis=1)
+    within = np.sum((y - mean[:, None]) ** 2)
+
+    def value(theta: np.ndarray) -> float:
+        noise, between = np.exp(2 * theta[2]), np.exp(2 * theta[1])
+        one = stats.norm.logpdf(mean, theta[0], np.sqrt(between + noise / m)).sum()
+        rest = -within / (2 * noise) - len(y) * ((m - 1) / 2 * np.log(2 * np.pi * noise) + 0.5 * np.log(m))
+        return -(one + rest)
+
+    return value
+
+
+def gamma_poisson(y: np.ndarray) -> Callable[[np.ndarray], float]:
+    """y_ij ~ Poisson(l_i), l_i ~ Gamma(exp theta_1, exp theta_0): theta = (log rate, log shape)."""
+    total, m = y.sum(axis=1), y.shape[1]
+
+    def value(theta: np.ndarray) -> float:
+        b, a = np.exp(theta)
+        each = a * np.log(b) - special.gammaln(a) + special.gammaln(a + total) - (a + total) * np.log(b + m)
+        return -np.sum(each) + np.sum(special.gammaln(y + 1))
+
+    return value
+
+
+def two_normals(x: np.ndarray) -> Callable[[np.ndarray], float]:
+    """x ~ p N(a, s^2) + (1 - p) N(b, s^2): theta = (logit p, a, b, log s)."""
+
+    def value(theta: np.ndarray) -> float:
+        s, p = np.exp(theta[3]), special.expit(theta[0])
+        return -float(np.sum(np.logaddexp(np.log(p) + stats.norm.logpdf(x, theta[1], s),
+                                          np.log1p(-p) + stats.norm.logpdf(x, theta[2], s))))  # fmt: skip
+
+    return value
+
+
+def squares(y: np.ndarray) -> Callable[[np.ndarray], float]:
+    """y ~ N(z^2, exp(2 theta_0)), z ~ N(0, exp(2 theta_1)): two modes."""
+    grid = np.linspace(-1, 1, 6001)
+
+    def value(theta: np.ndarray) -> float:
+        reach = 9 * np.exp(theta[1])
+        z = reach * grid
+        noise = max(np.exp(theta[0]), 2e-3)
+        logs = stats.norm.logpdf(y[:, None], z**2, noise) + stats.norm.logpdf(z, 0, np.exp(theta[1]))
+        return -float(np.sum(special.logsumexp(logs, axis=1) + np.log(z[1] - z[0])))
+
+    return value
