@@ -109,7 +109,9 @@ def test_a_penalised_fit_is_as_stationary_when_it_is_loaded(dtype, tmp_path):
     fit.save(tmp_path / "fit.npz")
     again = mx.load(tmp_path / "fit.npz", PROBLEM.model, PROBLEM.data, estep=mx.Quadrature(9))
     one, two = fit.stationarity(), again.stationarity()
-    assert one.value == two.value and one.stationary and two.stationary
+    # A fit keeps its data in its own precision, which another call of load does not.
+    np.testing.assert_allclose(two.value, one.value, atol=0 if dtype == "float64" else 1e-6)
+    assert one.stationary and two.stationary and abs(two.gradient["mu"]) > 0.1
     assert again.message == fit.message and again.converged == fit.converged
     assert repr(again.problem.space) == repr(mx.load(tmp_path / "fit.npz", PROBLEM.model, PROBLEM.data).problem.space)
     same = mx.load(tmp_path / "fit.npz", PROBLEM.model, PROBLEM.data, space=PROBLEM.space, penalty=mx.L1(1e3, on="mu"))

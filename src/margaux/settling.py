@@ -7,7 +7,7 @@ import numpy as np
 #: iterations after the burn-in that a trace must have before its drift means anything
 ENOUGH = 30
 #: share of its whole way that a parameter may drift by, and standard deviations within a third
-WAY, NOISE = 0.1, 3.0
+WAY, NOISE = 0.1, 2.0
 #: the last move of a fit at rest, as a share of its whole way; rounding, as a share of a parameter's size
 REST, ROUNDING = 1e-6, 1e-12
 
@@ -17,7 +17,7 @@ def has_settled(trace: np.ndarray, burn_in: int) -> bool:
 
     At rest: it has moved before, and its last move is less than a millionth of its way. A level: of at least 30 iterations after
     the burn-in (of the second half, where there is none) the means of the first and the last third differ by no more than a
-    tenth of the way from one end of the trace to the other, or by three standard deviations within a third. That is little to
+    tenth of the way from one end of the trace to the other, or by two standard deviations within a third. That is little to
     ask, and says nothing of the maximum: it tells fits that are still on their way. What is left is the certificate's.
 
     Args:
