@@ -105,7 +105,7 @@ def test_the_code_of_a_model_is_told_by_its_jaxpr(tmp_path, monkeypatch):
     for name, value in (("factor", 1.0 + 1e-12), ("shift", SHIFT + np.eye(20)[7] * 1e-12)):
         with monkeypatch.context() as patch:
             patch.setitem(CODE, name, value)
-            with pytest.raises(ValueError, match=r"another fit: the code of the model \(log_joint\) is another, or a constant in it"):
+            with pytest.raises(ValueError, match=r"fit: the code of the model \(log_joint\) is another, or a constant in it"):
                 run(path, model=Scaled())
 
 

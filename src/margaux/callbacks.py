@@ -21,7 +21,8 @@ class Progress:
 
     `params` is the current average as a flat vector (runs, p), and `names` its entries (none where there are more than 512);
     `trace` holds every iteration so far by name, arrays of shape (iterations, runs, ...), and `latest` those of the chunk;
-    `n_iter` is the target, and `ends` tells the checkpoint that nothing comes after. `params` and `trace` are put together when they are first looked at.
+    `n_iter` is the target, and `ends` tells the checkpoint that nothing comes after. `params` and `trace` are put together when
+    they are first looked at.
     """
 
     iteration: int
@@ -147,8 +148,8 @@ class Checkpoint(AbstractCallback):
         if not self._warned:
             self._warned = True
             warnings.warn(
-                f"the checkpoint {self.path} could not be written ({error.strerror or error}); the fit goes on without it, or with "
-                "an older one",
+                f"the checkpoint {self.path} could not be written ({error.strerror or error}); the fit goes on without it, or "
+                "with an older one",
                 stacklevel=2,
             )
 

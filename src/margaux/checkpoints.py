@@ -88,7 +88,9 @@ def check_path(path: Path) -> None:
         with tempfile.TemporaryFile(dir=path.parent):
             pass
     except OSError as error:
-        raise ValueError(f"no checkpoint can be written in {path.parent}: {error.strerror or error}; pass another path") from error
+        raise ValueError(
+            f"no checkpoint can be written in {path.parent}: {error.strerror or error}; pass another path"
+        ) from error
 
 
 def signature(job: Job) -> dict[str, str]:

@@ -35,7 +35,9 @@ def of_array(leaf: Any) -> str:
     """
     if is_key(leaf):
         leaf = jax.random.key_data(leaf)
-    leaf = leaf if isinstance(leaf, jax.Array | np.ndarray) else np.asarray(leaf)
+    # On a CPU NumPy reads an array of jax where it is; elsewhere the parts are fetched one by one.
+    there = isinstance(leaf, jax.Array) and any(device.platform != "cpu" for device in leaf.devices())
+    leaf = leaf if there or isinstance(leaf, np.ndarray) else np.asarray(leaf)
     kind = f"{leaf.dtype}[{','.join(map(str, leaf.shape))}]"
     if leaf.dtype.hasobject:
         return kind
@@ -43,7 +45,7 @@ def of_array(leaf: Any) -> str:
         return f"{kind} {np.asarray(leaf).tolist()!r}" if leaf.shape else repr(np.asarray(leaf).item())
     code = xxhash.xxh3_128()
     for part in parts(leaf):
-        code.update(memoryview(np.ascontiguousarray(part).view(np.uint8).reshape(-1)))
+        code.update(np.ascontiguousarray(part).view(np.uint8).data)
     return f"{kind} #{code.hexdigest()}"
 
 
@@ -70,7 +72,7 @@ def of_settings(node: Any, name: str) -> dict[str, str]:
     if isinstance(node, dict):
         inside = {str(key): value for key, value in node.items()}
     elif isinstance(node, tuple) and hasattr(node, "_fields"):
-        inside = node._asdict()
+        inside = dict(zip(node._fields, node, strict=True))  # type: ignore[attr-defined]
     elif isinstance(node, list | tuple):
         inside = {str(i): value for i, value in enumerate(node)}
     elif isinstance(node, set | frozenset):

@@ -331,8 +331,8 @@ def load(
             raise ValueError("pass data= together with model=")
         space = None if space is None else as_space(space, trees[0])
         space = restored("space", header.get("space"), space, dtype, path)
-        penalty = restored("penalty", header.get("penalty"), penalty, dtype, path)
-        problem = Problem(model, as_space(space, trees[0]), penalty, check_data(data))
+        of_fit = restored("penalty", header.get("penalty"), penalty, dtype, path)
+        problem = Problem(model, as_space(space, trees[0]), of_fit, check_data(data))
     return Fit(
         params=trees[0],
         last_params=trees[1],

@@ -34,8 +34,8 @@ def check_untraced(given: PyTree) -> None:
     for leaf in [*jax.tree.leaves(given), jax.device_put(np.zeros(()))]:
         if isinstance(leaf, Tracer):
             raise TypeError(
-                "margaux.fit is called within jax.jit, jax.vmap, jax.grad or the like, whose values have no numbers yet. A fit is a "
-                "loop on the host that compiles its own programs: call it outside, with runs= for several fits at a time, and "
+                "margaux.fit is called within jax.jit, jax.vmap, jax.grad or the like, whose values are no numbers yet. A fit is "
+                "a loop on the host that compiles its own programs: call it outside, with runs= for several fits at a time, and "
                 "pass NumPy or jax arrays"
             )
 
