@@ -38,7 +38,8 @@ CODE = {"factor": 1.0, "shift": SHIFT}
 
 def run(path=None, algorithm=None, estep=None, model=None, data=None, **kw):
     estep = mx.MCMC(mx.MALA(0.5), n_steps=2) if estep is None else estep
-    settings = {"params": PROBLEM.start, "space": PROBLEM.space, "n_iter": 60, "progress": False, "checkpoint": path} | kw
+    settings = {"params": PROBLEM.start, "space": PROBLEM.space, "n_iter": 60, "polish": False} | kw
+    settings |= {"progress": False, "checkpoint": path}
     return mx.fit(PROBLEM.model if model is None else model, PROBLEM.data if data is None else data, algorithm or mx.soul(1.0),
                   estep, **settings)  # fmt: skip
 
@@ -123,20 +124,18 @@ def test_an_m_step_and_an_optimiser_are_told(tmp_path, monkeypatch):
 
 def test_a_fingerprint_is_the_same_in_every_process(tmp_path):
     script = textwrap.dedent(f"""
-        import sys, json
+        import sys
         sys.path.insert(0, {str(Path(__file__).parent)!r})
-        from test_checkpoints import Scaled, run, storage
+        from test_checkpoints import Scaled, run
         import optax, margaux as mx
-        for i, algorithm in enumerate([mx.soul(optax.adam(0.01)), mx.saem()]):
-            run({str(tmp_path)!r} + f"/{{sys.argv[1]}}{{i}}", algorithm, model=Scaled(), n_iter=2)
+        run({str(tmp_path)!r} + "/" + sys.argv[1], mx.soul(optax.adam(0.01)), model=Scaled(), n_iter=2)
     """)
     for name in ("1", "2"):
         environment = os.environ | {"PYTHONHASHSEED": name, "JAX_PLATFORMS": "cpu"}
         ended = subprocess.run([sys.executable, "-c", script, name], capture_output=True, text=True, env=environment, check=False)
         assert ended.returncode == 0, ended.stderr
-    for i in (0, 1):
-        one, two = (storage.read(tmp_path / f"{name}{i}")[0]["signature"] for name in "12")
-        assert one == two and "0x" not in json.dumps(one)
+    one, two = (storage.read(tmp_path / name)[0]["signature"] for name in "12")
+    assert one == two and "0x" not in json.dumps(one)
 
 
 def test_every_entry_of_large_arrays_counts(tmp_path):

@@ -18,7 +18,7 @@ PROBLEM = random_intercept()
 
 
 def fitted(algorithm=None, estep=None, **kw):
-    settings = {"params": PROBLEM.start, "space": PROBLEM.space, "n_iter": 300, "progress": False} | kw
+    settings = {"params": PROBLEM.start, "space": PROBLEM.space, "n_iter": 300, "progress": False, "polish": False} | kw
     return mx.fit(PROBLEM.model, PROBLEM.data, algorithm or mx.mcem(mx.LastIterate()), estep or mx.Quadrature(9), **settings)
 
 
@@ -54,6 +54,13 @@ def test_a_fit_without_a_rule_has_converged_if_its_trace_has_settled(kw, converg
     fit = fitted(**kw)
     assert fit.result is mx.RESULTS.successful and fit.converged == converged
     assert fit.message.startswith("The fit ended as asked.") and ("raise n_iter" in fit.message) != converged
+
+
+def test_a_polish_is_told_from_the_iterations_before_it():
+    """One iteration converges to nothing; that its estimate is the maximum all the same is the polish's merit."""
+    fit = fitted(n_iter=1, polish=True)
+    assert fit.polished.converged and abs(fit.params["mu"] - PROBLEM.mle["mu"]) < 0.03 * PROBLEM.se["mu"]
+    assert not fit.converged and "by the polish alone" in fit.message and "raise n_iter" not in fit.message
 
 
 def test_a_boundary_does_not_hide_that_a_fit_was_cut_short():
