@@ -17,6 +17,8 @@ import margaux as mx
 from helpers import gamma_poisson, logistic_normal, random_intercept
 from margaux.datasets import load_wisconsin
 from margaux.examples import wisconsin
+from margaux.kernels.coupling import halved
+from margaux.loop import TRACED
 from margaux.models.bayesian_logistic import ARDPrior, MeanScalePrior
 from margaux.scaled import ScaledAscent
 
@@ -99,6 +101,61 @@ def test_bias_probe_sees_a_large_step_and_no_small_one(chain_fit):
                    n_iter=10, polish=False, progress=False)  # fmt: skip
     with pytest.raises(ValueError, match="exact"):
         exact.bias_probe()
+
+
+def test_one_unadjusted_move_in_a_pattern_biases_the_whole():
+    assert mx.Alternating().adjusted and mx.Alternating(("mala",)).adjusted
+    pure, mixed = mx.Alternating(("ula",)), mx.Alternating(("independence", "ula"))
+    assert not pure.adjusted and not mixed.adjusted
+    assert halved(pure)[2] == 1
+    with pytest.raises(ValueError, match="take turns"):
+        halved(mixed)
+    with pytest.raises(ValueError, match="never rejects"):
+        mx.Blocked(shared=pure)
+
+
+@pytest.mark.slow
+def test_bias_probe_of_unadjusted_moves_shaped_by_the_laplace_approximation():
+    """On a Gaussian posterior of variance v their chain has the variance v / (1 - h/2), and EM a fixed point of its own.
+
+    The fit is over two of the step h and one of h/2, and so is the shift that the probe promises.
+    """
+    problem = random_intercept()
+    mask, y = problem.data["mask"], problem.data["y"]
+    m, total = mask.sum(axis=1), (mask * y).sum(axis=1)
+
+    def fixed_point(h):
+        mu, tau2 = 0.5, 0.5
+        for _ in range(3000):
+            v = 1 / (1 / tau2 + m)
+            mean = v * (mu / tau2 + total)
+            mu, tau2 = mean.mean(), np.mean((mean - mean.mean()) ** 2 + v / (1 - h / 2))
+        return np.array([mu, tau2])
+
+    np.testing.assert_allclose(fixed_point(0.0), [problem.mle["mu"], problem.mle["tau2"]], rtol=1e-5)
+    h = 0.4
+    estep = mx.MCMC(mx.Alternating(("ula",), step_size=h / 0.1), n_steps=4)
+    fit = mx.fit(problem.model, problem.data, mx.soul(), estep, params=problem.start, space=problem.space, n_iter=3000,
+                 progress=False)  # fmt: skip
+    assert "acceptance" not in fit.trace
+    probe = fit.bias_probe(n_iter=5000)
+    exact = 2 * (fixed_point(h) - fixed_point(h / 2))
+    wrong = (probe["shift"].to_numpy(float) - exact) / np.array([problem.se["mu"], problem.se["tau2"]])
+    assert np.all(np.abs(wrong) < 0.03) and exact[1] > 0.3 * problem.se["tau2"]
+
+
+def test_a_probe_beyond_traced_parameters_says_how_many_there_are():
+    class Means(mx.AbstractModel):
+        def log_joint(self, params, z, row):
+            return -0.5 * ((row - z - params["mu"]) ** 2).sum() - 0.5 * z**2
+
+        def init_latents(self, key, params, row):
+            return 0.0 * row[0]
+
+    fit = mx.fit(Means(), np.zeros((2, TRACED + 1)), mx.soul(1.0), mx.MCMC(mx.ULA(0.01)), params={"mu": np.zeros(TRACED + 1)},
+                 n_iter=2, progress=False)  # fmt: skip
+    with pytest.raises(ValueError, match="at most 512 scalar parameters; this fit has 513"):
+        fit.bias_probe()
 
 
 @pytest.mark.parametrize("method", ["harmonic", "student", "annealed"])

@@ -6,6 +6,7 @@ import abc
 import dataclasses
 import functools
 import time
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 
@@ -20,7 +21,8 @@ class Progress:
 
     `params` is the current average as a flat vector (runs, p), and `names` its entries (none where there are more than 512);
     `trace` holds every iteration so far by name, arrays of shape (iterations, runs, ...), and `latest` those of the chunk;
-    `n_iter` is the target. `params` and `trace` are put together when they are first looked at.
+    `n_iter` is the target, and `ends` tells the checkpoint that nothing comes after. `params` and `trace` are put together when
+    they are first looked at.
     """
 
     iteration: int
@@ -30,6 +32,7 @@ class Progress:
     save: Callable[[Path], None]
     read_params: Callable[[], np.ndarray]
     read_trace: Callable[[], dict[str, np.ndarray]]
+    ends: bool = False
 
     @functools.cached_property
     def params(self) -> np.ndarray:
@@ -41,7 +44,7 @@ class Progress:
 
 
 class AbstractCallback(abc.ABC):
-    """Called between chunks; returning True stops the fit."""
+    """Called between chunks; returning True ends the fit: as one that met its rule where it is `stop=`, else as one halted."""
 
     #: iterations after every so many of which it is called whatever else; None to be called when it suits
     period: int | None = None
@@ -120,21 +123,35 @@ class EarlyStopping(AbstractCallback):
 class Checkpoint(AbstractCallback):
     """Saves the whole state of a fit to `path` every `seconds` (and at its end).
 
-    Run the same call again after a crash: it goes on from the file, to the same result to the bit.
+    Run the same call again after a crash: it goes on from the file, to the same result to the bit. A fit that has ended goes on
+    where a larger `n_iter` is asked for; its burn-in stays where it was, as the trace cannot change. A call whose data, settings
+    or model differ in anything is refused, and told in what. Where the file cannot be written, a full disk say, a warning says
+    so once and the fit goes on.
     """
 
     def __init__(self, path: str | Path, seconds: float = 30.0) -> None:
         if seconds < 0:
             raise ValueError(f"seconds must not be negative, got {seconds}")
         self.path, self.seconds = Path(path), seconds
-        self._last = time.monotonic()
+        self._last, self._warned = time.monotonic(), False
 
     def __call__(self, progress: Progress) -> bool:
-        due = progress.iteration >= progress.n_iter or time.monotonic() - self._last >= self.seconds
-        if due:
-            progress.save(self.path)
+        if progress.ends or time.monotonic() - self._last >= self.seconds:
+            try:
+                progress.save(self.path)
+            except OSError as error:
+                self._warn(error)
             self._last = time.monotonic()
         return False
+
+    def _warn(self, error: OSError) -> None:
+        if not self._warned:
+            self._warned = True
+            warnings.warn(
+                f"the checkpoint {self.path} could not be written ({error.strerror or error}); the fit goes on without it, or "
+                "with an older one",
+                stacklevel=2,
+            )
 
     def close(self) -> None:
         return None

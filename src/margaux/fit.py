@@ -12,6 +12,7 @@ from .algorithm import AbstractAlgorithm
 from .algorithms import describe
 from .average import AbstractAverage
 from .callbacks import AbstractCallback, Checkpoint, ProgressBar
+from .checkpoints import check_path
 from .collector import paused
 from .esteps import AbstractEStep
 from .inference.polish import polished
@@ -20,6 +21,7 @@ from .model import AbstractModel
 from .naming import default_dtype, precision
 from .penalty import AbstractPenalty
 from .result import Fit, FitError
+from .validate import check_untraced
 
 
 def fit(
@@ -61,8 +63,10 @@ def fit(
         average: how iterates are averaged; by default the algorithm's own choice.
         runs: parallel runs: a number (the first from `params`, the others around it, `spread` standard
             deviations away in unconstrained coordinates), or a list of starting values.
-        stop, callbacks: called between chunks, such as `mx.EarlyStopping()`.
-        checkpoint: a path (or `mx.Checkpoint`) saved as the fit goes on, and continued from if it exists.
+        stop, callbacks: called between chunks, such as `mx.EarlyStopping()`. One that returns True ends the fit: `stop` because
+            its rule is met, a callback without any claim that the fit has converged.
+        checkpoint: a path (or `mx.Checkpoint`) saved as the fit goes on, and continued from if it exists, also to a larger
+            n_iter. It is refused where anything differs from the fit that it is of, but for `devices` and `rows`.
         polish: whether Newton's steps by accurate scores and information end the fit at the maximum (see
             `margaux.inference.polish`). By default wherever an accurate rule exists: not for variational or penalised
             objectives, over 100 parameters, latents that only chains can follow, or a fit that failed or was interrupted.
@@ -89,6 +93,7 @@ def fit(
     >>> round(float(fit.params["mu"]), 6), fit.certificate.word
     (3.0, 'certified')
     """
+    check_untraced((params, data, model, algorithm, estep, key, space, penalty, average, runs))
     dtype = default_dtype(dtype)
     job = Job(
         model, data, algorithm, estep, key, params, n_iter, batch_size, sampling, space, penalty, average, runs,
@@ -96,10 +101,12 @@ def fit(
     )  # fmt: skip
     if checkpoint is not None and not isinstance(checkpoint, Checkpoint):
         checkpoint = Checkpoint(checkpoint)
-    hooks = [*callbacks, *([checkpoint] if checkpoint else [])]
+    hooks = [*callbacks]
     for hook in [*hooks, *([stop] if stop else [])]:
         if not isinstance(hook, AbstractCallback):
             raise TypeError(f"callbacks and stop must be margaux callbacks, got {hook!r}; inherit from mx.AbstractCallback")
+    if checkpoint is not None:
+        check_path(checkpoint.path)
     if progress:
         hooks.append(ProgressBar(describe(algorithm, estep, model)))
     with precision(dtype):
@@ -108,7 +115,7 @@ def fit(
         if checkpoint is not None and checkpoint.path.exists():
             job.restore(checkpoint.path)
         try:
-            result = job.run(hooks, stop)
+            result = job.run(hooks, stop, checkpoint)
         finally:
             for hook in hooks:
                 hook.close()

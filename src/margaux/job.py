@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import functools
 import time
 from pathlib import Path
 from typing import Any
@@ -12,9 +14,9 @@ import numpy as np
 from jax.flatten_util import ravel_pytree
 from jaxtyping import PyTree
 
-from . import storage
+from . import checkpoints
 from .algorithms import describe
-from .callbacks import AbstractCallback, Progress
+from .callbacks import AbstractCallback, Checkpoint, Progress
 from .data import CHUNK, as_array, buffer_capacity, chunk_size, plan_chunk, visits
 from .loop import INIT, TRACED, Carry, Settings, Visits, batch_chunk, first_state, full_chunk, statistic_struct
 from .naming import scalar_names, settle
@@ -22,6 +24,7 @@ from .passes import Passes
 from .penalty import AbstractPenalty, NoPenalty
 from .result import RESULTS, Fit
 from .rows import DeviceRows, check_place, row_bytes
+from .settling import has_settled
 from .sharding import placed, units_mesh
 from .space import as_space, boundary_flags
 from .space import validate as validate_space
@@ -101,7 +104,7 @@ class Job:
         check_model(self.problem, self.estep, self.algorithm, start, self._units(np.array([0]), first=True))
         burn_in = float(self.average.burn_in)
         self.burn_in = int(burn_in * self.n_iter if burn_in < 1 else burn_in)
-        self.settings = Settings(self.problem, self.algorithm, self.estep, self.average, as_array(self.burn_in))
+        self.settings = Settings(*self.parts, as_array(self.burn_in))
         self.keys = [jax.random.fold_in(self.key, r) for r in range(self.runs)] if self.runs else [self.key]
         params = self._starts(start)
         data = self._units(np.array([0])) if self.on_host else self.data
@@ -125,6 +128,11 @@ class Job:
             self.total = chunk_size(self.data, store.tree, self.n, b, self.runs or 1, self.capacity, self.reshuffled)
         self.carry = Carry(stack(params), stack(states), stack(averages), rows)
         self.length = 32
+
+    @property
+    def parts(self) -> tuple[Problem, Any, Any, Any]:
+        """What the settings are made of, the burn-in apart."""
+        return self.problem, self.algorithm, self.estep, self.average
 
     def _passes(self) -> Passes:
         # Not kept: it refers to the job, and a job that ends is to go at once, with its rows.
@@ -158,10 +166,12 @@ class Job:
 
     # -- the loop -------------------------------------------------------------------------------
 
-    def run(self, hooks: list[AbstractCallback], stop: AbstractCallback | None) -> RESULTS:
+    def run(self, hooks: list[AbstractCallback], stop: AbstractCallback | None, checkpoint: Checkpoint | None = None) -> RESULTS:
         """Chunks until n_iter, a stopping rule, a failure or an interrupt."""
-        self.pauses = [hook.period for hook in hooks if hook.period is not None]
+        self.pauses = [hook.period for hook in [*hooks, *([stop] if stop else [])] if hook.period is not None]
         try:
+            if self.traces and stop is not None and stop(self._progress(self.traces[-1])):
+                return RESULTS.stopped  # it was met when the checkpoint was saved
             while self.k < self.n_iter:
                 began, before = time.perf_counter(), (self.carry.params, self.carry.average)
                 length, trace = self._chunk()
@@ -177,13 +187,15 @@ class Job:
                     self.carry = self.carry._replace(params=before[0], average=before[1])
                 if failure is not None:
                     return failure
-                self._refresh()
+                self.refresh()
                 seen = self._progress(latest)
                 asked = [hook(seen) for hook in hooks]
-                if stop is not None and stop(seen):
-                    return RESULTS.stopped
-                if any(asked):
-                    return RESULTS.stopped
+                met = stop is not None and stop(seen)
+                ending = RESULTS.stopped if met else RESULTS.halted if any(asked) else None
+                if checkpoint is not None:
+                    checkpoint(dataclasses.replace(seen, ends=ending is not None or self.k >= self.n_iter))
+                if ending is not None:
+                    return ending
         except KeyboardInterrupt:
             return RESULTS.interrupted
         return RESULTS.successful if stop is None else RESULTS.max_iterations
@@ -258,7 +270,7 @@ class Job:
         epochs = self.algorithm.refresh_epochs
         return None if epochs is None else epochs * max(self.n // (self.batch_size or self.n), 1)
 
-    def _refresh(self) -> None:
+    def refresh(self) -> None:
         """SVRG's anchor: statistics of every unit at the current parameters."""
         period = self._period()
         if period is None or self.k % period or self.k >= self.n_iter:
@@ -302,57 +314,18 @@ class Job:
 
     # -- saving and ending ----------------------------------------------------------------------
 
-    def _state(self) -> tuple[PyTree, PyTree]:
-        """Everything a later process needs to go on; the rows apart."""
-        rows = self.carry.rows if self.store is None else self.store.tree
-        return (self.carry.params, self.carry.state, self.carry.average), rows
-
-    def _signature(self) -> dict[str, Any]:
-        key = np.asarray(jax.random.key_data(self.key)).tolist()
-        return {"n": self.n, "batch_size": self.batch_size, "runs": self.runs, "dtype": str(self.dtype), "key": key,
-                "reshuffled": self.reshuffled, "what": describe(self.algorithm, self.estep, self.problem.model),
-                "burn_in": self.burn_in, "data": storage.checksum(self.raw_data, 64),
-                "model": storage.checksum(self.problem.model)}  # fmt: skip
+    @functools.cached_property
+    def signature(self) -> dict[str, str]:
+        """What tells this fit from others; worked out when it is first saved or continued."""
+        return checkpoints.signature(self)
 
     def save(self, path: Path) -> None:
         """Write a checkpoint."""
-        trace = {f"trace/{name}": np.concatenate([part[name] for part in self.traces]) for name in self.traces[0]}
-        header = {"kind": "checkpoint", "k": self.k, "timings": self.timings, "signature": self._signature()}
-        state, rows = self._state()
-        storage.write(path, header, storage.flatten("state", state) | storage.flatten("rows", rows) | trace)
+        checkpoints.save(self, path)
 
     def restore(self, path: Path) -> None:
         """Go on from a checkpoint of the same fit."""
-        header, arrays = storage.read(path, without="rows/")
-        if header.get("kind") != "checkpoint":
-            raise ValueError(f"{path} is a {header.get('kind')}, not a checkpoint; pass another path")
-        mine, theirs = self._signature(), header["signature"]
-        for name in mine:
-            if mine[name] != theirs.get(name):
-                raise ValueError(
-                    f"the checkpoint {path} belongs to another fit: its {name} is {theirs.get(name)}, here {mine[name]}; "
-                    "delete it or pass another path"
-                )
-        own, rows = self._state()
-        loaded = storage.unflatten("state", own, arrays)
-        own, self.carry = None, Carry(None, None, None, self.carry.rows)  # what was begun with makes room
-        moved = jax.tree.map(jax.device_put, loaded)
-        self.traces = [{name[6:]: value for name, value in arrays.items() if name.startswith("trace/")}]
-        del loaded, arrays
-        leaves, structure = jax.tree.flatten(rows)
-        # Written part by part over the rows that are there: there is no second table in memory.
-        kind = DeviceRows if self.store is None else type(self.store)
-        for i, leaf in enumerate(leaves):
-            one = kind(leaf)
-            for ids, part in storage.read_parts(path, f"rows/{i}", leaf):
-                one = one.put(ids, part)
-            leaves[i] = one.tree
-        rows = jax.tree.unflatten(structure, leaves)
-        if self.store is None:
-            self.carry = Carry(*moved, rows=rows)
-        else:
-            self.store, self.carry = kind(rows), Carry(*moved, rows=self.carry.rows)
-        self.k, self.timings = header["k"], header["timings"]
+        checkpoints.restore(self, path)
 
     def finish(self, result: RESULTS) -> Fit:
         """The result, as NumPy arrays."""
@@ -368,12 +341,16 @@ class Job:
         trace = self._trace(self.traces) if self.traces else {}
         if "log_marginal" in trace:
             trace = trace | {"log_marginal": trace["log_marginal"] * self.n}
+        moved = trace.get("params", trace.get("norm"))
+        settled = result is RESULTS.stopped
+        if result is RESULTS.successful and moved is not None:
+            settled = has_settled(moved, self.burn_in)
         if not result.failed and np.any(boundary_flags(self.problem.space, params)):
             result = RESULTS.boundary
         return Fit(
             params, mean(last), run_params, trace, result, self.k, self.timings,
             describe(self.algorithm, self.estep, self.problem.model), self.dtype, self.seed, self.problem, self.estep,
-            self.data, estep_rows, self.burn_in, self.algorithm,
+            self.data, estep_rows, self.burn_in, self.algorithm, settled=settled,
         )  # fmt: skip
 
 

@@ -103,7 +103,7 @@ def _block_size(settings: Settings, struct: PyTree, b: int, total: int, runs: in
     return int(min(held, BLOCK, total)) if held >= 8 else 1
 
 
-def _iteration(settings, key, carry, k, batch, rows, noise, axis, devices):
+def one_iteration(settings, key, carry, k, batch, rows, noise, axis, devices):
     """One iteration of one run on a batch: carry without rows -> (params, state, average), rows, trace."""
     params, state, rows, info = settings.algorithm.step(
         settings.problem, settings.estep, carry.params, carry.state, rows, batch, noise, key, k, axis, devices
@@ -153,7 +153,7 @@ def _full_chunk(settings, keys, carry, data, first, length, total, runs, ids, ax
         return draw_noise(settings, own, struct, ks.reshape((-1, 1, 1) if runs else (-1, 1)), ids)
 
     def single(key, carry, k, noise):
-        params, state, average, rows, trace = _iteration(settings, key, carry, k, data, carry.rows, noise, axis, devices)
+        params, state, average, rows, trace = one_iteration(settings, key, carry, k, data, carry.rows, noise, axis, devices)
         return Carry(params, state, average, rows), trace
 
     run = jax.vmap(single, in_axes=(0, 0, None, 0)) if runs else single
@@ -224,7 +224,7 @@ def batch_chunk(inputs: tuple, carry: Carry, *, total: int, runs: int | None) ->
             return jnp.where(held.reshape(held.shape + (1,) * (streamed.ndim - 1)), slots[visit.slots], streamed)
 
         rows = jax.tree.map(read, buffer, visit.rows) if buffered else visit.rows
-        params, state, average, rows, trace = _iteration(settings, key, carry, k, visit.data, rows, noise, None, 1)
+        params, state, average, rows, trace = one_iteration(settings, key, carry, k, visit.data, rows, noise, None, 1)
         if buffered:
             buffer = jax.tree.map(lambda slots, new: slots.at[visit.slots].set(new), buffer, rows)
         return Carry(params, state, average, buffer), (trace, rows)

@@ -16,6 +16,8 @@ from . import storage
 from .certificate import Certificate
 from .esteps import AbstractEStep
 from .naming import path_name, precision, scalar_names
+from .penalty import AbstractPenalty
+from .restoring import described, restored
 from .shown import Card, Shown, flat_table
 from .updates import Problem
 
@@ -28,6 +30,7 @@ class RESULTS(enum.Enum):
 
     successful = "The fit ended as asked."
     stopped = "The fit stopped early: its stopping rule was met."
+    halted = "The fit ended early: a callback asked it to stop, which is no sign of convergence."
     max_iterations = "The fit reached n_iter before its stopping rule was met; run longer or look at the trace."
     interrupted = "The fit was interrupted; what it had computed is kept."
     diverged = (
@@ -54,6 +57,14 @@ class RESULTS(enum.Enum):
         return self in (RESULTS.diverged, RESULTS.stuck, RESULTS.ess_collapse, RESULTS.undefined)
 
 
+#: the ends of a fit that nothing cut short
+_REGULAR = (RESULTS.successful, RESULTS.stopped, RESULTS.boundary)
+
+#: said of them where that is so
+UNSETTLED = "It is too short, or still drifts too much, to tell that it has converged: raise n_iter."
+POLISHED = "Its iterations were too few, or still drifted; the maximum was found by the polish alone."
+
+
 class FitError(RuntimeError):
     """A fit that failed; `fit` holds everything computed so far."""
 
@@ -73,6 +84,7 @@ class Fit(Shown):
         result: a `RESULTS` code. timings: seconds ("compile" is the first chunk, compilation included).
         rows: the E-step's rows, (runs, n, ...).
         polished: the record of the polish that moved `params` to the maximum (`margaux.inference.polish.Polish`), or None.
+        settled: whether its stopping rule was met or, without one, its trace was long enough and no longer drifted.
     """
 
     params: PyTree
@@ -93,13 +105,17 @@ class Fit(Shown):
     algorithm: Any = None
     polished: Any = None
     note: str = ""
+    settled: bool = True
     # What is computed here belongs to these parameters: `dataclasses.replace` begins anew.
     _cache: dict[str, Any] = dataclasses.field(default_factory=dict, repr=False, init=False)
 
     @property
     def message(self) -> str:
-        """The sentence of the result, and where it happened if that is known."""
-        return f"{self.result.value} {self.note}".rstrip()
+        """The sentence of the result, whether the fit was still on its way, and where it happened if that is known."""
+        told = self.result.value
+        if self.result in _REGULAR and not self.settled:
+            told += f" {POLISHED if self.polished is not None and self.polished.converged else UNSETTLED}"
+        return f"{told} {self.note}".rstrip()
 
     @property
     def names(self) -> list[str]:
@@ -108,8 +124,12 @@ class Fit(Shown):
 
     @property
     def converged(self) -> bool:
-        """Whether the fit ended without a failure and, where a stopping rule was given, met it."""
-        return self.result in (RESULTS.successful, RESULTS.stopped, RESULTS.boundary)
+        """Whether the fit ended without a failure and met its stopping rule; without one, whether its trace had settled.
+
+        That the trace has settled is little: it says that the algorithm no longer travels, not where it is, nor what a polish
+        has found. See `certificate`.
+        """
+        return self.result in _REGULAR and self.settled
 
     def _model(self) -> Problem:
         if self.problem is None:
@@ -242,7 +262,7 @@ class Fit(Shown):
         return FitPlots(self)
 
     def save(self, path: str | Path) -> None:
-        """Save without pickle; `margaux.load` reads it back."""
+        """Save without pickle; `margaux.load` reads it back, penalty and space too."""
         header = {
             "kind": "fit",
             "result": self.result.name,
@@ -253,7 +273,10 @@ class Fit(Shown):
             "seed": self.seed,
             "averaged_from": self.averaged_from,
             "params": storage.describe(self.params),
+            "settled": self.settled,
         }
+        if self.problem is not None:
+            header |= {"penalty": described(self.problem.penalty), "space": described(self.problem.space)}
         arrays = storage.flatten("params", self.params) | storage.flatten("last", self.last_params)
         arrays |= storage.flatten("runs", self.run_params)
         storage.write(path, header, arrays | {f"trace/{name}": value for name, value in self.trace.items()})
@@ -276,17 +299,24 @@ class Fit(Shown):
 
 
 def load(
-    path: str | Path, model: Any = None, data: PyTree = None, estep: Any = None, space: Any = None, params: PyTree = None
+    path: str | Path,
+    model: Any = None,
+    data: PyTree = None,
+    estep: Any = None,
+    space: Any = None,
+    params: PyTree = None,
+    penalty: AbstractPenalty | None = None,
 ) -> Fit:
     """Read a fit saved by `Fit.save`; with `model` and `data` it answers everything the original did.
 
     Parameters that were not all in dicts, lists and tuples (in an Equinox module, a named tuple) come back as ordered
-    dicts, unless `params` shows their structure: the values that the fit started from, say.
+    dicts, unless `params` shows their structure: the values that the fit started from, say. Penalty and space are in the file;
+    `penalty` and `space` are for classes of one's own, which it cannot hold.
 
     Raises:
-        FileNotFoundError, ValueError: no such file, or not a saved fit, or `params` of another shape.
+        FileNotFoundError, ValueError: no such file, or not a saved fit; `params` of another shape; a penalty or a space that is
+            not the fit's, or none where the file has none.
     """
-    from .penalty import NoPenalty
     from .space import as_space
     from .validate import check_data
 
@@ -295,11 +325,14 @@ def load(
         raise ValueError(f"{path} is a {header.get('kind')}, not a saved fit; pass checkpoints to fit(checkpoint=)")
     template = storage.rebuild(header["params"]) if params is None else storage.numbered(params, arrays)
     trees = [storage.fill(template, prefix, arrays) for prefix in ("params", "last", "runs")]
-    problem = None
+    problem, dtype = None, np.dtype(header["dtype"])
     if model is not None:
         if data is None:
             raise ValueError("pass data= together with model=")
-        problem = Problem(model, as_space(space, trees[0]), NoPenalty(), check_data(data))
+        space = None if space is None else as_space(space, trees[0])
+        space = restored("space", header.get("space"), space, dtype, path)
+        of_fit = restored("penalty", header.get("penalty"), penalty, dtype, path)
+        problem = Problem(model, as_space(space, trees[0]), of_fit, check_data(data))
     return Fit(
         params=trees[0],
         last_params=trees[1],
@@ -309,10 +342,11 @@ def load(
         n_iter=header["n_iter"],
         timings=header["timings"],
         description=header["description"],
-        dtype=np.dtype(header["dtype"]),
+        dtype=dtype,
         seed=header["seed"],
         problem=problem,
         estep=estep,
         data=data,
         averaged_from=header["averaged_from"],
+        settled=header.get("settled", True),
     )

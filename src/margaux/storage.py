@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import os
 import zipfile
-import zlib
 from collections import OrderedDict
 from collections.abc import Iterator
 from pathlib import Path
@@ -20,30 +20,62 @@ from numpy.lib.format import dtype_to_descr, read_array_header_1_0, read_magic, 
 from .naming import path_name
 from .rows import PART_BYTES, parts, row_bytes
 
+try:
+    import fcntl
+except ImportError:  # Windows
+    fcntl = None
+
 FORMAT = 1
 
 
 def write(path: str | Path, header: dict[str, Any], arrays: dict[str, Any]) -> None:
     """Write to a neighbour and rename, so that a kill leaves the old file or the new one.
 
-    The file is one of numpy.savez. Arrays of the host or the device go into it part by part: none is copied as a whole.
+    The file is one of numpy.savez. Arrays of the host or the device go into it part by part: none is copied as a whole. The
+    neighbour has one name, so that what a kill leaves of it is written over the next time; it is removed where writing fails.
+
+    Raises:
+        OSError: it cannot be written, or another process is writing it.
     """
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(path.name + f".{os.getpid()}.tmp")
+    temporary = path.with_name(path.name + ".tmp")
     text = json.dumps({"format": FORMAT, **header})
     arrays = {"__header__": np.frombuffer(text.encode(), np.uint8), **arrays}
-    with open(temporary, "wb") as file:
-        with zipfile.ZipFile(file, "w") as archive:
-            for name, array in arrays.items():
-                with archive.open(f"{name}.npy", "w", force_zip64=True) as member:
-                    about = {"descr": dtype_to_descr(array.dtype), "fortran_order": False, "shape": array.shape}
-                    write_array_header_1_0(member, about)
-                    for part in parts(array):
-                        member.write(part.tobytes())
-        file.flush()
-        os.fsync(file.fileno())
+    # Opened as it is: another process may be writing it.
+    with open(temporary, "wb", opener=lambda path, flags: os.open(path, flags & ~os.O_TRUNC, 0o666)) as file:
+        _claim(file)
+        try:
+            file.truncate(0)
+            with zipfile.ZipFile(file, "w") as archive:
+                for name, array in arrays.items():
+                    with archive.open(f"{name}.npy", "w", force_zip64=True) as member:
+                        about = {"descr": dtype_to_descr(array.dtype), "fortran_order": False, "shape": array.shape}
+                        write_array_header_1_0(member, about)
+                        for part in parts(array):
+                            member.write(part.tobytes())
+            file.flush()
+            os.fsync(file.fileno())
+        except BaseException:
+            temporary.unlink(missing_ok=True)
+            raise
     os.replace(temporary, path)
+
+
+def _claim(file: Any) -> None:
+    """Keep other processes from writing the same file, on systems that know locks.
+
+    Raises:
+        BlockingIOError: one does.
+    """
+    if fcntl is None:
+        return
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError as error:
+        raise BlockingIOError(errno.EWOULDBLOCK, "another process is writing it") from error
+    except OSError:
+        return  # a file system without locks
 
 
 class _Mismatch(ValueError):
@@ -121,19 +153,6 @@ def unflatten(prefix: str, template: PyTree, arrays: dict[str, np.ndarray]) -> P
             raise _Mismatch(f"{prefix}/{i}", leaf, found)
         out.append(found)
     return jax.tree.unflatten(structure, out)
-
-
-def checksum(tree: PyTree, rows: int | None = None) -> int:
-    """CRC of the arrays of a pytree: of their shapes, and of all their entries or of so many rows from either end."""
-    code = 0
-    for leaf in jax.tree.leaves(tree):
-        if not hasattr(leaf, "shape") or jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.extended):
-            continue
-        ends = [leaf] if rows is None or not leaf.shape else [leaf[:rows], leaf[max(leaf.shape[0] - rows, 0) :]]
-        code = zlib.crc32(str(leaf.shape).encode(), code)
-        for end in ends:
-            code = zlib.crc32(np.ascontiguousarray(np.asarray(end)).tobytes(), code)
-    return code
 
 
 def describe(tree: PyTree) -> Any:

@@ -7,6 +7,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.core import Tracer
 from jaxtyping import PyTree
 
 from .algorithm import AbstractAlgorithm
@@ -25,6 +26,18 @@ def whole(name: str, value: Any, least: int) -> int:
     if value < least:
         raise ValueError(f"{name} must be at least {least}, got {value}")
     return int(value)
+
+
+def check_untraced(given: PyTree) -> None:
+    """Raises: TypeError: the call stands in a function that jax transforms."""
+    # Under jit what is put on the device is a tracer too, whatever came from outside.
+    for leaf in [*jax.tree.leaves(given), jax.device_put(np.zeros(()))]:
+        if isinstance(leaf, Tracer):
+            raise TypeError(
+                "margaux.fit is called within jax.jit, jax.vmap, jax.grad or the like, whose values are no numbers yet. A fit is "
+                "a loop on the host that compiles its own programs: call it outside, with runs= for several fits at a time, and "
+                "pass NumPy or jax arrays"
+            )
 
 
 def check_types(model: Any, algorithm: Any, estep: Any, average: Any) -> None:

@@ -12,6 +12,7 @@ import pandas as pd
 from ..average import PolyakRuppert
 from ..esteps import MCMC
 from ..kernels.coupling import halved
+from ..loop import TRACED
 from ..schedule import AbstractSchedule
 
 #: batches for the Monte Carlo error of the shift
@@ -54,7 +55,7 @@ def bias_probe(fit: Any, n_iter: int | None = None, key: int = 0) -> pd.DataFram
         raise TypeError(f"only Markov chains have a step to halve; this fit used {type(fit.estep).__name__}")
     coarse, fine, order = halved(fit.estep.kernel)
     if "params" not in fit.trace:
-        raise ValueError(f"the probe follows traces, kept for at most 256 scalar parameters; this fit has {len(fit.names)}")
+        raise ValueError(f"the probe follows traces, kept for at most {TRACED} scalar parameters; this fit has {len(fit.names)}")
     length = max(fit.n_iter // 5, 2000) if n_iter is None else n_iter
     is_schedule = lambda x: isinstance(x, AbstractSchedule)  # noqa: E731
     start = max(fit.n_iter - length, 0)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import Any
 
 import equinox as eqx
 import jax
@@ -53,7 +53,6 @@ class Alternating(AbstractKernel):
 
     step_size: AbstractSchedule
     target_acceptance: None
-    adjusted: ClassVar[bool] = True
     pattern: tuple[str, ...] = eqx.field(static=True)
     every: int
     inflation: Any
@@ -75,6 +74,11 @@ class Alternating(AbstractKernel):
             raise ValueError(f"inflation must be positive, got {inflation}")
         self.step_size, self.target_acceptance = as_schedule(step_size, name="step_size"), None
         self.pattern, self.every, self.inflation = pattern, every, np.asarray(inflation, float)
+
+    @property
+    def adjusted(self) -> bool:
+        """Whether every move is accepted or rejected: one "ula" in the pattern biases the whole."""
+        return "ula" not in self.pattern
 
     @property
     def _langevin(self) -> bool:

@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from ..schedule import AbstractSchedule
+from .alternating import Alternating
 from .base import AbstractKernel
 from .uhmc import UnadjustedHMC
 from .underdamped import Underdamped
@@ -59,10 +60,14 @@ def halved(kernel: AbstractKernel) -> tuple[AbstractKernel, AbstractKernel, int]
     """The kernel as it is and at half its step, coupled, and the order in the step of the bias of its expectations.
 
     Raises:
-        ValueError: an adjusted kernel, which has no such bias.
+        ValueError: an adjusted kernel, which has no such bias, or one whose moves take turns with others.
     """
     if kernel.adjusted:
         raise ValueError(f"{type(kernel).__name__} is exact: its step size biases nothing, there is nothing to probe")
+    if isinstance(kernel, Alternating) and set(kernel.pattern) != {"ula"}:
+        raise ValueError(
+            f"the moves {kernel.pattern} take turns, and only unadjusted ones have half steps; probe mx.Alternating(('ula',))"
+        )
     if isinstance(kernel, UnadjustedHMC):
         half = eqx.tree_at(lambda k: k.step_size, kernel, _Half(kernel.step_size))
         fine = UnadjustedHMC(None, 2 * kernel.n_leapfrog)

@@ -131,7 +131,8 @@ def train(
             model, data, algorithm(cast(Any, settings.method), step, settings.average),
             Noise(settings.n_draws, settings.antithetic), key=settings.seed, params=params,
             n_iter=settings.epochs * settings.n_blocks, batch_size=None if settings.n_blocks == 1 else 1,
-            space=space(model, params) if settings.bounded else None, average=settings.average, callbacks=[watch, *callbacks],
+            space=space(model, params) if settings.bounded else None, average=settings.average,
+            stop=None if patience is None else watch, callbacks=[*callbacks] if patience is not None else [watch, *callbacks],
             checkpoint=settings.checkpoint, rows=settings.rows, dtype=dtype, progress=settings.progress, throw=False,
         )  # fmt: skip
         if not guarded or not (watch.fell or result.result.failed):
