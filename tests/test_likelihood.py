@@ -163,6 +163,8 @@ def test_nan_is_a_failure_that_names_the_unit_and_minus_infinity_a_weight():
     with pytest.raises(mx.FitError, match=r"NaN .*unit 0.*mu = 0\.[5-9]") as caught:
         mx.fit(Undefined(), problem.data, mx.soul(0.5), mx.Quadrature(5), **settings)
     assert caught.value.fit.result is mx.RESULTS.undefined and caught.value.fit.certificate.word == "failed"
+    with pytest.raises(mx.FitError, match=r"NaN .*unit 0.*mu = 0\.[5-9]"):
+        mx.fit(Undefined(), problem.data, mx.mcem(mx.LastIterate()), mx.Quadrature(5), polish=False, **settings)
     with pytest.raises(UndefinedDensity, match="unit 0"):
         loglik(at(Undefined(), problem.data, {"mu": 0.0, "tau2": 0.5}), params={"mu": 1.0, "tau2": 0.5})
     fit = mx.fit(Truncated(), problem.data, mx.soul(0.5), mx.Quadrature(5), **settings)

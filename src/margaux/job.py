@@ -183,7 +183,7 @@ class Job:
                 self.k += length
                 self._pace(spent)
                 failure = self._failure(latest)
-                if failure is RESULTS.diverged:
+                if failure in (RESULTS.diverged, RESULTS.undefined):
                     self.carry = self.carry._replace(params=before[0], average=before[1])
                 if failure is not None:
                     return failure
@@ -290,6 +290,8 @@ class Job:
             self.store = store
 
     def _failure(self, trace: dict[str, np.ndarray]) -> RESULTS | None:
+        if np.any(np.isnan(trace.get("log_marginal", 0.0))):
+            return RESULTS.undefined
         if not np.all(np.isfinite(trace["params"] if "params" in trace else trace["norm"])):
             return RESULTS.diverged
         recent = {name: np.asarray(value[-200:]).mean(axis=0) for name, value in trace.items()}

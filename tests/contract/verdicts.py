@@ -223,8 +223,8 @@ def judge(problem: Problem) -> dict[str, Any]:
     )
     if not truth.regular or higher:
         kind = "no regular maximum" if not certified else "beyond the oracle" if higher else "silent wrong"
-    return {"model": problem.model, "variant": problem.variant, "kind": kind, "word": word, "away": away, "gap": gap, "se_off": se_off,
-            "seconds": spent, "said": said}  # fmt: skip
+    figures = {"away": away, "gap": gap, "se_off": se_off, "seconds": spent}
+    return {"model": problem.model, "variant": problem.variant, "kind": kind, "word": word, **figures, "said": said}
 
 
 def main() -> None:
@@ -252,11 +252,12 @@ def main() -> None:
     print(pd.crosstab(frame["variant"], frame["kind"]).to_string())
     judged = frame[~frame["kind"].isin(["beyond the oracle"])]
     right = judged["kind"].isin(["right, certified", "false alarm"])
-    print(f"silent wrong {np.mean(judged['kind'] == 'silent wrong'):.1%} of all; "
-          f"false alarms {np.mean(judged.loc[right, 'kind'] == 'false alarm'):.1%} of what is right; "
-          f"right and certified {np.mean(judged['kind'] == 'right, certified'):.1%} of all, "
-          f"{np.mean(judged.loc[judged['kind'] != 'no regular maximum', 'kind'] == 'right, certified'):.1%} of those with a regular "
-          f"maximum; {frame['seconds'].median():.2f} CPU s each (median)")  # fmt: skip
+    share = lambda some, kind: f"{np.mean(some['kind'] == kind):.1%}"  # noqa: E731
+    regular = judged[judged["kind"] != "no regular maximum"]
+    print(f"silent wrong: {share(judged, 'silent wrong')} of all")
+    print(f"false alarms: {share(judged[right], 'false alarm')} of what is right")
+    print(f"right and certified: {share(regular, 'right, certified')} of those with a regular maximum")
+    print(f"CPU seconds a fit with its answers, median: {frame['seconds'].median():.2f}")
 
 
 if __name__ == "__main__":

@@ -22,8 +22,9 @@ from .scores import Coordinates, Evaluation, evaluate
 CLOSE, RADIUS = 0.03, 1.5
 #: steps at most, those tried included; how far parameters move, as one unit's data tell them, before proposals are made anew
 MOST, MOVED = 50, 0.15
-#: coordinates that are looked at on either side, at most; how far where there is no curvature; and a rise that is one
-LOOKED_AT, FLAT, RISEN = 12, 5.0, 0.02
+#: coordinates that are looked at on either side, at most; how far where there is no curvature; a rise that is one; and how far,
+#: as a share of one and the coordinate's size, proposals are still good
+LOOKED_AT, FLAT, RISEN, AFAR = 12, 5.0, 0.02, 0.3
 #: what a coordinate may move in a step: a variance by a factor of seven
 LEAP = 2.0
 #: parameters up to which second derivatives are taken
@@ -118,6 +119,8 @@ def _polished(fit: Any, rule: Rule, most: int) -> tuple[PyTree, Polish]:
 
 def polished(fit: Any, wanted: bool | None = None) -> Any:
     """The fit at the maximum, where it can be polished: see `margaux.fit`. Several runs that disagree are compared first."""
+    if fit.result is RESULTS.undefined:
+        return dataclasses.replace(fit, note=_where_undefined(fit))
     if wanted is False or fit.result.failed or fit.result is RESULTS.interrupted or unpolishable(fit) is not None:
         return fit
     if wanted is None and not affordable(fit):
@@ -133,6 +136,23 @@ def polished(fit: Any, wanted: bool | None = None) -> Any:
     on_edge = bool(np.any(Coordinates(fit).edges(params)))
     result = RESULTS.boundary if on_edge else RESULTS.successful if fit.result is RESULTS.boundary else fit.result
     return dataclasses.replace(start, params=params, polished=done, result=result)
+
+
+def _where_undefined(fit: Any) -> str:
+    """The unit and the parameters at which a log density was not a number; "" where it is not met again."""
+    at = int(np.isnan(fit.trace["log_marginal"]).any(axis=1).argmax()) - 1
+    candidates = [fit.params]
+    if "params" in fit.trace and at >= 0:
+        leaves, structure = jax.tree.flatten(fit.params)
+        parts = np.split(fit.trace["params"][at, 0], np.cumsum([np.size(leaf) for leaf in leaves])[:-1])
+        shaped = [part.reshape(np.shape(leaf)) for part, leaf in zip(parts, leaves, strict=True)]
+        candidates.insert(0, structure.unflatten(shaped))
+    for params in candidates:
+        try:
+            each_unit(fit, nothing, fit.estep, params)
+        except UndefinedDensity as error:
+            return str(error)
+    return ""
 
 
 def affordable(fit: Any) -> bool:
@@ -246,44 +266,43 @@ class _Search:
         """The fall of the log-likelihood a standard error to either side of each coordinate, and the highest place found
         there, None where none is higher."""
         here, k = self.at, self.at.u.size
-        drops, higher = np.full((k, 2), np.nan), None
+        drops, higher, best = np.full((k, 2), np.nan), None, RISEN
         places = np.flatnonzero(self.free)
         if not self.rule.has_likelihood or not 0 < len(places) <= LOOKED_AT or not np.all(np.isfinite(here.matrix)):
             return drops, higher
-        base = self.value(self.params, self.rule)
+        near, (base, base_error) = self.rule, self.value(self.params, self.rule)
         covariance = np.linalg.pinv(here.matrix[np.ix_(self.free, self.free)], hermitian=True)
-        best = base + RISEN
         for place, j in enumerate(places):
             size = np.sqrt(max(covariance[place, place], 0.0))
-            known = np.isfinite(size) and size > 0
-            toward = covariance[:, place] / size if known else np.eye(len(places))[place] * np.inf
-            if here.matrix[j, j] <= 0 or not known or np.abs(toward).max() > FLAT:
-                # Flat, or no maximum: as far as is sensible, in this coordinate alone.
+            known = np.isfinite(size) and size > 0 and here.matrix[j, j] > 0
+            toward = covariance[:, place] / size if known else np.full(len(places), np.inf)
+            flat = not known or np.abs(toward).max() > FLAT
+            if flat:  # or no maximum: as far as is sensible, in this coordinate alone
                 toward = np.eye(len(places))[place] * FLAT
-            flat = np.abs(toward).max() >= FLAT
-            for side, sign in enumerate((-1.0, 1.0)):
-                u = here.u.copy()
-                u[places] += sign * toward
-                drops[j, side], best, higher = self._look(u, base, best, higher, flat)
+            # Proposals are held near by; further away they would be those of other posteriors.
+            afar = self.rule.deterministic and self.n <= FEW_UNITS or np.any(np.abs(toward) > AFAR * (1 + np.abs(here.u[places])))
+            looks = [(side, here.u[places] + sign * toward) for side, sign in enumerate((-1.0, 1.0))]
             if flat and abs(here.u[j]) > FLAT:
+                looks.append((None, np.where(np.arange(len(places)) == place, 0.0, here.u[places])))
+            for side, there in looks:
                 u = here.u.copy()
-                u[j] = 0.0
-                _, best, higher = self._look(u, base, best, higher, flat)
+                u[places] = there
+                params = self.coordinates.back(u)
+                value, error = self.value(params, best_rule(self.fit, params) if afar else near)
+                if side is not None:
+                    drops[j, side] = base - value
+                if value - base > best + 3 * afar * np.hypot(error, base_error):
+                    best, higher = value - base, params
         return drops, higher
 
-    def _look(self, u: np.ndarray, base: float, best: float, higher: PyTree, afar: bool) -> tuple[float, float, PyTree]:
-        params = self.coordinates.back(u)
-        # Proposals are held near by; far away they would be those of another posterior.
-        value = self.value(params, best_rule(self.fit, params) if afar else self.rule)
-        return base - value, max(best, value), params if value > best else higher
-
-    def value(self, params: PyTree, rule: Rule) -> float:
-        """The log-likelihood by the common draws; minus infinity where it is not defined."""
+    def value(self, params: PyTree, rule: Rule) -> tuple[float, float]:
+        """The log-likelihood by the common draws and its error; minus infinity where it is not defined."""
         try:
-            logs = [_logs(self.fit, rule, params, r) for r in range(min(2, rule.replicates))]
+            logs = np.stack([_logs(self.fit, rule, params, r) for r in range(min(2, rule.replicates))])
         except UndefinedDensity:
-            return -np.inf
-        return float(np.sum(_mean(np.stack(logs))))
+            return -np.inf, 0.0
+        error = 0.0 if len(logs) == 1 else float(np.sqrt(np.sum(np.diff(logs, axis=0) ** 2)) / 2)
+        return float(np.sum(_mean(logs))), error
 
 
 def _newton(here: Evaluation, free: np.ndarray, radius: float) -> tuple[np.ndarray, float, float]:
