@@ -284,6 +284,14 @@ def test_bad_input(change, message):
         mx.BayesianClassifier(**change).fit(x, y)
 
 
+@pytest.mark.parametrize("home, recipe", [("flax.linen", "module.apply"), ("flax.nnx", "nnx.merge")])
+@pytest.mark.parametrize("weights", [None, {"kernel": np.ones((2, 2))}])
+def test_modules_of_flax_are_told_how_to_come(home, recipe, weights):
+    network = type("Perceptron", (type("Module", (), {"__module__": home + ".module"}),), {"__call__": lambda self, x: x})()
+    with pytest.raises(TypeError, match=rf"{home} .Perceptron.*no function of its weights.*{recipe}"):
+        mx.BayesianClassifier(network=network, weights=weights, verbose=False).fit(np.ones((4, 2)), [0, 1, 0, 1])
+
+
 def test_batch_statistics_are_refused():
     class Normed(eqx.Module):
         linear: eqx.nn.Linear

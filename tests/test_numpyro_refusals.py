@@ -68,6 +68,36 @@ def test_observations_of_counts_left_out():
     refused(model, None, says=['"y" is discrete', "got None"])
 
 
+@pytest.mark.parametrize("shared", [False, True])
+def test_improper_latent(shared):
+    def model(y):
+        mu = param("mu", 0.5)
+        level = sample("level", dist.ImproperUniform(constraints.real, (), ())) if shared else mu
+        with numpyro.plate("units", len(y)):
+            z = sample("z", dist.Normal(level, 1.0) if shared else dist.ImproperUniform(constraints.real, (), ()))
+            sample("y", dist.Normal(z, 1.0), obs=y)
+
+    name = "level" if shared else "z"
+    refused(model, Y, says=[f'"{name}" is ImproperUniform', "no integral", rf'numpyro\.param\("{name}"', "proper prior"])
+
+
+@pytest.mark.parametrize("counts", [False, True])
+def test_observations_by_obs_mask(counts):
+    def model(y, seen):
+        outcome = (lambda z: dist.Poisson(jnp.exp(z))) if counts else (lambda z: dist.Normal(z, 1.0))
+        intercepts(y, within=lambda mu, z: sample("y", outcome(z), obs=y, obs_mask=seen))
+
+    refused(model, np.round(Y), Y > 0.6, says=['site "y" has obs_mask=', r"handlers\.mask", "jax.numpy.where"])
+
+
+def test_an_error_without_a_word():
+    class Silent(dist.Normal):
+        def sample(self, key=None, sample_shape=()):
+            raise NotImplementedError
+
+    refused(intercepts, Y, lambda mu: Silent(mu, 1.0), says=["the model fails on its arguments", "NotImplementedError"])
+
+
 def test_subsampling_plate():
     def model(y):
         mu = param("mu", 0.0)

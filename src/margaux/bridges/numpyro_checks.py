@@ -42,6 +42,7 @@ def check_sites(sites: Sites) -> None:
         )
     latent = sampled(sites, False)
     for name, site in latent.items():
+        _check_obs_mask(name, sites)
         _check_latent(name, site)
     if not sampled(sites, True):
         raise Refusal(
@@ -63,6 +64,33 @@ def _check_plates(sites: Sites) -> None:
                 f'plate "{name}" takes {part} of {size} by subsample_size, which hides from the fit whose latents are moved; '
                 f"drop it and pass batch_size={part} to the fit, which slices the data itself"
             )
+
+
+def check_drawn(name: str, fn: Any) -> None:
+    """Refuse a latent that cannot be drawn, before NumPyro is asked to."""
+    from numpyro.distributions import ImproperUniform
+
+    inner = fn
+    while hasattr(inner, "base_dist"):
+        inner = inner.base_dist
+    if isinstance(inner, ImproperUniform):
+        raise Refusal(
+            f'latent site "{name}" is ImproperUniform, whose density has no integral, so that the marginal likelihood over it does '
+            f'not exist; estimate it, by numpyro.param("{name}", ..., constraint=...), or give it a proper prior such as '
+            "numpyro.distributions.Normal(0, 10)"
+        )
+
+
+def _check_obs_mask(name: str, sites: Sites) -> None:
+    """`numpyro.sample(..., obs_mask=)` makes two sites, under names that the user never wrote."""
+    written = name.removesuffix("_unobserved")
+    if written != name and f"{written}_observed" in sites:
+        raise Refusal(
+            f'site "{written}" has obs_mask=, by which NumPyro draws what is missing under a mask, where it has no density. What is '
+            "missing integrates to one, so leave it out of the likelihood: with numpyro.handlers.mask(mask=...): "
+            f'numpyro.sample("{written}", ..., obs=...). Where the model goes on to use what is missing, as of a covariate, sample '
+            "it as a site of its own without a mask, and choose by jax.numpy.where"
+        )
 
 
 def _check_latent(name: str, site: dict[str, Any]) -> None:

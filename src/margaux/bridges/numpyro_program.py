@@ -12,6 +12,7 @@ from jaxtyping import Array, PRNGKeyArray, Scalar
 
 from ..model import Params, leading
 from .numpyro_arguments import Arguments
+from .numpyro_normals import by_inverse
 
 Sites = dict[str, Any]
 
@@ -129,7 +130,7 @@ def _with_units(params: Params, latents: dict[str, Array]) -> Params:
 
 def log_prob(site: dict[str, Any]) -> Array:
     """Log density of a site's value, with its masks and scale."""
-    value = site["fn"].log_prob(site["value"])
+    value = by_inverse(site["fn"]).log_prob(site["value"])
     return value if site["scale"] is None else site["scale"] * value
 
 
@@ -137,10 +138,11 @@ def _unmasked(site: dict[str, Any]) -> Array:
     """`log_prob`, without scale, and NaN where a mask has put a zero in place of the density."""
     from numpyro.distributions import MaskedDistribution
 
-    value, inner = site["fn"].log_prob(site["value"]), site["fn"]
+    fn = by_inverse(site["fn"])
+    value, inner = fn.log_prob(site["value"]), fn
     while isinstance(inner, MaskedDistribution):
         inner = inner.base_dist
-    if inner is site["fn"]:
+    if inner is fn:
         return value
     return jnp.where((value == 0) & (inner.log_prob(site["value"]) != 0), jnp.nan, value)
 

@@ -16,6 +16,7 @@ from ..space import AbstractSpace, as_space
 from .numpyro_arguments import COUNT, FIXED, UNITS, WHOLE, Arguments, check_unit_args, is_array, named_leaves, rows, taken_apart
 from .numpyro_checks import (
     Refusal,
+    check_drawn,
     check_outside,
     check_same_flow,
     check_sites,
@@ -46,7 +47,7 @@ def read(
     """
     leaves, structure = named_leaves(model, args, kwargs)
     whole, data = taken_apart(leaves, structure, lambda name, leaf: UNITS if is_array(leaf) else FIXED)
-    program = Program(_without_control_flow(model), whole, None)
+    program = Program(_refusing(model), whole, None)
     sites = abstract(program, {}, data, check_sites)
     params, space = _parameters(program, data, sites)
     _check_flow(program, data, params, space, sites)
@@ -80,7 +81,8 @@ def _nothing() -> dict[str, Any]:
     return {"no data": np.zeros((1, 1))}
 
 
-def _without_control_flow(model: Callable[..., Any]) -> Callable[..., Any]:
+def _refusing(model: Callable[..., Any]) -> Callable[..., Any]:
+    """The model, refused where it reaches a site that NumPyro cannot run or show."""
     from numpyro.primitives import Messenger
 
     class Refusing(Messenger):
@@ -90,6 +92,8 @@ def _without_control_flow(model: Callable[..., Any]) -> Callable[..., Any]:
                     "the model uses scan or cond of numpyro.contrib.control_flow, whose sites are not seen one by one; sample "
                     "the innovations of all steps in a plate outside, and use jax.lax.scan or jax.numpy.where on their values"
                 )
+            if msg["type"] == "sample" and not msg["is_observed"] and msg["value"] is None:
+                check_drawn(msg["name"], msg["fn"])
 
     return Refusing(model)
 
@@ -194,7 +198,8 @@ def _moved(params: PyTree, space: AbstractSpace) -> PyTree:
 
 
 def _first_line(error: Exception) -> str:
-    return str(error).strip().splitlines()[0]
+    """What an error says; its type where it says nothing."""
+    return next(iter(str(error).strip().splitlines()), type(error).__name__)
 
 
 # -- units ----------------------------------------------------------------------------------------

@@ -69,6 +69,7 @@ def as_network(network: Any, weights: PyTree = None) -> tuple[Network, PyTree]:
     Raises:
         TypeError: neither. ValueError: no weights, or layers that are refused.
     """
+    _check_flax(network)
     if isinstance(network, eqx.Module) and weights is None:
         made: Network = ModuleNetwork(network)
         weights = eqx.filter(network, eqx.is_inexact_array)
@@ -87,6 +88,24 @@ def as_network(network: Any, weights: PyTree = None) -> tuple[Network, PyTree]:
         if not np.all(np.isfinite(leaf)):
             raise ValueError(f"the starting weights{jax.tree_util.keystr(path)} are not finite; initialise them again")
     return made, jax.tree.map(np.asarray, weights)
+
+
+#: how a module of each of Flax's interfaces is turned into a function of its weights
+_FLAX = {
+    "flax.linen": 'network=lambda w, x: module.apply({"params": w}, x), weights=module.init(key, x)["params"]',
+    "flax.nnx": "graph, w = nnx.split(module, nnx.Param), then network=lambda w, x: nnx.merge(graph, w)(x), weights=w",
+}
+
+
+def _check_flax(network: Any) -> None:
+    """Raises: TypeError: a Flax module, whose weights are not its own or not a pytree of arrays."""
+    # By the names of its classes, so that Flax need not be there.
+    homes = [base.__module__ for base in type(network).__mro__]
+    for interface, recipe in _FLAX.items():
+        if any(home == interface or home.startswith(interface + ".") for home in homes):
+            raise TypeError(
+                f"network is a module of {interface} ({type(network).__name__}), which is no function of its weights; pass {recipe}"
+            )
 
 
 def check_module(module: Any) -> None:
