@@ -75,8 +75,8 @@ def check_drawn(name: str, fn: Any) -> None:
         inner = inner.base_dist
     if isinstance(inner, ImproperUniform):
         raise Refusal(
-            f'latent site "{name}" is ImproperUniform, whose density has no integral, so that the marginal likelihood over it does '
-            f'not exist; estimate it, by numpyro.param("{name}", ..., constraint=...), or give it a proper prior such as '
+            f'latent site "{name}" is ImproperUniform, whose density has no integral, so that the marginal likelihood over it '
+            f'does not exist; estimate it, by numpyro.param("{name}", ..., constraint=...), or give it a proper prior such as '
             "numpyro.distributions.Normal(0, 10)"
         )
 
@@ -86,10 +86,10 @@ def _check_obs_mask(name: str, sites: Sites) -> None:
     written = name.removesuffix("_unobserved")
     if written != name and f"{written}_observed" in sites:
         raise Refusal(
-            f'site "{written}" has obs_mask=, by which NumPyro draws what is missing under a mask, where it has no density. What is '
-            "missing integrates to one, so leave it out of the likelihood: with numpyro.handlers.mask(mask=...): "
-            f'numpyro.sample("{written}", ..., obs=...). Where the model goes on to use what is missing, as of a covariate, sample '
-            "it as a site of its own without a mask, and choose by jax.numpy.where"
+            f'site "{written}" has obs_mask=, by which NumPyro draws what is missing under a mask, where it has no density. '
+            "What is missing integrates to one, so leave it out of the likelihood: with numpyro.handlers.mask(mask=...): "
+            f'numpyro.sample("{written}", ..., obs=...). Where the model goes on to use what is missing, as of a covariate, '
+            "sample it as a site of its own without a mask, and choose by jax.numpy.where"
         )
 
 

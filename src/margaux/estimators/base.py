@@ -7,6 +7,7 @@ from typing import Any
 import pandas as pd
 from sklearn.base import BaseEstimator
 
+from ..formulas import fault
 from .fitted import Fitted
 
 
@@ -37,7 +38,7 @@ def design(X: Any, y: Any) -> tuple[Any, Any, Any]:
         parts = formulaic.model_matrix(X, y, na_action="raise")
     except (FormulaicError, NameError, KeyError, ValueError) as error:
         known = ", ".join(map(str, y.columns))
-        raise ValueError(f'cannot build "{X}" from columns {known}: {error}') from error
+        raise ValueError(f'cannot build "{X}" from columns {known}: {fault(X, error)}') from error
     frame = parts.rhs.drop(columns=["Intercept"], errors="ignore")
     outcome = parts.lhs
     if outcome.shape[1] != 1:

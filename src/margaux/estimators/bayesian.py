@@ -191,7 +191,7 @@ class BayesianNetwork(WeightPosterior, BaseEstimator, abc.ABC):
 
     @property
     def loglik_(self) -> float:
-        """`elbo_`: a lower bound."""
+        """The ELBO (`elbo_`), under the name that every estimator has: a lower bound of the log-likelihood, not that itself."""
         return self.elbo_
 
     def save(self, path: str | Path) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from ..formulas import fault
 from .checks import (
     check_category,
     check_covariates,
@@ -282,7 +283,7 @@ def _by_formula(source: Any, frame: Any) -> tuple[_Columns, Any, str]:
     except (FormulaicError, NameError, KeyError, ValueError, TypeError, SyntaxError) as error:
         outcome = shown.partition("~")[0].strip() if first else ""
         _check_factors(maker.factor_cache, [name for name in maker.factor_cache if name != outcome], frame, known)
-        raise ValueError(f'cannot build "{shown}" from columns {listed(frame.columns)}: {error}') from error
+        raise ValueError(f'cannot build "{shown}" from columns {listed(frame.columns)}: {fault(shown, error)}') from error
     right = parts.rhs if first else parts
     if isinstance(right, tuple):
         raise ValueError(f'the formula "{shown}" has several right-hand sides; join them with +')

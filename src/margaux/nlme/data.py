@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from ..formulas import fault
 from .individual import Individual
 from .outcomes import AbstractOutcome, Continuous
 
@@ -213,7 +214,7 @@ def _formula(formula: str, subjects: pd.DataFrame, name: str) -> Any:
         return formulaic.model_matrix(formula, subjects, na_action="raise").model_spec
     except (FormulaicError, NameError, KeyError, ValueError, SyntaxError) as error:
         known = ", ".join(map(str, subjects.columns))
-        raise ValueError(f"cannot build the covariates {formula!r} of {name} from columns {known}: {error}") from error
+        raise ValueError(f"cannot build the covariates {formula!r} of {name} from columns {known}: {fault(formula, error)}") from error
 
 
 def _check_covariates(formula: str, data: LongData) -> None:

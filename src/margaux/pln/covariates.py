@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from ..formulas import fault
 from ..missing.checks import check_category, is_number, level_codes, listed, numbers_of
 from .checks import check_finite
 from .counts import Counts
@@ -109,7 +110,7 @@ def _parsed(formula: str) -> Any:
     try:
         out = parse(formula)
     except (FormulaicError, SyntaxError) as error:
-        raise ValueError(f'cannot read the formula "{formula}": {error}') from error
+        raise ValueError(f'cannot read the formula "{formula}": {fault(formula, error)}') from error
     if tilde and left.strip():
         raise ValueError(f'the formula "{formula}" is about covariates alone, so nothing goes before ~; write "~{right}"')
     return out
@@ -136,7 +137,7 @@ def _matrix(source: Any, shown: str, frame: pd.DataFrame, units: pd.Index, colum
             _check_factors(maker.factor_cache, source, columns)
         hint = "; offsets have an argument of their own" if "offset(" in shown else ""
         known = listed(frame.columns) or "(none)"
-        raise ValueError(f'cannot build "{shown}" from covariates {known}: {error}{hint}') from error
+        raise ValueError(f'cannot build "{shown}" from covariates {known}: {fault(shown, error)}{hint}') from error
     if not isinstance(matrix, pd.DataFrame):
         raise ValueError(f'the formula "{shown}" has several parts; join them with +')
     if again:

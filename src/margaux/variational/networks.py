@@ -103,9 +103,8 @@ def _check_flax(network: Any) -> None:
     homes = [base.__module__ for base in type(network).__mro__]
     for interface, recipe in _FLAX.items():
         if any(home == interface or home.startswith(interface + ".") for home in homes):
-            raise TypeError(
-                f"network is a module of {interface} ({type(network).__name__}), which is no function of its weights; pass {recipe}"
-            )
+            name = type(network).__name__
+            raise TypeError(f"network is a module of {interface} ({name}), which is no function of its weights; pass {recipe}")
 
 
 def check_module(module: Any) -> None:
