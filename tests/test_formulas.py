@@ -28,7 +28,7 @@ def said(fit: Any) -> str:
     [
         lambda formula: design(formula, FRAME),
         lambda formula: mx.MissingLogistic(verbose=False).fit(formula, FRAME),
-        lambda formula: mx.PLNPCA(1, formula=formula.removeprefix("y "), verbose=False).fit(np.eye(4, dtype=int), FRAME),
+        lambda formula: mx.PLNPCA(1, verbose=False).fit(np.eye(4, dtype=int), FRAME, formula=formula.removeprefix("y ")),
     ],
     ids=["design", "missing", "pln"],
 )

@@ -214,7 +214,8 @@ def _formula(formula: str, subjects: pd.DataFrame, name: str) -> Any:
         return formulaic.model_matrix(formula, subjects, na_action="raise").model_spec
     except (FormulaicError, NameError, KeyError, ValueError, SyntaxError) as error:
         known = ", ".join(map(str, subjects.columns))
-        raise ValueError(f"cannot build the covariates {formula!r} of {name} from columns {known}: {fault(formula, error)}") from error
+        told = f"cannot build the covariates {formula!r} of {name} from columns {known}: {fault(formula, error)}"
+        raise ValueError(told) from error
 
 
 def _check_covariates(formula: str, data: LongData) -> None:
