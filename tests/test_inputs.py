@@ -155,7 +155,7 @@ MANY = [
     (lambda: mx.Polynomial(1.0, -0.8), ValueError, ["power", "at least 0"]),
     (lambda: mx.MCMC(mx.ULA(0.1), n_steps=0), ValueError, ["n_steps", "at least 1"]),
     (lambda: mx.MCMC(mx.ULA(0.1), n_steps=2, thin=3), ValueError, ["thin", "keeps no state"]),
-    (lambda: untyped.MCMC(mx.ULA), TypeError, ["kernel", "ULA(step_size=0.02)"]),
+    (lambda: untyped.MCMC(mx.ULA), TypeError, ["kernel", "mx.MALA()"]),
     (lambda: mx.ImportanceSampling(1), ValueError, ["n_draws", "at least 2"]),
     (lambda: mx.ImportanceSampling(proposal="prior"), ValueError, ["proposal", "laplace"]),
     (lambda: mx.ImportanceSampling(defensive=1.0), ValueError, ["defensive", "[0, 1)"]),

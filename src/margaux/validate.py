@@ -45,7 +45,7 @@ def check_types(model: Any, algorithm: Any, estep: Any, average: Any) -> None:
     for name, value, kind, example in [
         ("model", model, AbstractModel, "an instance of your subclass of margaux.AbstractModel"),
         ("algorithm", algorithm, AbstractAlgorithm, "a recipe's result such as mx.soul(step=0.1)"),
-        ("estep", estep, AbstractEStep, "an E-step such as mx.MCMC(mx.ULA(step_size=0.02)) or mx.Quadrature()"),
+        ("estep", estep, AbstractEStep, "an E-step such as mx.MCMC() or mx.Quadrature()"),
     ]:
         if isinstance(value, type):
             raise TypeError(f"{name} is the class {value.__name__} itself; pass {value.__name__}(...), an instance")

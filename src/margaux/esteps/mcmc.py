@@ -9,10 +9,13 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import PyTree
 
-from ..kernels import ULA, AbstractBlockedKernel, AbstractKernel, AbstractProximalKernel, AbstractSubsamplingKernel
+from ..kernels import MALA, AbstractBlockedKernel, AbstractKernel, AbstractProximalKernel, AbstractSubsamplingKernel
 from ..model import AbstractFactorised, AbstractNonSmooth, AbstractShared, Target, leading, mapped, over_units
 from ..schedule import AbstractSchedule, as_schedule
 from .base import AbstractEStep, continuous, first_draw
+
+#: transitions of the default kernel an iteration, and before the first one
+STEPS, WARM_UP = 5, 500
 
 #: kernels that ask for more than a density, and the models that have it
 _CAPABILITIES = [
@@ -26,19 +29,24 @@ class MCMC(AbstractEStep):
     """Averages over the states of Markov chains, each unit with its own (SOUL / SOUK, MCMC-SAEM).
 
     Args:
-        kernel: any kernel, exact or not; by default ULA with a step found from the target's curvature.
+        kernel: any kernel, exact or not; by default `margaux.MALA`, whose step adapts to its target acceptance.
         n_steps: transitions an iteration, a number or a growing schedule (`margaux.Growth`).
         n_chains: chains a unit.
         thin: every `thin`-th state is averaged; n_steps for the last one alone (the SAEM habit).
         burn_in: transitions discarded at the start of each iteration.
-        warm_up: transitions made once, at the starting parameters, before the first iteration.
+        warm_up: transitions made once, at the starting parameters, before the first iteration. From latents that start close
+            together the first iterations would have variances collapse, which then take long to recover.
         warm_start: chains go on from where they stopped; otherwise they restart each iteration.
+
+    With the default kernel n_steps is 5 and warm_up 500, and with one that is given 1 and 0, unless they are given too.
 
     Step sizes of adjusted kernels are adapted by Robbins-Monro, unit by unit, towards the kernel's
     target acceptance, with gain (number of transitions)^-0.6.
 
     >>> import margaux as mx
-    >>> estep = mx.MCMC(mx.ULA(step_size=0.02), n_steps=3)
+    >>> mx.MCMC().kernel.adjusted
+    True
+    >>> estep = mx.MCMC(mx.ULA(step_size=0.02), n_steps=3)      # not adjusted: its bias shrinks with the step
     """
 
     kernel: AbstractKernel
@@ -52,16 +60,18 @@ class MCMC(AbstractEStep):
     def __init__(
         self,
         kernel: AbstractKernel | None = None,
-        n_steps: Any = 1,
+        n_steps: Any = None,
         n_chains: int = 1,
         thin: int = 1,
         burn_in: int = 0,
-        warm_up: int = 0,
+        warm_up: int | None = None,
         warm_start: bool = True,
     ) -> None:
-        kernel = ULA() if kernel is None else kernel
+        steps, transitions = (STEPS, WARM_UP) if kernel is None else (1, 0)
+        n_steps, warm_up = steps if n_steps is None else n_steps, transitions if warm_up is None else warm_up
+        kernel = MALA() if kernel is None else kernel
         if not isinstance(kernel, AbstractKernel):
-            raise TypeError(f"kernel must be a margaux kernel such as mx.ULA(step_size=0.02); got {kernel!r}")
+            raise TypeError(f"kernel must be a margaux kernel such as mx.MALA(); got {kernel!r}")
         for name, value, least in [
             ("n_chains", n_chains, 1),
             ("thin", thin, 1),
@@ -89,7 +99,7 @@ class MCMC(AbstractEStep):
                 kernel, parts = type(self.kernel).__name__, sorted(capability.__abstractmethods__ - {"log_joint", "init_latents"})
                 return (
                     f"{kernel} needs {' and '.join(parts)}, which {type(model).__name__} lacks; "
-                    f"inherit from margaux.{capability.__name__}, or use margaux.ULA"
+                    f"inherit from margaux.{capability.__name__}, or use margaux.MALA"
                 )
         return None
 

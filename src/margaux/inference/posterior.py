@@ -99,7 +99,7 @@ def each_unit(
         params = jax.tree.map(lambda leaf: jnp.asarray(leaf, dtype), given)
         model, estep = settle((problem.model, estep), dtype)
         size = int(np.clip(BLOCK_NUMBERS // max(width, 1), 1, min(problem.n, 4096)))
-        chains = isinstance(estep, MCMC) and keep_chains and isinstance(fit.estep, MCMC) and fit.rows is not None
+        chains = keep_chains and fit.rows is not None and _of_one_kind(estep, fit.estep)
         values, infos, totals = [], [], dict.fromkeys(summed, 0.0)
         for first in range(0, len(chosen), size):
             ids = chosen[np.minimum(np.arange(first, first + size), len(chosen) - 1)]
@@ -121,6 +121,11 @@ def each_unit(
     if undefined.any():
         raise UndefinedDensity(int(chosen[undefined.argmax()]), given)
     return joined | totals if summed else joined, figures
+
+
+def _of_one_kind(estep: AbstractEStep, other: Any) -> bool:
+    """Whether chains of one E-step can go on by another: what a kernel has adapted is its own."""
+    return isinstance(estep, MCMC) and isinstance(other, MCMC) and type(estep.kernel) is type(other.kernel)
 
 
 def proposals(fit: Any, estep: AbstractEStep, params: PyTree = None, units: np.ndarray | None = None, key: int = 0) -> PyTree:
