@@ -28,7 +28,7 @@ def said(fit: Any) -> str:
     [
         lambda formula: design(formula, FRAME),
         lambda formula: mx.MissingLogistic(verbose=False).fit(formula, FRAME),
-        lambda formula: mx.PLNPCA(1, verbose=False).fit(np.eye(4, dtype=int), formula=formula.removeprefix("y "), covariates=FRAME),
+        lambda formula: mx.PLNPCA(1, verbose=False).fit(np.eye(4), formula=formula.removeprefix("y "), covariates=FRAME),
     ],
     ids=["design", "missing", "pln"],
 )

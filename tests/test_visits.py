@@ -47,9 +47,8 @@ def maximum() -> tuple[np.ndarray, np.ndarray]:
 
 
 def fitted(estep: Any) -> Any:
-    return mx.fit(
-        ThreeRows(), rows(), mx.soul(), estep, params={"mu": 0.0, "s": 0.0}, n_iter=1200, batch_size=100, progress=False
-    )
+    settings: Any = {"n_iter": 1200, "batch_size": 100, "polish": False, "progress": False}
+    return mx.fit(ThreeRows(), rows(), mx.soul(), estep, params={"mu": 0.0, "s": 0.0}, **settings)
 
 
 def off(fit: Any) -> np.ndarray:

@@ -68,7 +68,7 @@ def _subsample(fit: Any, size: int, key: int) -> Any:
     ids = np.sort(np.random.default_rng(key).choice(problem.n, size, replace=False))
     data = jax.tree.map(lambda leaf: np.asarray(leaf[ids]), fit.data)
     rows = None if fit.rows is None else jax.tree.map(lambda leaf: np.asarray(leaf[:, ids]), fit.rows)
-    return dataclasses.replace(fit, problem=dataclasses.replace(problem, n=size), data=data, rows=rows, polished=None, _cache={})
+    return dataclasses.replace(fit, problem=dataclasses.replace(problem, n=size), data=data, rows=rows, polished=None)
 
 
 def _newton(some: Any, fit: Any) -> tuple[float, float, str]:
