@@ -157,13 +157,13 @@ def answer(fitted: Any, sample: Sample, title: str) -> Answer:
     from ..variational.watching import FELL
 
     weights, scores = fitted.summary().rename_axis("tensor"), scored(fitted, sample).rename_axis("score")
-    rows = sample.held if sample.held.any() else ~sample.held
+    rows, elbo = sample.held if sample.held.any() else ~sample.held, fitted.elbo_
     tables = {
         "predictions": lambda: predicted(fitted, sample), "history": lambda: fitted.history_.set_index("epoch"),
         "scores": lambda: scores, "weights": lambda: weights, "inputs": lambda: inputs(sample),
     }  # fmt: skip
     facts = {
-        "elbo": fitted.elbo_, "scores": {part: dict(scores[part]) for part in scores}, "weights": nested(weights),
+        "elbo": elbo, "elbo_se": elbo.se, "scores": {part: dict(scores[part]) for part in scores}, "weights": nested(weights),
         "n_observations": fitted.n_observations_, "n_inputs": fitted.n_features_in_,
     }  # fmt: skip
     if "noise" in fitted.params_:
@@ -186,10 +186,11 @@ def scored(fitted: Any, sample: Sample) -> Any:
 
 def lines(fitted: Any) -> Iterator[str]:
     """The fit in a few sentences."""
+    elbo = fitted.elbo_
     n_weights = sum(sd.size for sd in fitted.stderr_.values())
     yield (
         f"{fitted.n_observations_} observations of {fitted.n_features_in_} inputs, {n_weights} weights; "
-        f"ELBO {fitted.elbo_:.2f}, a lower bound of the log-likelihood"
+        f"ELBO {elbo:.2f} (Monte Carlo error {elbo.se:.1g}), a lower bound of the log-likelihood"
     )
     if "noise" in fitted.params_:
         yield f"standard deviation of the outcome around its mean {fitted.params_['noise']:.4g}"

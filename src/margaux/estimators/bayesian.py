@@ -19,6 +19,7 @@ from ..validate import whole
 from ..variational import scores
 from ..variational.answers import WeightPosterior
 from ..variational.architectures import named
+from ..variational.bound import Bound
 from ..variational.draws import as_draws, default_draws
 from ..variational.likelihoods import AbstractLikelihood, Categorical, Gaussian, Poisson
 from ..variational.networks import as_network
@@ -181,16 +182,17 @@ class BayesianNetwork(WeightPosterior, BaseEstimator, abc.ABC):
         return Card(type(self).__name__, self.message_, self.converged_, table, len(table), figures)
 
     @property
-    def elbo_(self) -> float:
-        """The ELBO of the observations of the fit, a lower bound of their marginal log-likelihood, by one draw a block."""
+    def elbo_(self) -> Bound:
+        """The ELBO of the observations of the fit, a lower bound of their marginal log-likelihood: a float with `.se`, its
+        Monte Carlo error, zero where it is by quadrature."""
         check_fitted(self)
         if self._data is None:
             raise ValueError("the observations of a fit are not saved with it; evaluate(X, y) gives the ELBO of any")
         x, y = self._data
-        return self._elbo_of(self._scaled(x), y) * self.n_observations_
+        return self._elbo_of(self._scaled(x), y).times(self.n_observations_)
 
     @property
-    def loglik_(self) -> float:
+    def loglik_(self) -> Bound:
         """The ELBO (`elbo_`), under the name that every estimator has: a lower bound of the log-likelihood, not that itself."""
         return self.elbo_
 
@@ -362,7 +364,7 @@ class BayesianRegressor(RegressorMixin, BayesianNetwork):
         return params | {"noise": params["noise"] * self._y_scale[1]} if "noise" in params else params
 
     def _elbo_of(self, x, y, random_state=0):
-        return super()._elbo_of(x, y, random_state) - np.log(self._y_scale[1])  # of y itself
+        return super()._elbo_of(x, y, random_state).times(1.0, plus=-np.log(self._y_scale[1]))  # of y itself
 
     def _noise(self) -> float:
         return self.params_["noise"] if "noise" in self.params_ else float(self.noise) * self._y_scale[1]

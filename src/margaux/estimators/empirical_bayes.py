@@ -12,7 +12,7 @@ from sklearn.utils.validation import check_is_fitted, validate_data
 from ..algorithms import soul
 from ..esteps import MCMC
 from ..fit import fit as run
-from ..kernels import ULA, AbstractKernel
+from ..kernels import MALA, AbstractKernel
 from ..model import one_unit
 from ..models.bayesian_logistic import ARDPrior, MeanPrior, MeanScalePrior
 from ..space import Positive
@@ -36,7 +36,7 @@ class EmpiricalBayesLogistic(ClassifierMixin, AbstractEstimator):
     Args:
         sigma: prior standard deviation of "mean"; of the intercept of "ard".
         fit_intercept: put a column of ones first.
-        kernel: any `margaux` kernel; by default `ULA`.
+        kernel: any `margaux` kernel; by default `margaux.MALA`, preconditioned by the covariance of the chain (its variances above 500 columns).
         n_iter: iterations of theta. n_steps: transitions each. n_draws, thin: posterior draws kept afterwards.
         random_state: an int. dtype: "float32" or "float64". verbose: show progress.
 
@@ -105,7 +105,7 @@ class EmpiricalBayesLogistic(ClassifierMixin, AbstractEstimator):
         model, params, space = self._model(x.shape[1])
         kernel = self.kernel
         if kernel is None:
-            kernel = ULA(preconditioner="dense" if x.shape[1] <= DENSE else "diagonal")
+            kernel = MALA(preconditioner="dense" if x.shape[1] <= DENSE else "diagonal")
         result = run(
             model,
             one_unit({"x": x, "y": codes.astype(float)}),

@@ -30,20 +30,20 @@ LARGE = 10_000
 
 
 class VariationalFit(WeightPosterior):
-    """A fitted Gaussian: `mean` and `sd` (like `start`), `elbo`, `history`, `result` (the `margaux.Fit`)."""
+    """A fitted Gaussian: `mean` and `sd` (like `start`), `elbo` (a float with `.se`, its Monte Carlo error), `history`, `result` (the `margaux.Fit`)."""
 
     def __init__(self, model: Any, fit: Fit, history: pd.DataFrame, data: tuple[PyTree, np.ndarray], by_row: bool = True) -> None:
         params: Any = fit.params
         self._keep(model, params, fit.dtype)
         self.result, self.history, self.message, self.converged = fit, history, fit.message, fit.converged
         self.mean, self.sd = self._means, self._deviations
-        self.elbo = self._elbo_of(*data) * model.n
+        self.elbo = self._elbo_of(*data).times(model.n)
         self._data = data if by_row else None
 
     def _card(self) -> Card:
         few, count = flat_table(self._named(self.mean))
         table = self.summary() if count <= LARGE else few.rename(columns={"estimate": "mean"})
-        figures = {"ELBO": f"{self.elbo:.6g}", "iterations": self.result.n_iter}
+        figures = {"ELBO": f"{self.elbo:.6g} +- {self.elbo.se:.1g}", "iterations": self.result.n_iter}
         return Card("VariationalFit", self.message, self.converged, table, count, figures)
 
     def summary(self, level: float = 0.95) -> pd.DataFrame:
@@ -57,7 +57,7 @@ class VariationalFit(WeightPosterior):
         return pd.DataFrame(columns, index=pd.Index(scalar_names(self.mean)))
 
     def __repr__(self) -> str:
-        return f"VariationalFit(elbo {self.elbo:.6g}; {self.result.n_iter} iterations; {self.message})"
+        return f"VariationalFit(elbo {self.elbo:.6g} +- {self.elbo.se:.1g}; {self.result.n_iter} iterations; {self.message})"
 
 
 def fit_variational(

@@ -13,8 +13,9 @@ from jaxtyping import PyTree
 
 from ..naming import path_name, precision
 from ..shown import Shown
-from .evaluation import divergence, expected_log_likelihood, outputs_of_draws
-from .model import Variational, blocks
+from .bound import Bound, bound
+from .evaluation import outputs_of_draws
+from .model import Variational
 
 
 class WeightPosterior(Shown):
@@ -115,12 +116,9 @@ class WeightPosterior(Shown):
             network = self._model.network
             return outputs_of_draws(network, self._means, self._deviations, x, n_draws, random_state, self._dtype).astype(float)
 
-    def _elbo_of(self, x: PyTree, y: np.ndarray, random_state: int = 0) -> float:
+    def _elbo_of(self, x: PyTree, y: np.ndarray, random_state: int = 0) -> Bound:
         """Expected log-likelihood an observation, less the divergence over the observations of the fit."""
-        model, dtype = self._model, self._dtype
         if any(np.any(leaf == 0) for leaf in jax.tree.leaves(self._deviations)):
-            return np.nan  # a pruned posterior has no density
-        with precision(dtype):
-            data = blocks(x, y, max(len(y) * model.n_blocks // model.n, 1), 0, multiple=model.slices)
-            value = expected_log_likelihood(model, self._params, data, random_state, dtype)
-            return value - divergence(model, self._params, random_state, dtype) / model.n
+            return Bound(np.nan, np.nan, "")  # a pruned posterior has no density
+        with precision(self._dtype):
+            return bound(self._model, self._params, x, y, random_state, self._dtype)

@@ -196,7 +196,7 @@ def _variational(model: Any, command: str | None) -> list[Section]:
         ending(fit),
         estimates.estimates(summary, "Posterior means, standard deviations and credible intervals.", "found.summary() has all"),
         section(convergence.ID, convergence.TITLE, told, course),
-        section("goodness", "Goodness of fit", facts.facts(("ELBO", number(model.elbo, 7)))),
+        section("goodness", "Goodness of fit", facts.facts(("ELBO", f"{number(model.elbo, 7)} ± {number(model.elbo.se, 2)}"))),
         section("latents", "The latent posterior", ratio),
         reproducing.reproducing(call(fit).replace("margaux.fit(", "margaux.fit_variational(", 1), fit.seed, lambda: fit.data,
                                 command, "margaux.report.checksum(found.result.data)", fit.dtype),
