@@ -67,7 +67,7 @@ def test_classes_of_a_file_are_fitted_as_by_the_estimator(tables, tmp_path):
         assert scores.loc["log_score", part] == pytest.approx(np.mean(np.log(p[own])), rel=1e-6)
         assert scores.loc["brier", part] == pytest.approx(np.mean(np.sum((p - own) ** 2, axis=1)), rel=1e-6)
     assert scores.loc["accuracy", "held out"] > 0.5
-    told = float(done.output.split("weights; ELBO ")[1].split(",")[0])
+    told = float(done.output.split("weights; ELBO ")[1].split(" +- ")[0])
     assert told == pytest.approx(model.elbo_, rel=1e-4) and f"{scores.loc['log_score', 'held out']:.4f}" in done.output
     page = (tmp_path / "report.html").read_text()
     assert "Scores of 120 of the fit and 40 held out" in page and f"{scores.loc['brier', 'held out']:.4g}" in page

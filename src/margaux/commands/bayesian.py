@@ -190,7 +190,7 @@ def lines(fitted: Any) -> Iterator[str]:
     n_weights = sum(sd.size for sd in fitted.stderr_.values())
     yield (
         f"{fitted.n_observations_} observations of {fitted.n_features_in_} inputs, {n_weights} weights; "
-        f"ELBO {elbo:.2f} (Monte Carlo error {elbo.se:.1g}), a lower bound of the log-likelihood"
+        f"ELBO {elbo:.2f} +- {elbo.se:.1g}, a lower bound of the log-likelihood"
     )
     if "noise" in fitted.params_:
         yield f"standard deviation of the outcome around its mean {fitted.params_['noise']:.4g}"

@@ -36,7 +36,8 @@ class EmpiricalBayesLogistic(ClassifierMixin, AbstractEstimator):
     Args:
         sigma: prior standard deviation of "mean"; of the intercept of "ard".
         fit_intercept: put a column of ones first.
-        kernel: any `margaux` kernel; by default `margaux.MALA`, preconditioned by the covariance of the chain (its variances above 500 columns).
+        kernel: any `margaux` kernel; by default `margaux.MALA`, preconditioned by the chain's own covariance (above 200 columns
+            by its variances).
         n_iter: iterations of theta. n_steps: transitions each. n_draws, thin: posterior draws kept afterwards.
         random_state: an int. dtype: "float32" or "float64". verbose: show progress.
 

@@ -30,7 +30,8 @@ LARGE = 10_000
 
 
 class VariationalFit(WeightPosterior):
-    """A fitted Gaussian: `mean` and `sd` (like `start`), `elbo` (a float with `.se`, its Monte Carlo error), `history`, `result` (the `margaux.Fit`)."""
+    """A fitted Gaussian: `mean` and `sd` (like `start`), `elbo` (a float with `.se`, its Monte Carlo error), `history`, `result`
+    (the `margaux.Fit`)."""
 
     def __init__(self, model: Any, fit: Fit, history: pd.DataFrame, data: tuple[PyTree, np.ndarray], by_row: bool = True) -> None:
         params: Any = fit.params
