@@ -30,7 +30,7 @@ NODES = 40
 #: weights up to which Sobol points are used, replicates, and the largest and least number of pairs of points of each
 FEW, REPLICATES, MOST, LEAST = 200, 8, 256, 16
 #: numbers that all evaluations of a posterior of few weights may take
-AFFORDABLE = 200_000_000
+AFFORDABLE = 100_000_000
 #: pairs of draws of all blocks together, at least, and of each block
 PAIRS, EACH = 50, 2
 

@@ -1,4 +1,4 @@
-"""What a posterior of weights says of observations: expected log-likelihoods, and predictions by draws."""
+"""What a posterior of weights predicts of observations, by draws."""
 
 from __future__ import annotations
 
@@ -13,56 +13,10 @@ from ..compiling import compiled, is_large
 from ..esteps import Noise
 from ..naming import settle
 from .draws import moved
-from .model import Variational
 from .networks import Network
-
-#: draws of all blocks together, at least, behind an ELBO
-ENOUGH = 100
 
 #: bytes of activations that are held together: of an accelerator, whose memory is its own, and elsewhere
 ACTIVATIONS = {"cpu": 1 << 28, "other": 1 << 32}
-
-
-def expected_log_likelihood(model: Variational, params: dict[str, PyTree], data: PyTree, key: int, dtype: Any) -> float:
-    """Mean over the observations of E_q log p(y | x, w), by as many draws of each block as make `ENOUGH` of all.
-
-    Args:
-        data: blocks, with leaves (B, b, ...).
-    """
-    as_arrays = lambda tree: jax.tree.map(lambda leaf: jnp.asarray(leaf, _dtype(leaf, dtype)), tree)  # noqa: E731
-    n_draws = -(-ENOUGH // len(data["weight"]))
-    keys = jax.random.split(jax.random.key(key), n_draws)
-    sums = np.asarray(_by_block(settle(model, dtype), as_arrays(params), as_arrays(data), keys), float)
-    return float(sums.sum() / n_draws / np.asarray(data["weight"], float).sum())
-
-
-@compiled(large=lambda model, params, *rest: is_large(params))
-def _by_block(model: Variational, params: dict[str, PyTree], data: PyTree, keys: Array) -> Array:
-    def block(i: Array, unit: PyTree) -> tuple[Array, Array]:
-        def single(key: Array) -> Array:
-            z = Noise(1).noise(jax.random.fold_in(key, i), model.init_latents(key, params, unit))
-            return model.log_likelihood(params, jax.tree.map(lambda leaf: leaf[0], z), unit)
-
-        return i + 1, jnp.sum(jax.lax.map(single, keys))
-
-    return jax.lax.scan(block, jnp.zeros((), jnp.int32), data)[1]
-
-
-def divergence(model: Variational, params: dict[str, PyTree], key: int, dtype: Any) -> float:
-    """KL of the posterior from the prior; where it is not in closed form, by a thousand draws (fewer of many weights)."""
-    params = jax.tree.map(lambda leaf: jnp.asarray(leaf, dtype), params)
-    size = sum(leaf.size for leaf in jax.tree.leaves(params["mean"]))
-    n_draws = int(np.clip(10**7 // size, 10, 1000)) if model.prior.by_draws else 1
-    return float(_divergence(settle(model, dtype), params, jax.random.split(jax.random.key(key), n_draws)))
-
-
-@compiled
-def _divergence(model: Variational, params: dict[str, PyTree], keys: Array) -> Array:
-    def single(key: Array) -> Array:
-        z = Noise(1).noise(key, params["mean"])
-        return model.prior.divergence(model.posterior, model.natural(params), jax.tree.map(lambda leaf: leaf[0], z))
-
-    return jnp.mean(jax.lax.map(single, keys))
 
 
 def outputs_of_draws(

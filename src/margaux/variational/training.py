@@ -120,13 +120,12 @@ def train(
         if curvature is not None:
             model = made(n * curvature)
         params = model.start(weights, sigma)
-        held = None if validation is None else blocks(*validation, max(len(validation[1]) * settings.n_blocks // n, 1), 0, slices)
         algorithm(cast(Any, settings.method), step, settings.average)  # refused here if it is to be
     keep_compilations()
     # A curvature at the start may be that of a plateau: the step is then too large for what comes.
     guarded = curvature is not None and settings.step is None and settings.checkpoint is None
     for attempt in range(ATTEMPTS):
-        watch = Watch(model, params, held, patience, settings.seed, dtype, guarded and attempt < ATTEMPTS - 1)
+        watch = Watch(model, params, validation, patience, settings.seed, dtype, guarded and attempt < ATTEMPTS - 1)
         result = fit(
             model, data, algorithm(cast(Any, settings.method), step, settings.average),
             Noise(settings.n_draws, settings.antithetic), key=settings.seed, params=params,

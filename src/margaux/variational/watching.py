@@ -12,7 +12,7 @@ from jaxtyping import PyTree
 
 from ..callbacks import AbstractCallback, Progress
 from ..naming import precision
-from .evaluation import divergence, expected_log_likelihood
+from .bound import bound
 from .model import Variational
 
 #: iterations between two looks at the observations held out, at least
@@ -51,15 +51,16 @@ class Watch(AbstractCallback):
     """Follows the ELBO of observations held out, after each epoch (or as many as have `LEAST` iterations).
 
     Args:
-        params: in the structure of the model's. validation: blocks of observations that are held out, or None.
+        params: in the structure of the model's. validation: observations that are held out, (x, y), or None.
         patience: stop when their ELBO has not risen for so many epochs; the best parameters are kept.
         guard: stop when the ELBO of an epoch is `FALL` of its size below the best one, or the ELBO twice as far below zero as in
             the first iterations.
     """
 
     def __init__(
-        self, model: Variational, params: PyTree, validation: PyTree, patience: int | None, seed: int, dtype: Any, guard: bool
-    ) -> None:
+        self, model: Variational, params: PyTree, validation: tuple[PyTree, np.ndarray] | None, patience: int | None, seed: int,
+        dtype: Any, guard: bool,
+    ) -> None:  # fmt: skip
         self._model, self._params, self._validation = model, params, validation
         self._patience, self._seed, self._dtype = patience, seed, dtype
         epochs = math.ceil(LEAST / model.n_blocks)
@@ -84,13 +85,14 @@ class Watch(AbstractCallback):
             )
             if self.fell:
                 return True
-        if self.period is None or (progress.iteration % self.period and progress.iteration < progress.n_iter):
+        if self._validation is None or self.period is None:
+            return False
+        if progress.iteration % self.period and progress.iteration < progress.n_iter:
             return False
         params = self._unflattened(progress.params[0])
         epoch = progress.iteration // self._model.n_blocks
         with precision(self._dtype):
-            data = expected_log_likelihood(self._model, params, self._validation, self._seed, self._dtype)
-            value = data - divergence(self._model, params, self._seed, self._dtype) / self._model.n
+            value = float(bound(self._model, params, *self._validation, self._seed, self._dtype))
         if value > max(self.validation.values(), default=-np.inf):
             self.best = params
         self.validation[epoch] = value
