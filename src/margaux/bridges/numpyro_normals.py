@@ -42,12 +42,12 @@ def _kinds() -> tuple[Any, ...]:
     from numpyro.distributions import MultivariateNormal, MultivariateStudentT
 
     class Normal(MultivariateNormal):
-        def log_prob(self, value):
+        def log_prob(self: Any, value: Any) -> Array:
             distance, log_det = _distance(self.scale_tril, value - self.loc)
             return -(distance + self.event_shape[-1] * jnp.log(2 * jnp.pi)) / 2 - log_det
 
     class StudentT(MultivariateStudentT):
-        def log_prob(self, value):
+        def log_prob(self: Any, value: Any) -> Array:
             distance, log_det = _distance(self.scale_tril, value - self.loc)
             d, df = self.event_shape[-1], self.df
             constant = gammaln((df + d) / 2) - gammaln(df / 2) - d / 2 * jnp.log(df * jnp.pi)
@@ -56,7 +56,7 @@ def _kinds() -> tuple[Any, ...]:
     return Normal, StudentT
 
 
-def _distance(factor: Array, x: Array) -> tuple[Array, Array]:
+def _distance(factor: Any, x: Any) -> tuple[Array, Array]:
     """Squared length of L^-1 x, and log |L|, of factors (..., d, d) and rows (..., d)."""
     factor, d = jnp.asarray(factor), factor.shape[-1]
     inverse = solve_triangular(factor, jnp.broadcast_to(jnp.eye(d, dtype=factor.dtype), factor.shape), lower=True)
