@@ -298,7 +298,7 @@ def test_posterior_by_site():
 def test_multivariate_normals_by_the_inverse_of_their_factor(student, factors):
     rng = np.random.default_rng(0)
     L = np.tril(rng.normal(size=(*factors, 3, 3))) + 3 * np.eye(3)
-    x, loc, df = rng.normal(size=(7, 3)), rng.normal(size=3), 4.0
+    x, loc, df = rng.normal(size=(7, 3)), rng.normal(size=3), 4
     fn: Any = dist.MultivariateStudentT(df, loc, L) if student else dist.MultivariateNormal(loc, scale_tril=L)
     covariances = np.broadcast_to(L @ np.swapaxes(L, -1, -2), (7, 3, 3))
     law = (lambda c: stats.multivariate_t(loc, c, df)) if student else (lambda c: stats.multivariate_normal(loc, c))
@@ -312,10 +312,10 @@ def test_rows_of_one_factor_are_not_solved_for_one_by_one():
     """A triangular solve with a column a unit is a hundred times slower on CPU from some hundred of them, or never returns."""
 
     def model(y):
-        tau = numpyro.param("tau", np.ones(3), constraint=constraints.positive)
-        L = numpyro.sample("L", dist.LKJCholesky(3, 2.0))
+        tau = param("tau", np.ones(3), constraint=constraints.positive)
+        L = sample("L", dist.LKJCholesky(3, 2.0))
         with numpyro.plate("units", len(y)):
-            numpyro.sample("y", dist.MultivariateNormal(jnp.zeros(3), scale_tril=tau[:, None] * L), obs=y)
+            sample("y", dist.MultivariateNormal(jnp.zeros(3), scale_tril=tau[:, None] * L), obs=y)
 
     bridged = mx.from_numpyro(model, np.ones((1000, 3)))
     one = jax.tree.map(lambda leaf: leaf[0], bridged.data)

@@ -60,8 +60,7 @@ def off(fit: Any) -> np.ndarray:
 def test_chains_that_start_cold_are_told():
     fit = fitted(mx.MCMC(mx.MALA(0.8), n_steps=2))
     away, check = off(fit), visits(fit)
-    # Six epochs of two transitions: SOUL says that all is well, and the standard deviation is far too large.
-    assert fit.converged
+    # Six epochs of two transitions: the standard deviation is far too large.
     assert away[1] > 4
     assert check.level != "pass"
     assert "has made 12 transitions" in check.sentence
