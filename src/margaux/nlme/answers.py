@@ -17,10 +17,11 @@ from ..compiling import compiled
 from ..inference import WaldTest, each_unit, information, proposals
 from ..naming import precision
 from ..result import RESULTS
-from .importance import AdaptedMixture, conditional_modes
+from .importance import AdaptedMixture
 from .individual import Individual, LogNormal, Normal
 from .linearised import check_linearisable, linearised_information
 from .model import MixedEffects
+from .modes import conditional_modes
 
 #: draws, over all subjects, that information and likelihoods are taken with, and their replicates
 TOTAL, REPLICATES = 400_000, 4
@@ -269,7 +270,7 @@ def _modes(fitted: Any) -> np.ndarray:
     cache = fitted.result_._cache
     if "modes" not in cache:
         with precision(fitted.result_.dtype):
-            cache["modes"] = np.asarray(conditional_modes(fitted.model_, fitted.result_.params, fitted._units(fitted.data_)))
+            cache["modes"] = np.asarray(conditional_modes(fitted.model_, fitted.result_.params, fitted._units(fitted.data_))[0])
     return cache["modes"]
 
 

@@ -25,9 +25,10 @@ from ..schedule import ConstantThenDecay
 from ..space import as_space
 from ..updates import Problem
 from .data import LongData
-from .importance import AdaptedMixture, conditional_modes
+from .importance import AdaptedMixture
 from .individual import Individual
 from .model import MixedEffects, carried_over
+from .modes import conditional_modes
 from .outcomes import Continuous
 from .settled import Settled
 from .sizes import by_size
@@ -270,7 +271,7 @@ def _least_used(fit: Fit) -> str | None:
     # The sampler has followed the modes; another kernel than `Alternating`, or a model changed since, has not.
     followed: Any = {} if fit.rows is None else fit.rows["kernel"]
     known = isinstance(followed, dict) and "mode" in followed
-    modes = followed["mode"][0][:, 0] if known else np.asarray(conditional_modes(model, fit.params, fit.data))
+    modes = followed["mode"][0][:, 0] if known else np.asarray(conditional_modes(model, fit.params, fit.data)[0])
     gap = modes - model.means(fit.params, np.asarray(fit.data["design"]))
     used = gap.var(axis=0)[model.independent] / fit.params["omega2"]
     return model.names[model.random[model.independent[int(used.argmin())]]] if used.min() < SHRUNK else None
