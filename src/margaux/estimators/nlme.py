@@ -114,6 +114,15 @@ class NLME(Parameters, Fitted):
         self.dtype = dtype
         self.verbose = verbose
 
+    def __setattr__(self, name: str, value: Any) -> None:
+        # Answers are worked out when they are asked for, from settings as much as from estimates.
+        if "result_" in vars(self) and name != "verbose" and name in self.get_params() and value != getattr(self, name):
+            raise AttributeError(
+                f"this {type(self).__name__} is fitted, and its answers are those of its {name}; fit another one: "
+                f"sklearn.base.clone(model).set_params({name}=...).fit(...)"
+            )
+        super().__setattr__(name, value)
+
     def fit(
         self, data: pd.DataFrame, y: str | None = None, *, id: str = "id", time: str | None = None, dose: str | None = None
     ) -> NLME:

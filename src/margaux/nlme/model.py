@@ -58,6 +58,11 @@ class MixedEffects(AbstractCurvedFamily, AbstractUneven, AbstractPointwise, Abst
         return [name for name, _ in self.individual]
 
     @property
+    def names_of_random(self) -> list[str]:
+        """Names of the parameters with a random effect."""
+        return [self.names[j] for j in self.random]
+
+    @property
     def independent(self) -> list[int]:
         """Positions, among the random parameters, of effects in no block."""
         inside = {j for block in self.blocks for j in block}

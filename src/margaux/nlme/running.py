@@ -16,7 +16,7 @@ from ..compiling import compiled
 from ..curved import SAEM
 from ..esteps import MCMC
 from ..fit import fit as run
-from ..inference import loglik
+from ..inference import loglik, proposals
 from ..kernels import AbstractKernel, Alternating
 from ..naming import precision
 from ..penalty import NoPenalty
@@ -30,14 +30,20 @@ from .individual import Individual
 from .model import MixedEffects, carried_over
 from .modes import conditional_modes
 from .outcomes import Continuous
+from .refusals import refuse_zero_predictions
 from .settled import Settled
 from .sizes import by_size
 from .start import between_subjects, find_starts, first_guess
 
-#: a variance is zero (a correlation one) where the log-likelihood is no lower then, to within this, by so many draws a subject
-NEGLIGIBLE, DRAWS = 0.05, 200
+#: a variance is zero (a correlation one) where the log-likelihood is no lower then, to within this
+NEGLIGIBLE = 0.05
+#: draws a subject that likelihoods of starts are compared with, those of the ends of fits, and the latter's at most
+DRAWS, CONVERGED, MOST = 100, 400, 6400
 #: which are looked at: variance of the modes over omega2 below the one, eigenvalue of the correlations below the other
 SHRUNK, NEARLY = 0.3, 0.1
+
+#: a start is out of the running when its log-likelihood after the screening is lower by so much, and so much a subject
+FAR, FAR_EACH = 5.0, 0.1
 
 #: subjects that starts are screened on, at most; and those from which on one short chain each is enough
 ENOUGH, MANY = 100, 500
@@ -126,6 +132,7 @@ def check_structural(model: MixedEffects, units: dict, data: LongData) -> None:
     if bad.any() and (given or bad.all()):
         at = int(np.flatnonzero(bad)[0])
         raise ValueError(f"{what} is not finite at the starting values ({data.where(at)}): {_readable(psi)}")
+    refuse_zero_predictions(outcome, dict(model.individual), rows, data)
 
 
 @compiled
@@ -146,27 +153,50 @@ def _readable(psi: dict) -> str:
 
 
 def estimate(build: Build, individual: dict[str, Individual], settings: Settings) -> tuple[Fit, pd.DataFrame]:
-    """The fit, and the screening of its starts. A random effect of no variance is left out of the final model.
+    """The fit, and its starts: where each came from, its log-likelihood after the screening, and where it was continued the
+    one that it reached. A random effect of no variance is left out of the final model.
 
     Args:
         build: individual parameters -> (model, units).
     """
     with precision(settings.dtype):
-        starts = first_parameters(*build(individual), settings)
-        params, screened = _screened(*build(individual), starts, settings)
-        fit = _saem(build, individual, params, settings)
-        dropped = False
-        while (name := _least_used(fit)) is not None:
-            less = individual | {name: dataclasses.replace(individual[name], random=False)}
-            model: Any = fit._model().model
-            reduced = _saem(build, less, carried_over(model, build(less)[0], fit.params), settings)
-            if _likelihood(reduced, reduced.params) < _likelihood(fit, fit.params) - NEGLIGIBLE:
-                break
-            fit, individual, dropped = reduced, less, True
+        model, units = build(individual)
+        starts = first_parameters(model, units, settings)
+        ends, table = _screened(model, units, starts, settings)
+        fits = [_saem(build, individual, ends[at], settings) for at in np.flatnonzero(table["continued"])]
+        reached = [_likelihood(fit, fit.params) for fit in fits]
+        table.loc[table["continued"], "reached"] = reached
+        fit = fits[int(np.nanargmax(reached))] if np.isfinite(reached).any() else fits[0]
+        fit, dropped = _without_unused(build, individual, fit, settings)
         singular = _made_singular(fit)
         if (dropped or singular) and not fit.result.failed:
             fit.result = RESULTS.boundary
-    return fit, screened
+    return fit, table
+
+
+def _without_unused(build: Build, individual: dict[str, Individual], fit: Fit, settings: Settings) -> tuple[Fit, bool]:
+    """The fit without the random effects that the data do not ask for, and whether there were any.
+
+    EM hardly moves a variance that is small, so a small one may be a slow one: before it is left out, the model is fitted once
+    more from a plausible variance.
+    """
+    dropped = False
+    while (name := _least_used(fit)) is not None:
+        less = individual | {name: dataclasses.replace(individual[name], random=False)}
+        model, units = build(individual)
+        reduced = _saem(build, less, carried_over(model, build(less)[0], fit.params), settings)
+        least = _likelihood(reduced, reduced.params) - NEGLIGIBLE
+        if least < _likelihood(fit, fit.params):
+            break
+        wide = {key: np.array(value) if key != "omega" else value for key, value in fit.params.items()}
+        place = model.independent.index(model.names_of_random.index(name))
+        wide["omega2"][place] = max(between_subjects(model, units, wide)[model.independent[place]] ** 2, wide["omega2"][place])
+        again = _saem(build, individual, wide, settings)
+        if least < _likelihood(again, again.params):
+            fit = again
+            break
+        fit, individual, dropped = reduced, less, True
+    return fit, dropped
 
 
 def _saem(build: Build, individual: dict[str, Individual], start: dict, settings: Settings) -> Fit:
@@ -212,55 +242,91 @@ def _by_size(model: MixedEffects, units: dict, algorithm: SAEM, estep: MCMC, **o
     )
 
 
-def first_parameters(model: MixedEffects, units: dict, settings: Settings) -> list[dict]:
-    """Engine parameters of `n_starts` starts: the pooled minima, then random moves around them."""
+def first_parameters(model: MixedEffects, units: dict, settings: Settings) -> list[tuple[str, dict]]:
+    """Where starts come from, and their engine parameters: what `find_starts` finds, then random moves around it until there are
+    `n_starts`. One start alone is the user's, if there is one."""
     rng = np.random.default_rng(settings.seed)
     individual = dict(model.individual)
-    found = find_starts(model.outcome, individual, units, settings.seed)[: settings.n_starts]
-    out = [first_guess(model, units, psi) for psi in found]
-    if len(out) == settings.n_starts:
+    units = _some(units, settings.seed)
+    found = find_starts(model, units, settings.seed, settings.n_starts)
+    if settings.n_starts == 1:
+        found = [pair for pair in found if pair[0] == "given"][:1] or found[:1]
+    out = [(kind, first_guess(model, units, psi)) for kind, psi in found]
+    if len(out) >= settings.n_starts:
         return out
     widths = np.full(len(individual), 1.0)
-    widths[model.random] = between_subjects(model, units, out[0])
+    widths[model.random] = between_subjects(model, units, out[0][1])
     while len(out) < settings.n_starts:
         moved = {}
-        for (name, value), width in zip(found[len(out) % len(found)].items(), widths, strict=True):
+        for (name, value), width in zip(found[len(out) % len(found)][1].items(), widths, strict=True):
             one = individual[name]
             scale = width if one.random else max(0.5 * abs(float(one.gaussian(value))), 0.1)
             moved[name] = float(one.natural(jnp.asarray(one.gaussian(value) + 0.5 * rng.normal() * scale)))
-        out.append(first_guess(model, units, moved))
+        out.append(("random", first_guess(model, units, moved)))
     return out
 
 
-def _screened(model: MixedEffects, units: dict, starts: list[dict], settings: Settings) -> tuple[dict, pd.DataFrame]:
-    """Short SAEM runs from every start, on at most `ENOUGH` subjects: the parameters of the one of highest log-likelihood,
-    and a table of all of them."""
+def _some(units: dict, seed: int) -> dict:
+    """At most `ENOUGH` subjects."""
+    n = len(units["mask"])
+    if n <= ENOUGH:
+        return units
+    some = np.sort(np.random.default_rng(seed).choice(n, ENOUGH, replace=False))
+    return jax.tree.map(lambda leaf: leaf[some], units)
+
+
+def _screened(model: MixedEffects, units: dict, starts: list, settings: Settings) -> tuple[list[dict], pd.DataFrame]:
+    """Short SAEM runs from every start, on at most `ENOUGH` subjects: where they end, and a table of all of them.
+
+    Continued are the one of highest log-likelihood, and the best that ended in another mode, unless it is far below.
+    """
+    n_burn = 4 * settings.n_screen // 5
+    units = _some(units, settings.seed)
+    places = np.asarray([_intercepts(model, start) for _, start in starts])
+    natural = {name: np.asarray(one.natural(jnp.asarray(x))) for (name, one), x in zip(model.individual, places.T, strict=True)}
+    table = pd.DataFrame({"origin": [kind for kind, _ in starts]} | natural)
+    first = [start for _, start in starts]
     if len(starts) == 1:
-        return starts[0], pd.DataFrame()
-    n_burn, n = 4 * settings.n_screen // 5, len(units["mask"])
-    if n > ENOUGH:
-        some = np.sort(np.random.default_rng(settings.seed).choice(n, ENOUGH, replace=False))
-        units = jax.tree.map(lambda leaf: leaf[some], units)
-    fit = run(model, units, settings.algorithm(n_burn), settings.estep(len(units["mask"]), 1), params=starts[0],
-              runs=starts, space=model.space(), n_iter=settings.n_screen, key=settings.seed + 1, dtype=settings.dtype,
-              progress=False, polish=False, throw=False)  # fmt: skip
+        return first, table.assign(loglik=np.nan, continued=True, reached=np.nan)
+    fit = run(model, units, settings.algorithm(n_burn), settings.estep(len(units["mask"]), 1), params=first[0], runs=first,
+              space=model.space(), n_iter=settings.n_screen, key=settings.seed + 1, dtype=settings.dtype, progress=False,
+              polish=False, throw=False)  # fmt: skip
     ends = [jax.tree.map(lambda leaf, r=r: leaf[r], fit.run_params) for r in range(len(starts))]
-    values = [_likelihood(fit, end) for end in ends]
+    values = np.asarray([_likelihood(fit, end, DRAWS) for end in ends])
     if not np.any(np.isfinite(values)):
         raise FitError(dataclasses.replace(fit, result=RESULTS.diverged))
-    best = int(np.nanargmax(values))
-    gaussian = [np.concatenate([np.ravel(start[name]) for name in ("beta", "fixed") if name in start]) for start in starts]
-    table = pd.DataFrame(
-        {name: one.natural(jnp.asarray([g[model.coefficients(j)[0]] for g in gaussian]))
-         for j, (name, one) in enumerate(model.individual)}
-    ).assign(loglik=values)  # fmt: skip
-    table["continued"] = np.arange(len(starts)) == best
-    return ends[best], table
+    table = table.assign(loglik=values, continued=False, reached=np.nan)
+    order = np.argsort(-np.where(np.isnan(values), -np.inf, values))
+    best, near = int(order[0]), FAR + FAR_EACH * len(units["mask"])
+    others = [at for at in order[1:] if values[at] > values[best] - near and _apart(model, ends[best], ends[at])]
+    table.loc[[best, *others[:1]], "continued"] = True
+    return ends, table
 
 
-def _likelihood(fit: Fit, params: dict) -> float:
-    """Log-likelihood with the same draws at any parameters."""
-    return float(loglik(fit, params=params, estep=AdaptedMixture(DRAWS), replicates=2))
+def _intercepts(model: MixedEffects, params: dict) -> np.ndarray:
+    """Typical individual parameters on the Gaussian scale, (d,)."""
+    values = np.concatenate([np.ravel(params[name]) for name in ("beta", "fixed") if name in params])
+    return np.asarray([values[model.coefficients(j)[0]] for j in range(len(model.names))])
+
+
+def _apart(model: MixedEffects, params: dict, other: dict) -> bool:
+    """Whether two ends lie in different modes: typical parameters half a random effect's SD apart, or a fifth of their size."""
+    here = _intercepts(model, params)
+    scale = 0.2 * (1 + np.abs(here))
+    if model.random:
+        scale[model.random] = 0.5 * np.sqrt(np.diagonal(np.asarray(model.covariance(params))))
+    return bool(np.any(np.abs(_intercepts(model, other) - here) > scale))
+
+
+def _likelihood(fit: Fit, params: dict, n_draws: int = CONVERGED) -> float:
+    """Log-likelihood with the same draws at any parameters; more of them until its error is small beside `NEGLIGIBLE`."""
+    here = dataclasses.replace(fit, params=params, _cache={})
+    rows = proposals(here, AdaptedMixture(1))
+    while True:
+        value = loglik(here, estep=AdaptedMixture(n_draws), replicates=4, rows=rows)
+        if n_draws < CONVERGED or n_draws >= MOST or not value.se > NEGLIGIBLE / 4:
+            return float(value)
+        n_draws *= 4
 
 
 def _least_used(fit: Fit) -> str | None:
