@@ -31,6 +31,12 @@ def mirrored(structural: Any, psi: Mapping[str, float]) -> dict[str, float] | No
     return {name: other.get(name, psi[name]) for name in model.parameters}
 
 
+def flipped(structural: Any, psi: Mapping[str, float]) -> bool | None:
+    """Whether absorption is slower than elimination; None where the model has no other parameters of the same curve."""
+    other = mirrored(structural, psi)
+    return None if other is None else other["ka"] > psi["ka"]
+
+
 def note(structural: Any, psi: Mapping[str, float]) -> str:
     """A sentence where absorption is slower than elimination; "" elsewhere."""
     other = mirrored(structural, psi)

@@ -25,6 +25,7 @@ from ..schedule import ConstantThenDecay
 from ..space import as_space
 from ..updates import Problem
 from .data import LongData
+from .flipflop import flipped
 from .importance import AdaptedMixture
 from .individual import Individual
 from .model import MixedEffects, carried_over
@@ -44,6 +45,10 @@ SHRUNK, NEARLY = 0.3, 0.1
 
 #: a start is out of the running when its log-likelihood after the screening is lower by so much, and so much a subject
 FAR, FAR_EACH = 5.0, 0.1
+
+#: starts besides `n_starts`, for the user's and mirror images; and log-likelihood at which the data overrule the side of
+#: the user's starting values: twice it is very strong evidence (Kass and Raftery 1995)
+OTHERS, STRONGLY = 3, 5.0
 
 #: subjects that starts are screened on, at most; and those from which on one short chain each is enough
 ENOUGH, MANY = 100, 500
@@ -163,10 +168,10 @@ def estimate(build: Build, individual: dict[str, Individual], settings: Settings
         model, units = build(individual)
         starts = first_parameters(model, units, settings)
         ends, table = _screened(model, units, starts, settings)
-        fits = [_saem(build, individual, ends[at], settings) for at in np.flatnonzero(table["continued"])]
-        reached = [_likelihood(fit, fit.params) for fit in fits]
-        table.loc[table["continued"], "reached"] = reached
-        fit = fits[int(np.nanargmax(reached))] if np.isfinite(reached).any() else fits[0]
+        continued = np.flatnonzero(table["continued"])
+        fits = [_saem(build, individual, ends[at], settings) for at in continued]
+        table.loc[continued, "reached"] = [_likelihood(fit, fit.params) for fit in fits]
+        fit = fits[_chosen(model, table["reached"].to_numpy()[continued], [fit.params for fit in fits])]
         fit, dropped = _without_unused(build, individual, fit, settings)
         singular = _made_singular(fit)
         if (dropped or singular) and not fit.result.failed:
@@ -220,10 +225,21 @@ def _saem(build: Build, individual: dict[str, Individual], start: dict, settings
     wide = dataclasses.replace(wide, vanishing=tuple(vanishing), vanished=start["omega2"] / 20)
     fit = _by_size(wide, wide_units, algorithm, estep, params=start, space=wide.space(), **others)
     # The likelihood, the information and the predictions are those of the model that was asked for.
-    moved = {name: carried_over(wide, model, getattr(fit, name)) for name in ("params", "last_params")}
+    moved: dict[str, Any] = {name: carried_over(wide, model, getattr(fit, name)) for name in ("params", "last_params")}
+    if "params" in fit.trace:
+        moved["trace"] = fit.trace | {"params": fit.trace["params"][..., _places(wide, model, fit.params)]}
     runs = jax.tree.map(lambda leaf: np.asarray(leaf)[None], moved["params"])
     problem = Problem(model, as_space(model.space(), moved["params"]), NoPenalty(), len(units["mask"]))
     return dataclasses.replace(fit, **moved, run_params=runs, problem=problem, data=units, rows=None)
+
+
+def _places(source: MixedEffects, target: MixedEffects, params: dict) -> np.ndarray:
+    """Which entries of one model's flat parameters are another's, in its order."""
+    leaves, structure = jax.tree.flatten(params)
+    ends = np.cumsum([np.size(leaf) for leaf in leaves])
+    numbered = [np.arange(end - np.size(leaf), end).reshape(np.shape(leaf)) for leaf, end in zip(leaves, ends, strict=True)]
+    moved = carried_over(source, target, structure.unflatten(numbered))
+    return np.concatenate([np.ravel(leaf) for leaf in jax.tree.leaves(moved)]).astype(int)
 
 
 def _by_size(model: MixedEffects, units: dict, algorithm: SAEM, estep: MCMC, **others: Any) -> Fit:
@@ -244,19 +260,19 @@ def _by_size(model: MixedEffects, units: dict, algorithm: SAEM, estep: MCMC, **o
 
 def first_parameters(model: MixedEffects, units: dict, settings: Settings) -> list[tuple[str, dict]]:
     """Where starts come from, and their engine parameters: what `find_starts` finds, then random moves around it until there are
-    `n_starts`. One start alone is the user's, if there is one."""
+    `n_starts` and `OTHERS`. One start alone is the user's, if there is one."""
     rng = np.random.default_rng(settings.seed)
     individual = dict(model.individual)
     units = _some(units, settings.seed)
-    found = find_starts(model, units, settings.seed, settings.n_starts)
+    found = find_starts(model, units, settings.seed, -(-settings.n_starts // 2))
     if settings.n_starts == 1:
         found = [pair for pair in found if pair[0] == "given"][:1] or found[:1]
+        return [(kind, first_guess(model, units, psi)) for kind, psi in found]
     out = [(kind, first_guess(model, units, psi)) for kind, psi in found]
-    if len(out) >= settings.n_starts:
-        return out
     widths = np.full(len(individual), 1.0)
     widths[model.random] = between_subjects(model, units, out[0][1])
-    while len(out) < settings.n_starts:
+    # As many whatever was found: a program for another number of runs would be compiled anew.
+    while len(out) < settings.n_starts + OTHERS:
         moved = {}
         for (name, value), width in zip(found[len(out) % len(found)][1].items(), widths, strict=True):
             one = individual[name]
@@ -278,7 +294,8 @@ def _some(units: dict, seed: int) -> dict:
 def _screened(model: MixedEffects, units: dict, starts: list, settings: Settings) -> tuple[list[dict], pd.DataFrame]:
     """Short SAEM runs from every start, on at most `ENOUGH` subjects: where they end, and a table of all of them.
 
-    Continued are the one of highest log-likelihood, and the best that ended in another mode, unless it is far below.
+    Continued are the one of highest log-likelihood, and the best that ended in another mode unless it is far below. Of two modes
+    that are mirror images, one is always on the side that the user started from.
     """
     n_burn = 4 * settings.n_screen // 5
     units = _some(units, settings.seed)
@@ -299,6 +316,9 @@ def _screened(model: MixedEffects, units: dict, starts: list, settings: Settings
     order = np.argsort(-np.where(np.isnan(values), -np.inf, values))
     best, near = int(order[0]), FAR + FAR_EACH * len(units["mask"])
     others = [at for at in order[1:] if values[at] > values[best] - near and _apart(model, ends[best], ends[at])]
+    side = _side_asked_for(model)
+    if side is not None and _side(model, ends[best]) != side:
+        others = [at for at in others if _side(model, ends[at]) == side] or others
     table.loc[[best, *others[:1]], "continued"] = True
     return ends, table
 
@@ -310,12 +330,35 @@ def _intercepts(model: MixedEffects, params: dict) -> np.ndarray:
 
 
 def _apart(model: MixedEffects, params: dict, other: dict) -> bool:
-    """Whether two ends lie in different modes: typical parameters half a random effect's SD apart, or a fifth of their size."""
+    """Whether two ends lie in different modes: typical parameters more than 1.5 SDs of the random effects apart."""
     here = _intercepts(model, params)
     scale = 0.2 * (1 + np.abs(here))
     if model.random:
-        scale[model.random] = 0.5 * np.sqrt(np.diagonal(np.asarray(model.covariance(params))))
+        sd = np.sqrt(np.diagonal(np.asarray(model.covariance(params))))
+        scale[model.random] = np.maximum(1.5 * sd, scale[model.random])
     return bool(np.any(np.abs(_intercepts(model, other) - here) > scale))
+
+
+def _side(model: MixedEffects, params: dict) -> bool | None:
+    """Whether a curve with two sets of parameters has those where absorption is the slower."""
+    psi = {name: float(one.natural(x)) for (name, one), x in zip(model.individual, _intercepts(model, params), strict=True)}
+    return flipped(getattr(model.outcome, "structural", None), psi)
+
+
+def _side_asked_for(model: MixedEffects) -> bool | None:
+    """The side of the user's starting values; None where they do not say."""
+    psi = {name: one.start for name, one in model.individual}
+    return None if None in psi.values() else flipped(getattr(model.outcome, "structural", None), psi)  # type: ignore[arg-type]
+
+
+def _chosen(model: MixedEffects, reached: np.ndarray, ends: list[dict]) -> int:
+    """The end of highest log-likelihood; of two mirror images the one on the user's side, unless the data are strongly against."""
+    values = np.where(np.isnan(reached), -np.inf, reached)
+    best, side = int(values.argmax()), _side_asked_for(model)
+    if side is None or _side(model, ends[best]) == side:
+        return best
+    own = [at for at, end in enumerate(ends) if _side(model, end) == side and values[at] > values[best] - STRONGLY]
+    return max(own, key=lambda at: values[at], default=best)
 
 
 def _likelihood(fit: Fit, params: dict, n_draws: int = CONVERGED) -> float:

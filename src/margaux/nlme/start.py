@@ -38,7 +38,7 @@ def find_starts(model: Any, units: dict, seed: int, most: int) -> list[tuple[str
 
     What a user gives is one of them (completed from the data where it names some parameters only) and hides no other:
     "pooled" minima of the misfit of one curve for all subjects, at most `most`; the "given" values; and the "mirror" of each,
-    other parameters of the same curve.
+    other parameters of the same curve. At most 2 `most` + 2.
 
     Raises:
         ValueError: the model is finite nowhere.
