@@ -50,6 +50,7 @@ class NLME(Parameters, Fitted):
         fixed_effects: how parameters without random effect are estimated: "newton", or "exponentialised", with a
             random effect whose variance vanishes.
         batch_size: subjects an iteration; None for all.
+        polish: whether Newton's steps end the fit at the maximum, see `margaux.fit`; by default up to 20,000 subjects.
         random_state: an int. dtype: "float32" or "float64". verbose: show progress.
 
     Attributes:
@@ -89,6 +90,7 @@ class NLME(Parameters, Fitted):
         anneal: float = 0.95,
         fixed_effects: str = "newton",
         batch_size: int | None = None,
+        polish: bool | None = None,
         random_state: int = 0,
         dtype: Any = None,
         verbose: bool = True,
@@ -110,6 +112,7 @@ class NLME(Parameters, Fitted):
         self.anneal = anneal
         self.fixed_effects = fixed_effects
         self.batch_size = batch_size
+        self.polish = polish
         self.random_state = random_state
         self.dtype = dtype
         self.verbose = verbose
@@ -149,7 +152,7 @@ class NLME(Parameters, Fitted):
         settings = Settings(
             n_iter=self.n_iter, n_burn=self.n_burn, power=self.power, stop=self.stop, n_chains=self.n_chains,
             n_starts=self.n_starts, n_screen=self.n_screen, pattern=self.pattern, n_steps=self.n_steps,
-            anneal=self.anneal, fixed_effects=self.fixed_effects, batch_size=self.batch_size, seed=self.random_state,
+            anneal=self.anneal, fixed_effects=self.fixed_effects, batch_size=self.batch_size, polish=self.polish, seed=self.random_state,
             dtype=default_dtype(self.dtype), verbose=bool(self.verbose),
         )  # fmt: skip
         settings.check()
@@ -264,11 +267,12 @@ class NLME(Parameters, Fitted):
 
     @functools.cached_property
     def loglik_(self) -> Any:
-        """Marginal log-likelihood by importance sampling, every constant included, with its error `.se`."""
+        """Marginal log-likelihood, every constant included, with its error `.se`."""
         return self.loglik()
 
-    def loglik(self, method: str = "importance", n_draws: int | None = None, n_nodes: int = 11) -> Any:
-        """By "importance" sampling or adaptive Gauss-Hermite "quadrature", each with its error `.se`; see `Fit.loglik`."""
+    def loglik(self, method: str = "auto", n_draws: int | None = None, n_nodes: int = 11) -> Any:
+        """By adaptive Gauss-Hermite "quadrature" or "importance" sampling, or the better of them ("auto"), each with its error
+        `.se`; see `Fit.loglik`."""
         check_fitted(self)
         return answers.loglik(self, method, n_draws, n_nodes)
 

@@ -25,8 +25,6 @@ from .modes import conditional_modes
 
 #: draws, over all subjects, that information and likelihoods are taken with, and their replicates
 TOTAL, REPLICATES = 400_000, 4
-#: replicates that a likelihood's error comes from
-LIKELIHOODS = 8
 
 
 def natural_names(model: MixedEffects, labels: list[str], dropped: tuple[str, ...]) -> list[str]:
@@ -247,11 +245,7 @@ def loglik(fitted: Any, method: str, n_draws: int | None, n_nodes: int) -> Any:
     """See `NLME.loglik`."""
     if method == "quadrature":
         return fitted.result_.loglik(method="quadrature", n_nodes=n_nodes)
-    if method != "importance":
-        return fitted.result_.loglik(method=method, n_draws=n_draws)
-    n_draws = n_draws or int(np.clip(2_000_000 // fitted.n_subjects_, 2000, 64_000))
-    each = max(n_draws // LIKELIHOODS, 20)
-    return fitted.result_.loglik(estep=AdaptedMixture(each), replicates=LIKELIHOODS, rows=_rows(fitted))
+    return fitted.result_.loglik(method=method, n_draws=n_draws)
 
 
 def carried_by_observations(fitted: Any) -> int:

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from ..esteps import AbstractEStep
 from ..gaussian import normals
 from ..model import leading, mapped
-from .modes import find_mode, population
+from .modes import find_mode
 
 #: successive draws come from the adapted Gaussian (0), from it twice as wide (1), and from the population (2)
 ORDER, WIDE = (0, 0, 1, 0, 2), 2.0
@@ -71,7 +71,7 @@ def _draws(normal: Any, model: Any, params: Any, row: Any, y: Any) -> tuple[Any,
     """Draws (m, d) from standard normals, and their log weights."""
     m, d = normal.shape
     mean, root = row["mean"], row["root"]
-    centre, spread = population(model, params, y)
+    centre, spread = model.population(params, y)
     part = jnp.asarray(ORDER)[jnp.arange(m) % len(ORDER)][:, None]
     narrow, wide, far = (normal @ root.T, WIDE * normal @ root.T, normal @ spread.T)
     z = jnp.where(part == 2, centre + far, mean + jnp.where(part == 1, wide, narrow))

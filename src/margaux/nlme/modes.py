@@ -28,13 +28,6 @@ class Mode(NamedTuple):
     reached: Bool[Array, ""]
 
 
-def population(model: Any, params: dict, y: Any) -> tuple[Float[Array, " d"], Float[Array, "d d"]]:
-    r"""Mean and Cholesky factor of $p(\phi_i)$; of a standard normal where nothing is random."""
-    centre = model.init_latents(None, params, y)
-    root = jnp.linalg.cholesky(model.covariance(params)) if model.random else jnp.eye(centre.size, dtype=centre.dtype)
-    return centre, root
-
-
 def find_mode(model: Any, params: dict, y: Any) -> Mode:
     r"""The highest of the modes of $p(\phi_i\mid y_i)$ that Newton's method reaches from the population's mean and from
     the best of `DRAWS` draws of it.
@@ -43,7 +36,7 @@ def find_mode(model: Any, params: dict, y: Any) -> Mode:
     $\sum_k v_k v_k^\top g/(|\lambda_k| + \mu)$ with the eigenvalues $\lambda_k$ of minus the Hessian, and the damping $\mu$
     grows where the density falls (Levenberg and Marquardt): it climbs from wherever it starts.
     """
-    centre, root = population(model, params, y)
+    centre, root = model.population(params, y)
 
     @jax.jit
     def target(u):

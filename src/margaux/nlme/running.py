@@ -17,6 +17,7 @@ from ..curved import SAEM
 from ..esteps import MCMC
 from ..fit import fit as run
 from ..inference import loglik, proposals
+from ..inference.polish import polished
 from ..kernels import AbstractKernel, Alternating
 from ..naming import precision
 from ..penalty import NoPenalty
@@ -73,6 +74,7 @@ class Settings:
     anneal: float
     fixed_effects: str
     batch_size: int | None
+    polish: bool | None
     seed: int
     dtype: np.dtype
     verbose: bool
@@ -214,7 +216,8 @@ def _saem(build: Build, individual: dict[str, Individual], start: dict, settings
     algorithm, estep = settings.algorithm(settings.n_burn), settings.estep(len(units["mask"]))
     vanishing = [name for name, one in individual.items() if not one.random]
     if settings.fixed_effects == "newton" or not vanishing:
-        return _by_size(model, units, algorithm, estep, params=start, space=model.space(), **others)
+        fit = _by_size(model, units, algorithm, estep, params=start, space=model.space(), **others)
+        return polished(fit, settings.polish)
     wide, wide_units = build({name: dataclasses.replace(one, random=True) for name, one in individual.items()})
     start = carried_over(model, wide, start)
     # `carried_over` gives new random effects a variance of one; a plausible one is what they start from, and a
@@ -230,7 +233,7 @@ def _saem(build: Build, individual: dict[str, Individual], start: dict, settings
         moved["trace"] = fit.trace | {"params": fit.trace["params"][..., _places(wide, model, fit.params)]}
     runs = jax.tree.map(lambda leaf: np.asarray(leaf)[None], moved["params"])
     problem = Problem(model, as_space(model.space(), moved["params"]), NoPenalty(), len(units["mask"]))
-    return dataclasses.replace(fit, **moved, run_params=runs, problem=problem, data=units, rows=None)
+    return polished(dataclasses.replace(fit, **moved, run_params=runs, problem=problem, data=units, rows=None), settings.polish)
 
 
 def _places(source: MixedEffects, target: MixedEffects, params: dict) -> np.ndarray:
@@ -363,7 +366,7 @@ def _chosen(model: MixedEffects, reached: np.ndarray, ends: list[dict]) -> int:
 
 def _likelihood(fit: Fit, params: dict, n_draws: int = CONVERGED) -> float:
     """Log-likelihood with the same draws at any parameters; more of them until its error is small beside `NEGLIGIBLE`."""
-    here = dataclasses.replace(fit, params=params, _cache={})
+    here = dataclasses.replace(fit, params=params)
     rows = proposals(here, AdaptedMixture(1))
     while True:
         value = loglik(here, estep=AdaptedMixture(n_draws), replicates=4, rows=rows)
@@ -377,10 +380,7 @@ def _least_used(fit: Fit) -> str | None:
     model: Any = fit._model().model
     if fit.result.failed or not model.independent:
         return None
-    # The sampler has followed the modes; another kernel than `Alternating`, or a model changed since, has not.
-    followed: Any = {} if fit.rows is None else fit.rows["kernel"]
-    known = isinstance(followed, dict) and "mode" in followed
-    modes = followed["mode"][0][:, 0] if known else np.asarray(conditional_modes(model, fit.params, fit.data)[0])
+    modes = np.asarray(conditional_modes(model, fit.params, fit.data)[0])
     gap = modes - model.means(fit.params, np.asarray(fit.data["design"]))
     used = gap.var(axis=0)[model.independent] / fit.params["omega2"]
     return model.names[model.random[model.independent[int(used.argmin())]]] if used.min() < SHRUNK else None
