@@ -9,10 +9,11 @@ import jax
 import numpy as np
 import pandas as pd
 
+from ..certificate import Certificate
 from ..compiling import keep_compilations
 from ..kernels import AbstractKernel
 from ..naming import default_dtype, precision
-from ..nlme import answers, flipflop, prediction
+from ..nlme import answers, flipflop, prediction, verdict
 from ..nlme.data import Design, LongData, group
 from ..nlme.error import ResidualError, as_error
 from ..nlme.individual import Individual
@@ -217,7 +218,7 @@ class NLME(Parameters, Fitted):
 
     def _keep(self, fit: Any) -> None:
         super()._keep(fit)
-        for name in ("individual_", "_table"):
+        for name in ("individual_", "_table", "certificate_"):
             vars(self).pop(name, None)
         names = answers.natural_names(self.model_, self._design.labels, self._dropped)
         values = np.asarray(answers.natural_values(self.model_, fit.params, self._dropped), float)
@@ -266,6 +267,13 @@ class NLME(Parameters, Fitted):
         return answers.correlations(self)
 
     @functools.cached_property
+    def certificate_(self) -> Certificate:  # type: ignore[override]
+        """The checks of `margaux.Fit.certificate`, under the names of `params_`, with those of the family: the starts agree, the
+        residuals (npde) are those of the model. Computed when first asked for."""
+        check_fitted(self)
+        return verdict.renamed(self.result_.certificate, self).and_also(*verdict.checks(self))
+
+    @functools.cached_property
     def loglik_(self) -> Any:
         """Marginal log-likelihood, every constant included, with its error `.se`."""
         return self.loglik()
@@ -275,6 +283,18 @@ class NLME(Parameters, Fitted):
         `.se`; see `Fit.loglik`."""
         check_fitted(self)
         return answers.loglik(self, method, n_draws, n_nodes)
+
+    def profile(self, name: str, grid: Any, level: float = 0.95) -> pd.DataFrame:
+        """The profile likelihood of one parameter of `params_` over a grid of its values, maximised over all others, on the
+        natural scale: `loglik`, `mc_error`, `away` and the maximisers; `attrs["interval"]` is the likelihood interval. See
+        `margaux.inference.profile`."""
+        check_fitted(self)
+        return answers.along(self, name, grid, True, level)
+
+    def slice(self, name: str, grid: Any) -> pd.DataFrame:
+        """The log-likelihood over a grid of one parameter, the others held at the estimate: see `margaux.inference.slice`."""
+        check_fitted(self)
+        return answers.along(self, name, grid, False)
 
     @property
     def n_params_(self) -> int:

@@ -14,7 +14,7 @@ import scipy
 from jax.flatten_util import ravel_pytree
 
 from ..compiling import compiled
-from ..inference import WaldTest, each_unit, information, proposals
+from ..inference import WaldTest, each_unit, information, profile, proposals, slice
 from ..naming import precision
 from ..result import RESULTS
 from .importance import AdaptedMixture
@@ -207,6 +207,8 @@ def with_intervals(fitted: Any, frame: pd.DataFrame, level: float) -> pd.DataFra
     out = frame.copy()
     df = degrees_of_freedom(fitted)
     out["t"] = out["estimate"] / out["se"]
+    # No variance is negative: zero is the edge of its space, where t has no t distribution. See `lr_test`.
+    out.loc[[name.startswith("omega2_") for name in out.index], "t"] = np.nan
     out["p"] = 2 * scipy.special.stdtr(df, -np.abs(out["t"].to_numpy()))
     ends = []
     with precision(np.dtype(np.float64)):
@@ -304,7 +306,8 @@ def shrinkage(fitted: Any) -> pd.Series:
 
 @dataclasses.dataclass(frozen=True)
 class LikelihoodRatioTest:
-    """Twice the difference of log-likelihoods, chi-squared under the reduced model; `error` is its Monte Carlo SD."""
+    """Twice the difference of log-likelihoods; `error` is its Monte Carlo SD. `p` is by the mixture of chi-squared distributions
+    where one variance is tested against zero, and `note` says by what."""
 
     statistic: float
     df: int
@@ -314,9 +317,14 @@ class LikelihoodRatioTest:
 
 
 def lr_test(reduced: Any, full: Any) -> LikelihoodRatioTest:
-    """Likelihood-ratio test of nested fits to the same data.
+    r"""Likelihood-ratio test of nested fits to the same data.
 
-    A variance tested against zero lies on the boundary, where the p-value is conservative: the note says so.
+    A variance that is zero under the reduced model lies on the boundary of its space: twice the difference is then distributed as
+    $\tfrac12\chi^2_{k-1} + \tfrac12\chi^2_k$ with k parameters tested, one of them a variance (its covariances with the other effects
+    count among the k). Of several variances the weights of the mixture depend on the information: the p-value is then
+    that of $\chi^2_k$, which is too large, and the note says so.
+
+    References: Self and Liang, J. Am. Stat. Assoc. 82 (1987), 605-610; Stram and Lee, Biometrics 50 (1994), 1171-1177.
 
     Raises:
         ValueError: different data, or the full model has no more parameters.
@@ -330,9 +338,39 @@ def lr_test(reduced: Any, full: Any) -> LikelihoodRatioTest:
         raise ValueError(f"the full model has {full.n_params_} parameters and the reduced one {reduced.n_params_}; swap them?")
     statistic = 2 * (float(full.loglik_) - float(reduced.loglik_))
     error = 2 * float(np.hypot(full.loglik_.se, reduced.loglik_.se))
-    variance = any(n.startswith("omega2_") and n not in reduced.params_ for n in full.params_)
-    note = "a variance is tested on its boundary: the p-value is conservative" if variance else ""
-    return LikelihoodRatioTest(statistic, df, float(scipy.special.chdtrc(df, max(statistic, 0.0))), error, note)
+    variances = sum(n.startswith("omega2_") and n not in reduced.params_ for n in full.params_)
+    at, note = max(statistic, 0.0), ""
+    upper = lambda k: float(scipy.special.chdtrc(k, at)) if k else float(at == 0)  # noqa: E731
+    p = upper(df)
+    if variances == 1:
+        p = (upper(df - 1) + upper(df)) / 2
+        note = f"a variance is tested on its boundary: p by the mixture of chi-squared with {df - 1} and {df} degrees of freedom"
+    elif variances:
+        note = f"{variances} variances are tested on their boundaries: p by chi-squared is an upper bound; drop one at a time"
+    return LikelihoodRatioTest(statistic, df, p, error, note)
+
+
+def along(fitted: Any, name: str, grid: Any, maximised: bool, level: float = 0.95) -> pd.DataFrame:
+    """See `NLME.profile` and `NLME.slice`."""
+    places = {own: place for place, own in engine_names(fitted.model_, fitted._design.labels).items()}
+    if name not in places:
+        raise ValueError(f"no estimated parameter is called {name!r}; they are {list(places)}")
+    one = dict(fitted.model_.individual).get(name, Normal())
+    values = np.asarray(one.gaussian(np.unique(np.asarray(grid, float))), float)
+    if not np.all(np.isfinite(values)):
+        raise ValueError(f"the grid leaves the range of {type(one).__name__}{one._range}, the distribution of {name}")
+    fit = fitted.result_
+    frame = profile(fit, places[name], values, level=level) if maximised else slice(fit, places[name], values)
+    natural = lambda x: np.asarray(one.natural(jnp.asarray(x, float)), float)  # noqa: E731
+    with precision(np.dtype(np.float64)):
+        frame.index = pd.Index(natural(values), name=name)
+        frame.attrs["maximiser"] = float(natural(frame.attrs["maximiser"]))
+        if maximised:
+            frame.attrs["interval"] = tuple(natural(np.asarray(frame.attrs["interval"])).tolist())
+            unravel = ravel_pytree(jax.tree.map(jnp.asarray, fit.params))[1]
+            rows = [natural_values(fitted.model_, unravel(jnp.asarray(row)), fitted._dropped) for row in frame[fit.names].to_numpy()]
+            frame = frame[["loglik", "mc_error", "away"]].assign(**dict(zip(fitted.params_, np.asarray(rows).T, strict=True)))
+    return frame
 
 
 def wald_test(fitted: Any, names: str | list[str], value: Any = 0.0) -> WaldTest:
