@@ -257,7 +257,9 @@ def test_a_variance_is_tested_by_the_mixture(linear):
         assert f"mixture of chi-squared with {k - 1} and {k} degrees" in test.note
     table = linear.summary()
     variances = [name for name in table.index if name.startswith("omega2_")]
-    assert table.loc[variances, ["t", "p"]].isna().all(axis=None) and table.drop(index=variances)[["t", "p"]].notna().all(axis=None)
+    assert table.loc[variances, ["t", "p"]].isna().all(axis=None) and table.drop(index=variances)[["t", "p"]].notna().all(
+        axis=None
+    )
     assert table.loc[variances, ["ci_low", "ci_high"]].notna().all(axis=None)
 
 

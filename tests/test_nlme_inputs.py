@@ -111,7 +111,7 @@ OWN_ROWS = r"Dose stands on rows of its own \(subject 1, row 0: .*transform\(.ma
         (lambda d: d.assign(Dose=d["Dose"] * (d["Time"] < 0.3)), {}, {}, r"observed with Dose = 0 \(subject 1, row 1\)"),
         (lambda d: d.assign(Dose=d["Dose"] * (d["Id"] != 2)), {}, {}, "observed with Dose = 0 .subject 2, row"),
         (lambda d: d.assign(Time=d["Time"] - 1.0), {}, {}, r"Time = -0.75 lies before the dose.*\(subject 1, row 0\)"),
-        (_at_zero, {}, {"error": "proportional"}, r"the prediction is 0 whatever the parameters in 12 rows \(the first: subject 1, row 0"),
+        (_at_zero, {}, {"error": "proportional"}, r"the prediction is 0 whatever .* 12 rows \(the first: subject 1, row 0"),
         (_at_zero, {}, {"error": "exponential"}, "an? exponential error has no"),
     ],
 )  # fmt: skip
@@ -141,7 +141,9 @@ def test_events_that_are_marked_and_left_out_do_no_harm():
 
 def test_rows_that_count_twice_and_zeros_are_told():
     short = {"n_iter": 40, "n_burn": 20, "n_starts": 1}
-    with pytest.warns(UserWarning, match=r"2 rows repeat another in every column and count twice \(the first: subject 1, row 120"):
+    with pytest.warns(
+        UserWarning, match=r"2 rows repeat another in every column and count twice \(the first: subject 1, row 120"
+    ):
         _fit(lambda d: pd.concat([d, d.iloc[3:5]]), **short)
     with pytest.warns(UserWarning, match=r"1 Concentration are 0 \(the first: subject 1, row 5\), which a proportional error"):
         _fit(lambda d: _set("Concentration", 5, 0.0)(d), error="proportional", **short)

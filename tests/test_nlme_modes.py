@@ -76,7 +76,7 @@ def test_sharp_curved_posteriors_have_the_right_likelihood():
             row = estep.init(jax.random.key(0), model, params, y)
             one = jax.tree.map(lambda leaf: leaf[None], (row, y))
             noise = estep.noise(jax.random.key(1), np.zeros(2))[None]
-            return estep.expect(lambda z, w: 0.0, noise, model, params, *one, 1)[2]
+            return estep.expect(lambda z, w: 0.0, noise, model, params, one[0], one[1], 1)[2]
 
         found = {name: np.asarray(value) for name, value in compiled(jax.vmap(unit))(units).items()}
     assert found["ess"].min() > 100

@@ -7,7 +7,7 @@ import pytest
 import margaux as mx
 import nlme_examples as examples
 from margaux.certificate import Certificate, Check
-from margaux.nlme import LogNormal, Normal, polynomial, verdict
+from margaux.nlme import LogNormal, Normal, polynomial, verdict, words
 
 
 def _lines(noise, n=60, seed=0):
@@ -54,6 +54,17 @@ def test_a_higher_mode_on_the_other_side_is_told(theophylline):
 def test_names_in_sentences_are_those_of_the_family(theophylline):
     said = Certificate((Check("shape", 0.1, 0.0, 0.1, "careful", "The likelihood is flat along omega2[1] and beta[0]."),))
     assert str(verdict.renamed(said, theophylline)) == "careful: The likelihood is flat along omega2_V and ka."
+
+
+def test_what_was_fitted_is_said_in_words(theophylline):
+    assert words.error(theophylline).startswith("an error of the same size everywhere")
+    assert words.effects(theophylline) == "ka, V and CL vary log-normally; all independently of each other"
+    assert words.covariates(theophylline) == "none" and words.roles(theophylline).startswith('id="Id", time="Time"')
+    model, data, roles = examples.theophylline_covariate(n_iter=40, n_burn=20, n_starts=1, polish=False)
+    data.attrs["units"] = {"Time": "h", "Concentration": "mg/L"}
+    model.fit(data, **roles)
+    assert words.error(model).endswith("Concentration in mg/L") and 'time="Time" (h)' in words.roles(model)
+    assert "V and CL with correlated effects" in words.effects(model) and words.covariates(model) == "CL on Weight"
 
 
 def test_starting_values_do_not_overrule_strong_evidence():

@@ -13,7 +13,7 @@ from ..certificate import Certificate
 from ..compiling import keep_compilations
 from ..kernels import AbstractKernel
 from ..naming import default_dtype, precision
-from ..nlme import answers, flipflop, prediction, verdict
+from ..nlme import answers, comparison, flipflop, prediction, verdict
 from ..nlme.data import Design, LongData, group
 from ..nlme.error import ResidualError, as_error
 from ..nlme.individual import Individual
@@ -120,7 +120,8 @@ class NLME(Parameters, Fitted):
 
     def __setattr__(self, name: str, value: Any) -> None:
         # Answers are worked out when they are asked for, from settings as much as from estimates.
-        if "result_" in vars(self) and name != "verbose" and name in self.get_params() and value != getattr(self, name):
+        known = "result_" in vars(self) and name != "verbose" and name in self.get_params()
+        if known and value != getattr(self, name):
             raise AttributeError(
                 f"this {type(self).__name__} is fitted, and its answers are those of its {name}; fit another one: "
                 f"sklearn.base.clone(model).set_params({name}=...).fit(...)"
@@ -153,7 +154,8 @@ class NLME(Parameters, Fitted):
         settings = Settings(
             n_iter=self.n_iter, n_burn=self.n_burn, power=self.power, stop=self.stop, n_chains=self.n_chains,
             n_starts=self.n_starts, n_screen=self.n_screen, pattern=self.pattern, n_steps=self.n_steps,
-            anneal=self.anneal, fixed_effects=self.fixed_effects, batch_size=self.batch_size, polish=self.polish, seed=self.random_state,
+            anneal=self.anneal, fixed_effects=self.fixed_effects, batch_size=self.batch_size, polish=self.polish,
+            seed=self.random_state,
             dtype=default_dtype(self.dtype), verbose=bool(self.verbose),
         )  # fmt: skip
         settings.check()
@@ -367,7 +369,7 @@ class NLME(Parameters, Fitted):
 
     def lr_test(self, reduced: NLME) -> Any:
         """Likelihood-ratio test against a nested fit: see `margaux.nlme.lr_test`."""
-        return answers.lr_test(reduced, self)
+        return comparison.lr_test(reduced, self)
 
     def wald_test(self, names: str | list[str], value: Any = 0.0) -> Any:
         """Wald test that the named parameters equal `value`."""

@@ -177,7 +177,7 @@ class MixedEffects(AbstractCurvedFamily, AbstractPopulation, AbstractUneven, Abs
         return self.mean(params, y["design"])
 
     def population(self, params, y):
-        centre = self.init_latents(None, params, y)
+        centre = self.init_latents(jax.random.key(0), params, y)
         return centre, jnp.linalg.cholesky(self.covariance(params)) if self.random else jnp.eye(1, dtype=centre.dtype)
 
     def suffstats(self, params, z, y):

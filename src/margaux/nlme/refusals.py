@@ -54,7 +54,7 @@ def refuse_events(frame: pd.DataFrame, roles: dict[str, str], outcome: AbstractO
             at = int(np.flatnonzero(alone)[0])
             key = roles["id"]
             raise ValueError(
-                f"{column} stands on rows of its own ({where(at)}: {column} = {frame[column].iloc[at]:g} and no {roles['y']}) and "
+                f"{column} stands on rows of its own ({where(at)}: {column} = {frame[column].iloc[at]:g}, no {roles['y']}) and "
                 f"is 0 where {roles['y']} was observed; event tables are not read: give each observation its dose (of one "
                 f"a subject, data['dose'] = data.groupby({key!r})[{column!r}].transform('max'); of several, "
                 f"margaux.nlme.superposed), drop the rows of the doses, and pass dose='dose'"

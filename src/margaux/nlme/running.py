@@ -35,7 +35,7 @@ from .outcomes import Continuous
 from .refusals import refuse_zero_predictions
 from .settled import Settled
 from .sizes import by_size
-from .start import between_subjects, find_starts, first_guess
+from .start import between_subjects, first_parameters, some_subjects
 
 #: a variance is zero (a correlation one) where the log-likelihood is no lower then, to within this
 NEGLIGIBLE = 0.05
@@ -47,12 +47,12 @@ SHRUNK, NEARLY = 0.3, 0.1
 #: a start is out of the running when its log-likelihood after the screening is lower by so much, and so much a subject
 FAR, FAR_EACH = 5.0, 0.1
 
-#: starts besides `n_starts`, for the user's and mirror images; and log-likelihood at which the data overrule the side of
-#: the user's starting values: twice it is very strong evidence (Kass and Raftery 1995)
-OTHERS, STRONGLY = 3, 5.0
+#: log-likelihood at which the data overrule the side of the user's starting values: twice it is very strong evidence
+#: (Kass and Raftery 1995)
+STRONGLY = 5.0
 
-#: subjects that starts are screened on, at most; and those from which on one short chain each is enough
-ENOUGH, MANY = 100, 500
+#: subjects from which on one short chain each is enough
+MANY = 500
 
 #: individual parameters -> model and units
 Build = Callable[[dict[str, Individual]], tuple[MixedEffects, dict]]
@@ -261,39 +261,6 @@ def _by_size(model: MixedEffects, units: dict, algorithm: SAEM, estep: MCMC, **o
     )
 
 
-def first_parameters(model: MixedEffects, units: dict, settings: Settings) -> list[tuple[str, dict]]:
-    """Where starts come from, and their engine parameters: what `find_starts` finds, then random moves around it until there are
-    `n_starts` and `OTHERS`. One start alone is the user's, if there is one."""
-    rng = np.random.default_rng(settings.seed)
-    individual = dict(model.individual)
-    units = _some(units, settings.seed)
-    found = find_starts(model, units, settings.seed, -(-settings.n_starts // 2))
-    if settings.n_starts == 1:
-        found = [pair for pair in found if pair[0] == "given"][:1] or found[:1]
-        return [(kind, first_guess(model, units, psi)) for kind, psi in found]
-    out = [(kind, first_guess(model, units, psi)) for kind, psi in found]
-    widths = np.full(len(individual), 1.0)
-    widths[model.random] = between_subjects(model, units, out[0][1])
-    # As many whatever was found: a program for another number of runs would be compiled anew.
-    while len(out) < settings.n_starts + OTHERS:
-        moved = {}
-        for (name, value), width in zip(found[len(out) % len(found)][1].items(), widths, strict=True):
-            one = individual[name]
-            scale = width if one.random else max(0.5 * abs(float(one.gaussian(value))), 0.1)
-            moved[name] = float(one.natural(jnp.asarray(one.gaussian(value) + 0.5 * rng.normal() * scale)))
-        out.append(("random", first_guess(model, units, moved)))
-    return out
-
-
-def _some(units: dict, seed: int) -> dict:
-    """At most `ENOUGH` subjects."""
-    n = len(units["mask"])
-    if n <= ENOUGH:
-        return units
-    some = np.sort(np.random.default_rng(seed).choice(n, ENOUGH, replace=False))
-    return jax.tree.map(lambda leaf: leaf[some], units)
-
-
 def _screened(model: MixedEffects, units: dict, starts: list, settings: Settings) -> tuple[list[dict], pd.DataFrame]:
     """Short SAEM runs from every start, on at most `ENOUGH` subjects: where they end, and a table of all of them.
 
@@ -301,7 +268,7 @@ def _screened(model: MixedEffects, units: dict, starts: list, settings: Settings
     that are mirror images, one is always on the side that the user started from.
     """
     n_burn = 4 * settings.n_screen // 5
-    units = _some(units, settings.seed)
+    units = some_subjects(units, settings.seed)
     places = np.asarray([_intercepts(model, start) for _, start in starts])
     natural = {name: np.asarray(one.natural(jnp.asarray(x))) for (name, one), x in zip(model.individual, places.T, strict=True)}
     table = pd.DataFrame({"origin": [kind for kind, _ in starts]} | natural)
@@ -355,7 +322,7 @@ def _side_asked_for(model: MixedEffects) -> bool | None:
 
 
 def _chosen(model: MixedEffects, reached: np.ndarray, ends: list[dict]) -> int:
-    """The end of highest log-likelihood; of two mirror images the one on the user's side, unless the data are strongly against."""
+    """The end of highest log-likelihood; of two mirror images the one on the user's side, unless data are strongly against."""
     values = np.where(np.isnan(reached), -np.inf, reached)
     best, side = int(values.argmax()), _side_asked_for(model)
     if side is None or _side(model, ends[best]) == side:

@@ -16,6 +16,8 @@ from .outcomes import Continuous
 
 #: places of the first search, and of the local ones
 MANY, FEW = 4096, 6
+#: starts besides those asked for, for the user's and mirror images; and subjects that they are screened on, at most
+OTHERS, ENOUGH = 3, 100
 
 
 @compiled
@@ -214,3 +216,36 @@ def first_guess(model: Any, units: dict, psi: dict[str, float]) -> dict[str, Any
     if model.blocks:
         out["omega"] = tuple(np.diag(variances[list(block)]) for block in model.blocks)
     return out
+
+
+def first_parameters(model: Any, units: dict, settings: Any) -> list[tuple[str, dict]]:
+    """Where starts come from, and their engine parameters: what `find_starts` finds, then random moves around it until there are
+    `n_starts` and `OTHERS`. One start alone is the user's, if there is one."""
+    rng = np.random.default_rng(settings.seed)
+    individual = dict(model.individual)
+    units = some_subjects(units, settings.seed)
+    found = find_starts(model, units, settings.seed, -(-settings.n_starts // 2))
+    if settings.n_starts == 1:
+        found = [pair for pair in found if pair[0] == "given"][:1] or found[:1]
+        return [(kind, first_guess(model, units, psi)) for kind, psi in found]
+    out = [(kind, first_guess(model, units, psi)) for kind, psi in found]
+    widths = np.full(len(individual), 1.0)
+    widths[model.random] = between_subjects(model, units, out[0][1])
+    # As many whatever was found: a program for another number of runs would be compiled anew.
+    while len(out) < settings.n_starts + OTHERS:
+        moved = {}
+        for (name, value), width in zip(found[len(out) % len(found)][1].items(), widths, strict=True):
+            one = individual[name]
+            scale = width if one.random else max(0.5 * abs(float(one.gaussian(value))), 0.1)
+            moved[name] = float(one.natural(jnp.asarray(one.gaussian(value) + 0.5 * rng.normal() * scale)))
+        out.append(("random", first_guess(model, units, moved)))
+    return out
+
+
+def some_subjects(units: dict, seed: int) -> dict:
+    """At most `ENOUGH` subjects."""
+    n = len(units["mask"])
+    if n <= ENOUGH:
+        return units
+    some = np.sort(np.random.default_rng(seed).choice(n, ENOUGH, replace=False))
+    return jax.tree.map(lambda leaf: leaf[some], units)

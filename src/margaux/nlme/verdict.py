@@ -1,4 +1,4 @@
-"""What a mixed-effects fit is held to besides being at its maximum: agreement of starts, and residuals that the model would make."""
+"""What a mixed-effects fit is held to besides being at its maximum: starts that agree, residuals that the model would make."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def npde(fitted: Any) -> Check | None:
     scores = scores[np.isfinite(scores)]
     if len(scores) < 3:
         return None
-    p = residuals.standard_normal(scores)["p"]
+    p: dict[str, float] = residuals.standard_normal(scores)["p"].to_dict()  # type: ignore[assignment]
     level = "pass" if p["global"] >= DOUBTFUL else "careful"
     if level == "pass":
         return Check("npde", p["global"], NAN, DOUBTFUL, "pass", "Residuals (npde) are as the model has them.")
@@ -92,5 +92,7 @@ def npde(fitted: Any) -> Check | None:
         "normality": "they are not normal",
     }
     told = "; ".join(sentence for name, sentence in wrong.items() if 3 * p[name] < DOUBTFUL)
-    sentence = f"The residuals (npde) are not those of the model (p = {p['global']:.2g} after correction for three tests): {told}."
+    sentence = (
+        f"The residuals (npde) are not those of the model (p = {p['global']:.2g} after correction for three tests): {told}."
+    )
     return Check("npde", p["global"], NAN, DOUBTFUL, level, sentence)
