@@ -84,7 +84,7 @@ def profile(
     found = [loglik(fit, method=method, n_draws=n_draws, params=params) for params, _ in ends]
     frame = _frame(name, values, found).assign(away=[away for _, away in ends])
     frame[fit.names] = np.stack([_flat(params) for params, _ in ends])
-    top = max(float(loglik(fit, method=method, n_draws=n_draws)), float(frame["loglik"].max()))
+    top = max(float(loglik(fit, method=method, n_draws=n_draws)), max(map(float, found)))
     frame.attrs["interval"] = _interval(values, frame["loglik"].to_numpy(), estimate, top, level)
     return frame
 
