@@ -91,18 +91,6 @@ def test_any_seed_finds_the_better_optimum(data_folder):
     assert model.starts_["reached"].max() == pytest.approx(float(model.loglik_), abs=0.05)
 
 
-@pytest.mark.parametrize("seed", [0, pytest.param(1, marks=pytest.mark.slow), pytest.param(2, marks=pytest.mark.slow)])
-def test_bad_starting_values_hide_nothing(seed, data_folder):
-    """They led to the flip-flop mode, 60 units down, or to a boundary, 738 down."""
-    data = pd.read_csv(data_folder / "clinic" / "Oral_1CPT.csv.gz").query("SD == 1 and EVID == 0")
-    individual = {"ka": LogNormal(0.7), "V": LogNormal(30.0), "CL": LogNormal(8.0)}
-    model = mx.NLME(structural=oral1cpt, individual=individual, error="proportional", random_state=seed, verbose=False)
-    model.fit(data, id="ID", time="TIME", y="DV", dose="DOSE")
-    assert abs(model.loglik_ - -11769.810) < 0.02 + 3 * model.loglik_se_
-    assert [round(model.params_[name], places) for name, places in (("ka", 2), ("V", 0), ("CL", 2))] == [0.99, 66.0, 3.98]
-    assert {"pooled", "given", "mirror"} <= set(model.starts_["origin"])
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(8))
 def test_every_seed_finds_the_better_optimum(seed, data_folder):

@@ -27,8 +27,8 @@ def lr_test(reduced: Any, full: Any) -> LikelihoodRatioTest:
 
     A variance that is zero under the reduced model lies on the boundary of its space: twice the difference is then distributed as
     $\tfrac12\chi^2_{k-1} + \tfrac12\chi^2_k$ with k parameters tested, one of them a variance (its covariances with
-    the other effects count among the k). Of several variances the weights of the mixture depend on the information: the p-value is
-    then that of $\chi^2_k$, which is too large, and the note says so.
+    the other effects count among the k). Of several variances the weights of the mixture depend on the information: the
+    p-value is then that of $\chi^2_k$, which is too large, and the note says so.
 
     References: Self and Liang, J. Am. Stat. Assoc. 82 (1987), 605-610; Stram and Lee, Biometrics 50 (1994), 1171-1177.
 
