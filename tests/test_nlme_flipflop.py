@@ -75,3 +75,15 @@ def test_verdicts_of_the_report_have_them_too(fitted):
     names = answers.engine_names(fitted.model_, fitted._design.labels)
     (verdict,) = convergence.diagnostics(frame, names)
     assert "the trace of omega2_CL still drifts" in str(verdict)
+
+
+@pytest.mark.parametrize("seed", [0, pytest.param(1, marks=pytest.mark.slow), pytest.param(2, marks=pytest.mark.slow)])
+def test_bad_starting_values_hide_nothing(seed, data_folder):
+    """They led to the flip-flop mode, 60 units down, or to a boundary, 738 down."""
+    data = pd.read_csv(data_folder / "clinic" / "Oral_1CPT.csv.gz").query("SD == 1 and EVID == 0")
+    individual = {"ka": LogNormal(0.7), "V": LogNormal(30.0), "CL": LogNormal(8.0)}
+    model = mx.NLME(structural=oral1cpt, individual=individual, error="proportional", random_state=seed, verbose=False)
+    model.fit(data, id="ID", time="TIME", y="DV", dose="DOSE")
+    assert abs(model.loglik_ - -11769.810) < 0.02 + 3 * model.loglik_se_
+    assert [round(model.params_[name], places) for name, places in (("ka", 2), ("V", 0), ("CL", 2))] == [0.99, 66.0, 3.98]
+    assert {"pooled", "given", "mirror"} <= set(model.starts_["origin"])

@@ -9,7 +9,19 @@ import pytest
 
 import margaux as mx
 from margaux.datasets import load_theophylline
-from margaux.nlme import Individual, LogitNormal, LogNormal, Normal, Ordinal, Poisson, Proportional, curve, oral1cpt
+from margaux.nlme import (
+    Individual,
+    LogitNormal,
+    LogNormal,
+    Normal,
+    Ordinal,
+    Poisson,
+    Proportional,
+    WeibullSurvival,
+    curve,
+    oral1cpt,
+    superposed,
+)
 from nlme_examples import PK
 
 INDIVIDUAL = {"ka": LogNormal(1.0), "V": LogNormal(20.0), "CL": LogNormal(2.0)}
@@ -69,6 +81,83 @@ def _set(column, row, value):
 def test_bad_input_is_refused(change, roles, settings, message):
     with pytest.raises((ValueError, TypeError), match=message):
         _fit(change, roles, **settings)
+
+
+def _nonmem(data, lost=np.nan):
+    """Doses on rows of their own, as event tables have them: `lost` where nothing was observed."""
+    doses = data.groupby("Id", as_index=False).first().assign(Time=0.0, Concentration=lost)
+    rows = pd.concat([doses, data.assign(Dose=0.0)]).sort_values("Id", kind="stable").reset_index(drop=True)
+    return rows
+
+
+def _at_zero(data):
+    """With a sample before anything is absorbed in each subject's first row."""
+    first = data.groupby("Id", as_index=False).first().assign(Time=0.0, Concentration=0.1)
+    return pd.concat([first, data]).sort_values("Id", kind="stable").reset_index(drop=True)
+
+
+OWN_ROWS = r"Dose stands on rows of its own \(subject 1, row 0: .*transform\(.max.\)"
+
+
+@pytest.mark.parametrize(
+    ("change", "roles", "settings", "message"),
+    [
+        (_nonmem, {}, {}, OWN_ROWS),
+        (lambda d: _nonmem(d, 0.0), {}, {}, OWN_ROWS),
+        (lambda d: _nonmem(d).assign(Dose=lambda f: f["Dose"].replace(0.0, np.nan)), {}, {}, OWN_ROWS),
+        (lambda d: _nonmem(d, 0.0).rename(columns={"Dose": "AMT"}).assign(Dose=320.0), {}, {}, "AMT stands on rows of its own"),
+        (lambda d: d.assign(EVID=(d["Time"] < 0.3).astype(int)), {}, {}, r"EVID = 1 marks a row .* \(subject 1, row 0\).*== 0\]"),
+        (lambda d: d.assign(mdv=(d["Time"] > 20).astype(int)), {}, {}, "mdv = 1 marks a row that is no observation"),
+        (lambda d: d.assign(Dose=d["Dose"] * (d["Time"] < 0.3)), {}, {}, r"observed with Dose = 0 \(subject 1, row 1\)"),
+        (lambda d: d.assign(Dose=d["Dose"] * (d["Id"] != 2)), {}, {}, "observed with Dose = 0 .subject 2, row"),
+        (lambda d: d.assign(Time=d["Time"] - 1.0), {}, {}, r"Time = -0.75 lies before the dose.*\(subject 1, row 0\)"),
+        (_at_zero, {}, {"error": "proportional"}, r"the prediction is 0 whatever .* 12 rows \(the first: subject 1, row 0"),
+        (_at_zero, {}, {"error": "exponential"}, "an? exponential error has no"),
+    ],
+)  # fmt: skip
+def test_event_tables_and_rows_of_no_scale_are_refused(change, roles, settings, message):
+    with pytest.raises(ValueError, match=message):
+        _fit(change, roles, **settings)
+
+
+def test_negative_times_to_events_are_refused():
+    data = pd.DataFrame({"id": np.repeat(np.arange(5), 2), "time": [0.0, 3.0] * 4 + [0.0, -2.0], "status": [0, 1] * 5})
+    model = mx.NLME(log_likelihood=WeibullSurvival("lambda", "beta"), individual={"lambda": LogNormal(), "beta": LogNormal()})
+    with pytest.raises(ValueError, match=r"time = -2 is no time to an event \(subject 4, row 9\)"):
+        model.fit(data, id="id", time="time", y="status")
+
+
+def test_events_that_are_marked_and_left_out_do_no_harm():
+    """Rows without an outcome are left out with a word; a dose that stands on every observation is read."""
+    data = load_theophylline()
+    table = _nonmem(data).assign(AMT=lambda f: f["Dose"], EVID=lambda f: (f["Dose"] > 0).astype(int))
+    table["Dose"] = table.groupby("Id")["AMT"].transform("max")
+    with pytest.warns(UserWarning, match="12 rows without Concentration are left out"):
+        model = _fit(lambda _: table, n_iter=40, n_burn=20, n_starts=1)
+    assert model.n_observations_ == len(data)
+    earlier = superposed(oral1cpt, [-24.0, 0.0])
+    assert _fit(lambda d: d.assign(Time=d["Time"] - 1.0), structural=earlier, n_iter=40, n_burn=20, n_starts=1).n_iter_ == 40
+
+
+def test_rows_that_count_twice_and_zeros_are_told():
+    short = {"n_iter": 40, "n_burn": 20, "n_starts": 1}
+    with pytest.warns(
+        UserWarning, match=r"2 rows repeat another in every column and count twice \(the first: subject 1, row 120"
+    ):
+        _fit(lambda d: pd.concat([d, d.iloc[3:5]]), **short)
+    with pytest.warns(UserWarning, match=r"1 Concentration are 0 \(the first: subject 1, row 5\), which a proportional error"):
+        _fit(lambda d: _set("Concentration", 5, 0.0)(d), error="proportional", **short)
+
+
+def test_settings_of_a_fitted_model_are_held():
+    model = _fit(n_iter=40, n_burn=20, n_starts=1)
+    before = model.predict()
+    for change in (lambda: setattr(model, "structural", curve("bolus1cpt")), lambda: model.set_params(error="combined")):
+        with pytest.raises(AttributeError, match=r"is fitted.*clone\(model\).set_params\((structural|error)=...\)"):
+            change()
+    model.verbose = True
+    model.set_params(n_iter=40)
+    assert np.array_equal(model.predict(), before) and model.error == "constant"
 
 
 def test_missing_outcomes_are_left_out_with_a_word():

@@ -255,6 +255,10 @@ def test_convergence_of_vanishing_variances_shows_the_parameters_asked_for():
     assert values.shape == (60, 1, len(model.params_))
     np.testing.assert_allclose(values[-1, 0], list(model.params_.values()), rtol=0.3)
     model.plot.convergence()
+    # The answers of the engine are about the same parameters as the estimates, in the same order.
+    fit = model.result_
+    np.testing.assert_allclose(fit.trace["params"][-1, 0], [x for _, v in sorted(fit.last_params.items()) for x in np.ravel(v)])
+    assert fit.trace["params"].shape[-1] == len(fit.names) and "gradient" in fit.diagnostics().index
 
 
 def test_individual_fits_show_observations_and_both_curves(fitted):

@@ -169,18 +169,18 @@ def test_evidence_agrees_with_quadrature(method):
     assert abs(found - exact) < 4 * found.se
 
 
-def test_evidence_of_ten_shared_latents_and_its_profile(chain_fit):
+def test_evidence_of_ten_shared_latents_and_its_slice(chain_fit):
     at = {"theta": np.asarray(0.729)}
     for method in ("harmonic", "student", "annealed"):
         found = chain_fit.loglik(method, n_draws=30_000 if method == "harmonic" else None, params=at)
         assert found.se < 0.05 and abs(found + 69.515) < 0.05 + 4 * found.se
-    frame = chain_fit.profile("theta", np.linspace(-0.25, 1.75, 3), method="harmonic", n_draws=30_000)
+    frame = chain_fit.slice("theta", np.linspace(-0.25, 1.75, 3), method="harmonic", n_draws=30_000)
     assert frame.attrs["maximiser"] == pytest.approx(0.729, abs=0.05)
     assert chain_fit.plot.profile(frame, truth=0.729).figure.axes
     with pytest.raises(ValueError, match="no parameter"):
-        chain_fit.profile("sigma", [0, 1, 2])
+        chain_fit.slice("sigma", [0, 1, 2])
     with pytest.raises(ValueError, match="three"):
-        chain_fit.profile("theta", [0, 0, 1])
+        chain_fit.slice("theta", [0, 0, 1])
 
 
 PARTICLES = {"pgd": lambda: mx.pgd(0.005), "ipla": lambda: mx.ipla(0.005), "slow_fast": lambda: mx.slow_fast(0.002, 1e4)}

@@ -201,10 +201,16 @@ class Fit(Shown):
         return self.remembered(f"loglik/{method}/{n_draws}", lambda: loglik(self, method=method, n_draws=n_draws, rule=rule))
 
     def profile(self, name: str, grid: Any, method: str = "auto", n_draws: int | None = None) -> pd.DataFrame:
-        """log p(y | theta) along one scalar parameter, the others held at the estimate: see `margaux.inference.profile`."""
+        """The profile likelihood of one scalar parameter, maximised over the others: see `margaux.inference.profile`."""
         from .inference import profile
 
         return profile(self, name, grid, method, n_draws)
+
+    def slice(self, name: str, grid: Any, method: str = "auto", n_draws: int | None = None) -> pd.DataFrame:
+        """log p(y | theta) along one scalar parameter, the others held at the estimate: see `margaux.inference.slice`."""
+        from .inference import slice
+
+        return slice(self, name, grid, method, n_draws)
 
     @property
     def n_params(self) -> int:

@@ -9,10 +9,11 @@ import jax
 import numpy as np
 import pandas as pd
 
+from ..certificate import Certificate
 from ..compiling import keep_compilations
 from ..kernels import AbstractKernel
 from ..naming import default_dtype, precision
-from ..nlme import answers, flipflop, prediction
+from ..nlme import answers, comparison, flipflop, prediction, verdict
 from ..nlme.data import Design, LongData, group
 from ..nlme.error import ResidualError, as_error
 from ..nlme.individual import Individual
@@ -50,6 +51,7 @@ class NLME(Parameters, Fitted):
         fixed_effects: how parameters without random effect are estimated: "newton", or "exponentialised", with a
             random effect whose variance vanishes.
         batch_size: subjects an iteration; None for all.
+        polish: whether Newton's steps end the fit at the maximum, see `margaux.fit`; by default up to 20,000 subjects.
         random_state: an int. dtype: "float32" or "float64". verbose: show progress.
 
     Attributes:
@@ -89,6 +91,7 @@ class NLME(Parameters, Fitted):
         anneal: float = 0.95,
         fixed_effects: str = "newton",
         batch_size: int | None = None,
+        polish: bool | None = None,
         random_state: int = 0,
         dtype: Any = None,
         verbose: bool = True,
@@ -110,9 +113,20 @@ class NLME(Parameters, Fitted):
         self.anneal = anneal
         self.fixed_effects = fixed_effects
         self.batch_size = batch_size
+        self.polish = polish
         self.random_state = random_state
         self.dtype = dtype
         self.verbose = verbose
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        # Answers are worked out when they are asked for, from settings as much as from estimates.
+        known = "result_" in vars(self) and name != "verbose" and name in self.get_params()
+        if known and value != getattr(self, name):
+            raise AttributeError(
+                f"this {type(self).__name__} is fitted, and its answers are those of its {name}; fit another one: "
+                f"sklearn.base.clone(model).set_params({name}=...).fit(...)"
+            )
+        super().__setattr__(name, value)
 
     def fit(
         self, data: pd.DataFrame, y: str | None = None, *, id: str = "id", time: str | None = None, dose: str | None = None
@@ -140,7 +154,8 @@ class NLME(Parameters, Fitted):
         settings = Settings(
             n_iter=self.n_iter, n_burn=self.n_burn, power=self.power, stop=self.stop, n_chains=self.n_chains,
             n_starts=self.n_starts, n_screen=self.n_screen, pattern=self.pattern, n_steps=self.n_steps,
-            anneal=self.anneal, fixed_effects=self.fixed_effects, batch_size=self.batch_size, seed=self.random_state,
+            anneal=self.anneal, fixed_effects=self.fixed_effects, batch_size=self.batch_size, polish=self.polish,
+            seed=self.random_state,
             dtype=default_dtype(self.dtype), verbose=bool(self.verbose),
         )  # fmt: skip
         settings.check()
@@ -205,7 +220,7 @@ class NLME(Parameters, Fitted):
 
     def _keep(self, fit: Any) -> None:
         super()._keep(fit)
-        for name in ("individual_", "_table"):
+        for name in ("individual_", "_table", "certificate_"):
             vars(self).pop(name, None)
         names = answers.natural_names(self.model_, self._design.labels, self._dropped)
         values = np.asarray(answers.natural_values(self.model_, fit.params, self._dropped), float)
@@ -254,14 +269,34 @@ class NLME(Parameters, Fitted):
         return answers.correlations(self)
 
     @functools.cached_property
+    def certificate_(self) -> Certificate:  # type: ignore[override]
+        """The checks of `margaux.Fit.certificate`, under the names of `params_`, with those of the family: the starts agree, the
+        residuals (npde) are those of the model. Computed when first asked for."""
+        check_fitted(self)
+        return verdict.renamed(self.result_.certificate, self).and_also(*verdict.checks(self))
+
+    @functools.cached_property
     def loglik_(self) -> Any:
-        """Marginal log-likelihood by importance sampling, every constant included, with its error `.se`."""
+        """Marginal log-likelihood, every constant included, with its error `.se`."""
         return self.loglik()
 
-    def loglik(self, method: str = "importance", n_draws: int | None = None, n_nodes: int = 11) -> Any:
-        """By "importance" sampling or adaptive Gauss-Hermite "quadrature", each with its error `.se`; see `Fit.loglik`."""
+    def loglik(self, method: str = "auto", n_draws: int | None = None, n_nodes: int = 11) -> Any:
+        """By adaptive Gauss-Hermite "quadrature" or "importance" sampling, or the better of them ("auto"), each with its error
+        `.se`; see `Fit.loglik`."""
         check_fitted(self)
         return answers.loglik(self, method, n_draws, n_nodes)
+
+    def profile(self, name: str, grid: Any, level: float = 0.95) -> pd.DataFrame:
+        """The profile likelihood of one parameter of `params_` over a grid of its values, maximised over all others, on the
+        natural scale: `loglik`, `mc_error`, `away` and the maximisers; `attrs["interval"]` is the likelihood interval. See
+        `margaux.inference.profile`."""
+        check_fitted(self)
+        return answers.along(self, name, grid, True, level)
+
+    def slice(self, name: str, grid: Any) -> pd.DataFrame:
+        """The log-likelihood over a grid of one parameter, the others held at the estimate: see `margaux.inference.slice`."""
+        check_fitted(self)
+        return answers.along(self, name, grid, False)
 
     @property
     def n_params_(self) -> int:
@@ -334,7 +369,7 @@ class NLME(Parameters, Fitted):
 
     def lr_test(self, reduced: NLME) -> Any:
         """Likelihood-ratio test against a nested fit: see `margaux.nlme.lr_test`."""
-        return answers.lr_test(reduced, self)
+        return comparison.lr_test(reduced, self)
 
     def wald_test(self, names: str | list[str], value: Any = 0.0) -> Any:
         """Wald test that the named parameters equal `value`."""

@@ -16,5 +16,6 @@ from .posterior import each_unit as each_unit
 from .posterior import latents as latents
 from .posterior import proposals as proposals
 from .profile import profile as profile
+from .profile import slice as slice
 from .rules import Rule as Rule
 from .rules import best_rule as best_rule

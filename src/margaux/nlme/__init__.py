@@ -1,6 +1,6 @@
 """Nonlinear mixed-effects models: distributions, errors, outcomes, structural models, comparisons."""
 
-from .answers import compare, lr_test
+from .comparison import compare, lr_test
 from .error import Combined, ConstantError, Exponential, Power, Proportional, ResidualError
 from .individual import Individual, LogitNormal, LogNormal, Normal, ProbitNormal
 from .outcomes import (

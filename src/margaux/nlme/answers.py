@@ -14,18 +14,17 @@ import scipy
 from jax.flatten_util import ravel_pytree
 
 from ..compiling import compiled
-from ..inference import WaldTest, each_unit, information, proposals
+from ..inference import WaldTest, each_unit, information, profile, proposals, slice
 from ..naming import precision
 from ..result import RESULTS
-from .importance import AdaptedMixture, conditional_modes
+from .importance import AdaptedMixture
 from .individual import Individual, LogNormal, Normal
 from .linearised import check_linearisable, linearised_information
 from .model import MixedEffects
+from .modes import conditional_modes
 
 #: draws, over all subjects, that information and likelihoods are taken with, and their replicates
 TOTAL, REPLICATES = 400_000, 4
-#: replicates that a likelihood's error comes from
-LIKELIHOODS = 8
 
 
 def natural_names(model: MixedEffects, labels: list[str], dropped: tuple[str, ...]) -> list[str]:
@@ -208,6 +207,8 @@ def with_intervals(fitted: Any, frame: pd.DataFrame, level: float) -> pd.DataFra
     out = frame.copy()
     df = degrees_of_freedom(fitted)
     out["t"] = out["estimate"] / out["se"]
+    # No variance is negative: zero is the edge of its space, where t has no t distribution. See `lr_test`.
+    out.loc[[name.startswith("omega2_") for name in out.index], "t"] = np.nan
     out["p"] = 2 * scipy.special.stdtr(df, -np.abs(out["t"].to_numpy()))
     ends = []
     with precision(np.dtype(np.float64)):
@@ -246,11 +247,7 @@ def loglik(fitted: Any, method: str, n_draws: int | None, n_nodes: int) -> Any:
     """See `NLME.loglik`."""
     if method == "quadrature":
         return fitted.result_.loglik(method="quadrature", n_nodes=n_nodes)
-    if method != "importance":
-        return fitted.result_.loglik(method=method, n_draws=n_draws)
-    n_draws = n_draws or int(np.clip(2_000_000 // fitted.n_subjects_, 2000, 64_000))
-    each = max(n_draws // LIKELIHOODS, 20)
-    return fitted.result_.loglik(estep=AdaptedMixture(each), replicates=LIKELIHOODS, rows=_rows(fitted))
+    return fitted.result_.loglik(method=method, n_draws=n_draws)
 
 
 def carried_by_observations(fitted: Any) -> int:
@@ -269,7 +266,7 @@ def _modes(fitted: Any) -> np.ndarray:
     cache = fitted.result_._cache
     if "modes" not in cache:
         with precision(fitted.result_.dtype):
-            cache["modes"] = np.asarray(conditional_modes(fitted.model_, fitted.result_.params, fitted._units(fitted.data_)))
+            cache["modes"] = np.asarray(conditional_modes(fitted.model_, fitted.result_.params, fitted._units(fitted.data_))[0])
     return cache["modes"]
 
 
@@ -307,37 +304,28 @@ def shrinkage(fitted: Any) -> pd.Series:
     return pd.Series(1 - eta.var(axis=0, ddof=1).to_numpy() / variances, index=eta.columns, name="shrinkage")
 
 
-@dataclasses.dataclass(frozen=True)
-class LikelihoodRatioTest:
-    """Twice the difference of log-likelihoods, chi-squared under the reduced model; `error` is its Monte Carlo SD."""
-
-    statistic: float
-    df: int
-    p: float
-    error: float
-    note: str = ""
-
-
-def lr_test(reduced: Any, full: Any) -> LikelihoodRatioTest:
-    """Likelihood-ratio test of nested fits to the same data.
-
-    A variance tested against zero lies on the boundary, where the p-value is conservative: the note says so.
-
-    Raises:
-        ValueError: different data, or the full model has no more parameters.
-    """
-    if reduced.n_observations_ != full.n_observations_ or not np.array_equal(
-        reduced.data_.units["rows"]["y"], full.data_.units["rows"]["y"]
-    ):
-        raise ValueError("the two models were fitted to different data")
-    df = full.n_params_ - reduced.n_params_
-    if df < 1:
-        raise ValueError(f"the full model has {full.n_params_} parameters and the reduced one {reduced.n_params_}; swap them?")
-    statistic = 2 * (float(full.loglik_) - float(reduced.loglik_))
-    error = 2 * float(np.hypot(full.loglik_.se, reduced.loglik_.se))
-    variance = any(n.startswith("omega2_") and n not in reduced.params_ for n in full.params_)
-    note = "a variance is tested on its boundary: the p-value is conservative" if variance else ""
-    return LikelihoodRatioTest(statistic, df, float(scipy.special.chdtrc(df, max(statistic, 0.0))), error, note)
+def along(fitted: Any, name: str, grid: Any, maximised: bool, level: float = 0.95) -> pd.DataFrame:
+    """See `NLME.profile` and `NLME.slice`."""
+    places = {own: place for place, own in engine_names(fitted.model_, fitted._design.labels).items()}
+    if name not in places:
+        raise ValueError(f"no estimated parameter is called {name!r}; they are {list(places)}")
+    one = dict(fitted.model_.individual).get(name, Normal())
+    values = np.asarray(one.gaussian(np.unique(np.asarray(grid, float))), float)
+    if not np.all(np.isfinite(values)):
+        raise ValueError(f"the grid leaves the range of {type(one).__name__}{one._range}, the distribution of {name}")
+    fit = fitted.result_
+    frame = profile(fit, places[name], values, level=level) if maximised else slice(fit, places[name], values)
+    natural = lambda x: np.asarray(one.natural(jnp.asarray(x, float)), float)  # noqa: E731
+    with precision(np.dtype(np.float64)):
+        frame.index = pd.Index(natural(values), name=name)
+        frame.attrs["maximiser"] = float(natural(frame.attrs["maximiser"]))
+        if maximised:
+            frame.attrs["interval"] = tuple(natural(np.asarray(frame.attrs["interval"])).tolist())
+            unravel = ravel_pytree(jax.tree.map(jnp.asarray, fit.params))[1]
+            flat = frame[fit.names].to_numpy()
+            rows = [natural_values(fitted.model_, unravel(jnp.asarray(row)), fitted._dropped) for row in flat]
+            frame = frame[["loglik", "mc_error", "away"]].assign(**dict(zip(fitted.params_, np.asarray(rows).T, strict=True)))
+    return frame
 
 
 def wald_test(fitted: Any, names: str | list[str], value: Any = 0.0) -> WaldTest:
@@ -354,22 +342,3 @@ def wald_test(fitted: Any, names: str | list[str], value: Any = 0.0) -> WaldTest
     gap = np.asarray([fitted.params_[name] for name in wanted]) - value
     statistic = float(gap @ np.linalg.solve(variance, gap))
     return WaldTest(statistic, len(wanted), float(scipy.special.chdtrc(len(wanted), statistic)))
-
-
-def compare(*fits: Any, **named: Any) -> pd.DataFrame:
-    """Fits to the same data side by side: parameters, log-likelihood with its error, AIC, AICc, BIC, BICc; best AIC first.
-
-    Raises:
-        ValueError: fewer than two fits, or different data.
-    """
-    every = {f"model {j + 1}": one for j, one in enumerate(fits)} | named
-    if len(every) < 2:
-        raise ValueError("compare needs at least two fits")
-    if len({one.n_observations_ for one in every.values()}) > 1:
-        raise ValueError("the fits are to different numbers of observations; their likelihoods do not compare")
-    rows = {
-        name: {"parameters": one.n_params_, "loglik": float(one.loglik_), "loglik_se": one.loglik_.se, "aic": one.aic_,
-               "aicc": one.aicc_, "bic": one.bic_, "bicc": one.bicc_, "message": one.message_}
-        for name, one in every.items()
-    }  # fmt: skip
-    return pd.DataFrame.from_dict(rows, orient="index").sort_values("aic")

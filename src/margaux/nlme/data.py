@@ -12,6 +12,7 @@ import pandas as pd
 from ..formulas import fault
 from .individual import Individual
 from .outcomes import AbstractOutcome, Continuous
+from .refusals import refuse_events, refuse_rows
 
 #: roles a column can have, besides the subject's identifier
 ROLES = ("time", "y", "dose")
@@ -84,6 +85,7 @@ def group(frame: Any, roles: dict[str, str | None], outcome: AbstractOutcome, ob
                 f"(subject {frame[named['id']].iloc[row]}, row {row}); code it as numbers"
             )
     if observed:
+        refuse_events(frame, named, outcome)
         lost = frame[named["y"]].isna().to_numpy()
         if lost.all():
             raise ValueError(f"every {named['y']} is missing; there is nothing to fit")
@@ -121,6 +123,7 @@ def _check_rows(data: LongData, outcome: AbstractOutcome, observed: bool) -> Non
     y = frame[roles["y"]].to_numpy(float)
     if not np.all(np.isfinite(y)):
         raise ValueError(f"{roles['y']} is infinite ({data.where(int(np.flatnonzero(~np.isfinite(y))[0]))})")
+    refuse_rows(data, outcome)
     if isinstance(outcome, Continuous):
         if outcome.error.positive and np.any(y <= 0):
             at = int(np.flatnonzero(y <= 0)[0])

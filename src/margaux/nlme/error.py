@@ -19,6 +19,8 @@ class ResidualError(abc.ABC):
     closed = True
     #: whether observations and predictions must be positive
     positive = False
+    #: whether the error vanishes with the prediction
+    relative = False
 
     @abc.abstractmethod
     def sd(self, error: Array, f: Array) -> Array:
@@ -48,6 +50,7 @@ class Proportional(ResidualError):
     """g = b |f|."""
 
     names = ("b",)
+    relative = True
 
     def sd(self, error, f):
         return error[0] * jnp.maximum(jnp.abs(f), 1e-12)

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from .pharmacokinetics import Compartments
+from .pharmacokinetics import within
 
 
 def mirrored(structural: Any, psi: Mapping[str, float]) -> dict[str, float] | None:
@@ -22,17 +22,19 @@ def mirrored(structural: Any, psi: Mapping[str, float]) -> dict[str, float] | No
     >>> mirrored(oral1cpt, {"ka": 0.1, "V": 2.0, "CL": 3.0})
     {'ka': 1.5, 'V': 30.0, 'CL': 3.0}
     """
-    model = structural
-    while not isinstance(model, Compartments):  # within a curve, repeated doses, or constants
-        model = getattr(model, "function", None) or getattr(model, "curve", None)
-        if model is None:
-            return None
-    if model.route != "oral" or model.count != 1:
+    model = within(structural)
+    if model is None or model.route != "oral" or model.count != 1:
         return None
     ka, V = psi["ka"], psi["V"]
     k = psi["k"] if model.by_rate else psi["CL"] / V
     other = {"ka": k, "V": V * k / ka, "k": ka}
     return {name: other.get(name, psi[name]) for name in model.parameters}
+
+
+def flipped(structural: Any, psi: Mapping[str, float]) -> bool | None:
+    """Whether absorption is slower than elimination; None where the model has no other parameters of the same curve."""
+    other = mirrored(structural, psi)
+    return None if other is None else other["ka"] > psi["ka"]
 
 
 def note(structural: Any, psi: Mapping[str, float]) -> str:

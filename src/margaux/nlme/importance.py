@@ -8,17 +8,15 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 
-from ..compiling import compiled
 from ..esteps import AbstractEStep
-from ..gaussian import laplace, normals
+from ..gaussian import normals
 from ..model import leading, mapped
+from .modes import find_mode
 
 #: successive draws come from the adapted Gaussian (0), from it twice as wide (1), and from the population (2)
 ORDER, WIDE = (0, 0, 1, 0, 2), 2.0
 #: rounds of adaptation, and draws in each
 ROUNDS, TRIAL = 3, 128
-#: Newton steps to the mode
-NEWTON = 15
 
 
 class AdaptedMixture(AbstractEStep):
@@ -40,10 +38,8 @@ class AdaptedMixture(AbstractEStep):
         return None
 
     def init(self, key, model, params, y):
-        target = lambda z: model.log_joint(params, z, y)  # noqa: E731
-        start = model.init_latents(key, params, y)
-        mean, root = laplace(target, start, NEWTON)
-        normal = normals(key, TRIAL, start.size, start.dtype, True)
+        mode = find_mode(model, params, y)
+        normal = normals(key, TRIAL, mode.place.size, mode.place.dtype, True)
 
         def adapt(_, row):
             z, log_w = _draws(normal, model, params, row, y)
@@ -57,7 +53,7 @@ class AdaptedMixture(AbstractEStep):
             good = jnp.all(jnp.isfinite(root))
             return {"mean": jnp.where(good, mean, row["mean"]), "root": jnp.where(good, root, row["root"])}
 
-        return jax.lax.fori_loop(0, ROUNDS, adapt, {"mean": mean, "root": root})
+        return jax.lax.fori_loop(0, ROUNDS, adapt, {"mean": mode.place, "root": mode.root})
 
     def noise(self, key, latents):
         return normals(key, self.n_draws, latents.size, latents.dtype, True)
@@ -75,10 +71,9 @@ def _draws(normal: Any, model: Any, params: Any, row: Any, y: Any) -> tuple[Any,
     """Draws (m, d) from standard normals, and their log weights."""
     m, d = normal.shape
     mean, root = row["mean"], row["root"]
-    centre = model.init_latents(None, params, y)
-    population = jnp.linalg.cholesky(model.covariance(params)) if model.random else jnp.eye(d, dtype=normal.dtype)
+    centre, spread = model.population(params, y)
     part = jnp.asarray(ORDER)[jnp.arange(m) % len(ORDER)][:, None]
-    narrow, wide, far = (normal @ root.T, WIDE * normal @ root.T, normal @ population.T)
+    narrow, wide, far = (normal @ root.T, WIDE * normal @ root.T, normal @ spread.T)
     z = jnp.where(part == 2, centre + far, mean + jnp.where(part == 1, wide, narrow))
 
     def log_density(z, mean, root):
@@ -87,19 +82,8 @@ def _draws(normal: Any, model: Any, params: Any, row: Any, y: Any) -> tuple[Any,
         white = (z - mean) @ inverse.T
         return -jnp.sum(white**2, axis=1) / 2 - jnp.sum(jnp.log(jnp.diagonal(root))) - d / 2 * jnp.log(2 * jnp.pi)
 
-    parts = [log_density(z, mean, root), log_density(z, mean, WIDE * root), log_density(z, centre, population)]
+    parts = [log_density(z, mean, root), log_density(z, mean, WIDE * root), log_density(z, centre, spread)]
     shares = jnp.log(jnp.stack([jnp.mean(part == j) for j in range(3)]).astype(z.dtype))
     log_q = jax.nn.logsumexp(jnp.stack(parts) + shares[:, None], axis=0)
     log_p = jax.vmap(lambda x: model.log_joint(params, x, y))(z)
     return z, jnp.where(jnp.isnan(log_p), -jnp.inf, log_p) - log_q
-
-
-@compiled
-def conditional_modes(model: Any, params: dict, units: dict) -> Any:
-    """Conditional modes of phi (n, d)."""
-
-    def unit(y):
-        start = model.init_latents(jax.random.key(0), params, y)
-        return laplace(lambda z: model.log_joint(params, z, y), start, 50)[0]
-
-    return jax.vmap(unit)(units)

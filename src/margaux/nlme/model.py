@@ -12,7 +12,7 @@ from jax.scipy.stats import norm
 from jaxtyping import Array, Float
 
 from ..curved import AbstractCurvedFamily
-from ..model import AbstractPointwise, AbstractPredictive, AbstractUneven
+from ..model import AbstractPointwise, AbstractPopulation, AbstractPredictive, AbstractUneven
 from ..space import Positive, PositiveDefinite, Real
 from .individual import Individual
 from .outcomes import AbstractOutcome, Continuous
@@ -21,7 +21,7 @@ from .outcomes import AbstractOutcome, Continuous
 VANISHING = 0.985
 
 
-class MixedEffects(AbstractCurvedFamily, AbstractUneven, AbstractPointwise, AbstractPredictive):
+class MixedEffects(AbstractCurvedFamily, AbstractPopulation, AbstractUneven, AbstractPointwise, AbstractPredictive):
     r"""$y_{ij}\sim p(\cdot\mid\psi_i)$, $\psi_i = h(\phi_i)$, $\phi_i\sim N(C_i\beta, \Omega)$.
 
     The latent of a subject is $\phi$ of its random parameters (d,). Engine parameters: `beta`, coefficients of the
@@ -56,6 +56,11 @@ class MixedEffects(AbstractCurvedFamily, AbstractUneven, AbstractPointwise, Abst
     @property
     def names(self) -> list[str]:
         return [name for name, _ in self.individual]
+
+    @property
+    def names_of_random(self) -> list[str]:
+        """Names of the parameters with a random effect."""
+        return [self.names[j] for j in self.random]
 
     @property
     def independent(self) -> list[int]:
@@ -170,6 +175,10 @@ class MixedEffects(AbstractCurvedFamily, AbstractUneven, AbstractPointwise, Abst
         if not self.random:
             return jnp.zeros(1, y["design"].dtype)
         return self.mean(params, y["design"])
+
+    def population(self, params, y):
+        centre = self.init_latents(jax.random.key(0), params, y)
+        return centre, jnp.linalg.cholesky(self.covariance(params)) if self.random else jnp.eye(1, dtype=centre.dtype)
 
     def suffstats(self, params, z, y):
         out = {}

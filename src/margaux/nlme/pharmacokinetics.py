@@ -141,3 +141,11 @@ def two_rates(parameters: Mapping[str, Any]) -> tuple[tuple[Array, Array], tuple
     above, below = jnp.where(negative, smaller, larger), jnp.where(negative, larger, smaller)
     alpha = k21 + above
     return (alpha, k10 * k21 / alpha), (above, below)
+
+
+def within(structural: Any) -> Compartments | None:
+    """The compartments inside a curve, repeated doses of it, or one with constants; None where there are none."""
+    model = structural
+    while model is not None and not isinstance(model, Compartments):
+        model = getattr(model, "function", None) or getattr(model, "curve", None)
+    return model

@@ -16,7 +16,8 @@ from ..compiling import compiled
 from ..curved import SAEM
 from ..esteps import MCMC
 from ..fit import fit as run
-from ..inference import loglik
+from ..inference import loglik, proposals
+from ..inference.polish import polished
 from ..kernels import AbstractKernel, Alternating
 from ..naming import precision
 from ..penalty import NoPenalty
@@ -25,21 +26,33 @@ from ..schedule import ConstantThenDecay
 from ..space import as_space
 from ..updates import Problem
 from .data import LongData
-from .importance import AdaptedMixture, conditional_modes
+from .flipflop import flipped
+from .importance import AdaptedMixture
 from .individual import Individual
 from .model import MixedEffects, carried_over
+from .modes import conditional_modes
 from .outcomes import Continuous
+from .refusals import refuse_zero_predictions
 from .settled import Settled
 from .sizes import by_size
-from .start import between_subjects, find_starts, first_guess
+from .start import between_subjects, first_parameters, some_subjects
 
-#: a variance is zero (a correlation one) where the log-likelihood is no lower then, to within this, by so many draws a subject
-NEGLIGIBLE, DRAWS = 0.05, 200
+#: a variance is zero (a correlation one) where the log-likelihood is no lower then, to within this
+NEGLIGIBLE = 0.05
+#: draws a subject that likelihoods of starts are compared with, those of the ends of fits, and the latter's at most
+DRAWS, CONVERGED, MOST = 100, 400, 6400
 #: which are looked at: variance of the modes over omega2 below the one, eigenvalue of the correlations below the other
 SHRUNK, NEARLY = 0.3, 0.1
 
-#: subjects that starts are screened on, at most; and those from which on one short chain each is enough
-ENOUGH, MANY = 100, 500
+#: a start is out of the running when its log-likelihood after the screening is lower by so much, and so much a subject
+FAR, FAR_EACH = 5.0, 0.1
+
+#: log-likelihood at which the data overrule the side of the user's starting values: twice it is very strong evidence
+#: (Kass and Raftery 1995)
+STRONGLY = 5.0
+
+#: subjects from which on one short chain each is enough
+MANY = 500
 
 #: individual parameters -> model and units
 Build = Callable[[dict[str, Individual]], tuple[MixedEffects, dict]]
@@ -61,6 +74,7 @@ class Settings:
     anneal: float
     fixed_effects: str
     batch_size: int | None
+    polish: bool | None
     seed: int
     dtype: np.dtype
     verbose: bool
@@ -125,6 +139,7 @@ def check_structural(model: MixedEffects, units: dict, data: LongData) -> None:
     if bad.any() and (given or bad.all()):
         at = int(np.flatnonzero(bad)[0])
         raise ValueError(f"{what} is not finite at the starting values ({data.where(at)}): {_readable(psi)}")
+    refuse_zero_predictions(outcome, dict(model.individual), rows, data)
 
 
 @compiled
@@ -145,27 +160,50 @@ def _readable(psi: dict) -> str:
 
 
 def estimate(build: Build, individual: dict[str, Individual], settings: Settings) -> tuple[Fit, pd.DataFrame]:
-    """The fit, and the screening of its starts. A random effect of no variance is left out of the final model.
+    """The fit, and its starts: where each came from, its log-likelihood after the screening, and where it was continued the
+    one that it reached. A random effect of no variance is left out of the final model.
 
     Args:
         build: individual parameters -> (model, units).
     """
     with precision(settings.dtype):
-        starts = first_parameters(*build(individual), settings)
-        params, screened = _screened(*build(individual), starts, settings)
-        fit = _saem(build, individual, params, settings)
-        dropped = False
-        while (name := _least_used(fit)) is not None:
-            less = individual | {name: dataclasses.replace(individual[name], random=False)}
-            model: Any = fit._model().model
-            reduced = _saem(build, less, carried_over(model, build(less)[0], fit.params), settings)
-            if _likelihood(reduced, reduced.params) < _likelihood(fit, fit.params) - NEGLIGIBLE:
-                break
-            fit, individual, dropped = reduced, less, True
+        model, units = build(individual)
+        starts = first_parameters(model, units, settings)
+        ends, table = _screened(model, units, starts, settings)
+        continued = np.flatnonzero(table["continued"])
+        fits = [_saem(build, individual, ends[at], settings) for at in continued]
+        table.loc[continued, "reached"] = [_likelihood(fit, fit.params) for fit in fits]
+        fit = fits[_chosen(model, table["reached"].to_numpy()[continued], [fit.params for fit in fits])]
+        fit, dropped = _without_unused(build, individual, fit, settings)
         singular = _made_singular(fit)
         if (dropped or singular) and not fit.result.failed:
             fit.result = RESULTS.boundary
-    return fit, screened
+    return fit, table
+
+
+def _without_unused(build: Build, individual: dict[str, Individual], fit: Fit, settings: Settings) -> tuple[Fit, bool]:
+    """The fit without the random effects that the data do not ask for, and whether there were any.
+
+    EM hardly moves a variance that is small, so a small one may be a slow one: before it is left out, the model is fitted once
+    more from a plausible variance.
+    """
+    dropped = False
+    while (name := _least_used(fit)) is not None:
+        less = individual | {name: dataclasses.replace(individual[name], random=False)}
+        model, units = build(individual)
+        reduced = _saem(build, less, carried_over(model, build(less)[0], fit.params), settings)
+        least = _likelihood(reduced, reduced.params) - NEGLIGIBLE
+        if least < _likelihood(fit, fit.params):
+            break
+        wide = {key: np.array(value) if key != "omega" else value for key, value in fit.params.items()}
+        place = model.independent.index(model.names_of_random.index(name))
+        wide["omega2"][place] = max(between_subjects(model, units, wide)[model.independent[place]] ** 2, wide["omega2"][place])
+        again = _saem(build, individual, wide, settings)
+        if least < _likelihood(again, again.params):
+            fit = again
+            break
+        fit, individual, dropped = reduced, less, True
+    return fit, dropped
 
 
 def _saem(build: Build, individual: dict[str, Individual], start: dict, settings: Settings) -> Fit:
@@ -178,7 +216,8 @@ def _saem(build: Build, individual: dict[str, Individual], start: dict, settings
     algorithm, estep = settings.algorithm(settings.n_burn), settings.estep(len(units["mask"]))
     vanishing = [name for name, one in individual.items() if not one.random]
     if settings.fixed_effects == "newton" or not vanishing:
-        return _by_size(model, units, algorithm, estep, params=start, space=model.space(), **others)
+        fit = _by_size(model, units, algorithm, estep, params=start, space=model.space(), **others)
+        return polished(fit, settings.polish)
     wide, wide_units = build({name: dataclasses.replace(one, random=True) for name, one in individual.items()})
     start = carried_over(model, wide, start)
     # `carried_over` gives new random effects a variance of one; a plausible one is what they start from, and a
@@ -189,10 +228,21 @@ def _saem(build: Build, individual: dict[str, Individual], start: dict, settings
     wide = dataclasses.replace(wide, vanishing=tuple(vanishing), vanished=start["omega2"] / 20)
     fit = _by_size(wide, wide_units, algorithm, estep, params=start, space=wide.space(), **others)
     # The likelihood, the information and the predictions are those of the model that was asked for.
-    moved = {name: carried_over(wide, model, getattr(fit, name)) for name in ("params", "last_params")}
+    moved: dict[str, Any] = {name: carried_over(wide, model, getattr(fit, name)) for name in ("params", "last_params")}
+    if "params" in fit.trace:
+        moved["trace"] = fit.trace | {"params": fit.trace["params"][..., _places(wide, model, fit.params)]}
     runs = jax.tree.map(lambda leaf: np.asarray(leaf)[None], moved["params"])
     problem = Problem(model, as_space(model.space(), moved["params"]), NoPenalty(), len(units["mask"]))
-    return dataclasses.replace(fit, **moved, run_params=runs, problem=problem, data=units, rows=None)
+    return polished(dataclasses.replace(fit, **moved, run_params=runs, problem=problem, data=units, rows=None), settings.polish)
+
+
+def _places(source: MixedEffects, target: MixedEffects, params: dict) -> np.ndarray:
+    """Which entries of one model's flat parameters are another's, in its order."""
+    leaves, structure = jax.tree.flatten(params)
+    ends = np.cumsum([np.size(leaf) for leaf in leaves])
+    numbered = [np.arange(end - np.size(leaf), end).reshape(np.shape(leaf)) for leaf, end in zip(leaves, ends, strict=True)]
+    moved = carried_over(source, target, structure.unflatten(numbered))
+    return np.concatenate([np.ravel(leaf) for leaf in jax.tree.leaves(moved)]).astype(int)
 
 
 def _by_size(model: MixedEffects, units: dict, algorithm: SAEM, estep: MCMC, **others: Any) -> Fit:
@@ -211,55 +261,85 @@ def _by_size(model: MixedEffects, units: dict, algorithm: SAEM, estep: MCMC, **o
     )
 
 
-def first_parameters(model: MixedEffects, units: dict, settings: Settings) -> list[dict]:
-    """Engine parameters of `n_starts` starts: the pooled minima, then random moves around them."""
-    rng = np.random.default_rng(settings.seed)
-    individual = dict(model.individual)
-    found = find_starts(model.outcome, individual, units, settings.seed)[: settings.n_starts]
-    out = [first_guess(model, units, psi) for psi in found]
-    if len(out) == settings.n_starts:
-        return out
-    widths = np.full(len(individual), 1.0)
-    widths[model.random] = between_subjects(model, units, out[0])
-    while len(out) < settings.n_starts:
-        moved = {}
-        for (name, value), width in zip(found[len(out) % len(found)].items(), widths, strict=True):
-            one = individual[name]
-            scale = width if one.random else max(0.5 * abs(float(one.gaussian(value))), 0.1)
-            moved[name] = float(one.natural(jnp.asarray(one.gaussian(value) + 0.5 * rng.normal() * scale)))
-        out.append(first_guess(model, units, moved))
-    return out
+def _screened(model: MixedEffects, units: dict, starts: list, settings: Settings) -> tuple[list[dict], pd.DataFrame]:
+    """Short SAEM runs from every start, on at most `ENOUGH` subjects: where they end, and a table of all of them.
 
-
-def _screened(model: MixedEffects, units: dict, starts: list[dict], settings: Settings) -> tuple[dict, pd.DataFrame]:
-    """Short SAEM runs from every start, on at most `ENOUGH` subjects: the parameters of the one of highest log-likelihood,
-    and a table of all of them."""
+    Continued are the one of highest log-likelihood, and the best that ended in another mode unless it is far below. Of two modes
+    that are mirror images, one is always on the side that the user started from.
+    """
+    n_burn = 4 * settings.n_screen // 5
+    units = some_subjects(units, settings.seed)
+    places = np.asarray([_intercepts(model, start) for _, start in starts])
+    natural = {name: np.asarray(one.natural(jnp.asarray(x))) for (name, one), x in zip(model.individual, places.T, strict=True)}
+    table = pd.DataFrame({"origin": [kind for kind, _ in starts]} | natural)
+    first = [start for _, start in starts]
     if len(starts) == 1:
-        return starts[0], pd.DataFrame()
-    n_burn, n = 4 * settings.n_screen // 5, len(units["mask"])
-    if n > ENOUGH:
-        some = np.sort(np.random.default_rng(settings.seed).choice(n, ENOUGH, replace=False))
-        units = jax.tree.map(lambda leaf: leaf[some], units)
-    fit = run(model, units, settings.algorithm(n_burn), settings.estep(len(units["mask"]), 1), params=starts[0],
-              runs=starts, space=model.space(), n_iter=settings.n_screen, key=settings.seed + 1, dtype=settings.dtype,
-              progress=False, polish=False, throw=False)  # fmt: skip
+        return first, table.assign(loglik=np.nan, continued=True, reached=np.nan)
+    fit = run(model, units, settings.algorithm(n_burn), settings.estep(len(units["mask"]), 1), params=first[0], runs=first,
+              space=model.space(), n_iter=settings.n_screen, key=settings.seed + 1, dtype=settings.dtype, progress=False,
+              polish=False, throw=False)  # fmt: skip
     ends = [jax.tree.map(lambda leaf, r=r: leaf[r], fit.run_params) for r in range(len(starts))]
-    values = [_likelihood(fit, end) for end in ends]
+    values = np.asarray([_likelihood(fit, end, DRAWS) for end in ends])
     if not np.any(np.isfinite(values)):
         raise FitError(dataclasses.replace(fit, result=RESULTS.diverged))
-    best = int(np.nanargmax(values))
-    gaussian = [np.concatenate([np.ravel(start[name]) for name in ("beta", "fixed") if name in start]) for start in starts]
-    table = pd.DataFrame(
-        {name: one.natural(jnp.asarray([g[model.coefficients(j)[0]] for g in gaussian]))
-         for j, (name, one) in enumerate(model.individual)}
-    ).assign(loglik=values)  # fmt: skip
-    table["continued"] = np.arange(len(starts)) == best
-    return ends[best], table
+    table = table.assign(loglik=values, continued=False, reached=np.nan)
+    order = np.argsort(-np.where(np.isnan(values), -np.inf, values))
+    best, near = int(order[0]), FAR + FAR_EACH * len(units["mask"])
+    others = [at for at in order[1:] if values[at] > values[best] - near and _apart(model, ends[best], ends[at])]
+    side = _side_asked_for(model)
+    if side is not None and _side(model, ends[best]) != side:
+        others = [at for at in others if _side(model, ends[at]) == side] or others
+    table.loc[[best, *others[:1]], "continued"] = True
+    return ends, table
 
 
-def _likelihood(fit: Fit, params: dict) -> float:
-    """Log-likelihood with the same draws at any parameters."""
-    return float(loglik(fit, params=params, estep=AdaptedMixture(DRAWS), replicates=2))
+def _intercepts(model: MixedEffects, params: dict) -> np.ndarray:
+    """Typical individual parameters on the Gaussian scale, (d,)."""
+    values = np.concatenate([np.ravel(params[name]) for name in ("beta", "fixed") if name in params])
+    return np.asarray([values[model.coefficients(j)[0]] for j in range(len(model.names))])
+
+
+def _apart(model: MixedEffects, params: dict, other: dict) -> bool:
+    """Whether two ends lie in different modes: typical parameters more than 1.5 SDs of the random effects apart."""
+    here = _intercepts(model, params)
+    scale = 0.2 * (1 + np.abs(here))
+    if model.random:
+        sd = np.sqrt(np.diagonal(np.asarray(model.covariance(params))))
+        scale[model.random] = np.maximum(1.5 * sd, scale[model.random])
+    return bool(np.any(np.abs(_intercepts(model, other) - here) > scale))
+
+
+def _side(model: MixedEffects, params: dict) -> bool | None:
+    """Whether a curve with two sets of parameters has those where absorption is the slower."""
+    psi = {name: float(one.natural(x)) for (name, one), x in zip(model.individual, _intercepts(model, params), strict=True)}
+    return flipped(getattr(model.outcome, "structural", None), psi)
+
+
+def _side_asked_for(model: MixedEffects) -> bool | None:
+    """The side of the user's starting values; None where they do not say."""
+    psi = {name: one.start for name, one in model.individual}
+    return None if None in psi.values() else flipped(getattr(model.outcome, "structural", None), psi)  # type: ignore[arg-type]
+
+
+def _chosen(model: MixedEffects, reached: np.ndarray, ends: list[dict]) -> int:
+    """The end of highest log-likelihood; of two mirror images the one on the user's side, unless data are strongly against."""
+    values = np.where(np.isnan(reached), -np.inf, reached)
+    best, side = int(values.argmax()), _side_asked_for(model)
+    if side is None or _side(model, ends[best]) == side:
+        return best
+    own = [at for at, end in enumerate(ends) if _side(model, end) == side and values[at] > values[best] - STRONGLY]
+    return max(own, key=lambda at: values[at], default=best)
+
+
+def _likelihood(fit: Fit, params: dict, n_draws: int = CONVERGED) -> float:
+    """Log-likelihood with the same draws at any parameters; more of them until its error is small beside `NEGLIGIBLE`."""
+    here = dataclasses.replace(fit, params=params)
+    rows = proposals(here, AdaptedMixture(1))
+    while True:
+        value = loglik(here, estep=AdaptedMixture(n_draws), replicates=4, rows=rows)
+        if n_draws < CONVERGED or n_draws >= MOST or not value.se > NEGLIGIBLE / 4:
+            return float(value)
+        n_draws *= 4
 
 
 def _least_used(fit: Fit) -> str | None:
@@ -267,10 +347,7 @@ def _least_used(fit: Fit) -> str | None:
     model: Any = fit._model().model
     if fit.result.failed or not model.independent:
         return None
-    # The sampler has followed the modes; another kernel than `Alternating`, or a model changed since, has not.
-    followed: Any = {} if fit.rows is None else fit.rows["kernel"]
-    known = isinstance(followed, dict) and "mode" in followed
-    modes = followed["mode"][0][:, 0] if known else np.asarray(conditional_modes(model, fit.params, fit.data))
+    modes = np.asarray(conditional_modes(model, fit.params, fit.data)[0])
     gap = modes - model.means(fit.params, np.asarray(fit.data["design"]))
     used = gap.var(axis=0)[model.independent] / fit.params["omega2"]
     return model.names[model.random[model.independent[int(used.argmin())]]] if used.min() < SHRUNK else None

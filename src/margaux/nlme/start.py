@@ -10,11 +10,14 @@ import numpy as np
 import scipy
 
 from ..compiling import compiled
+from .flipflop import mirrored
 from .individual import Bounded, Individual, LogNormal, Normal
 from .outcomes import Continuous
 
 #: places of the first search, and of the local ones
 MANY, FEW = 4096, 6
+#: starts besides those asked for, for the user's and mirror images; and subjects that they are screened on, at most
+OTHERS, ENOUGH = 3, 100
 
 
 @compiled
@@ -32,55 +35,99 @@ def pooled(outcome: Any, psi: dict, units: dict) -> jax.Array:
     return jnp.sum(mask) / 2 * jnp.log(values / jnp.sum(mask)) if isinstance(outcome, Continuous) else values
 
 
-def find_starts(outcome: Any, individual: dict[str, Individual], units: dict, seed: int) -> list[dict[str, float]]:
-    """Local minima of the pooled misfit, best first, on the natural scale; given starting values are kept.
+def find_starts(model: Any, units: dict, seed: int, most: int) -> list[tuple[str, dict[str, float]]]:
+    """Places to start from, on the natural scale, each with where it comes from; the best pooled minimum first.
+
+    What a user gives is one of them (completed from the data where it names some parameters only) and hides no other:
+    "pooled" minima of the misfit of one curve for all subjects, at most `most`; the "given" values; and the "mirror" of each,
+    other parameters of the same curve. At most 2 `most` + 2.
 
     Raises:
         ValueError: the model is finite nowhere.
     """
-    names = list(individual)
-    given = {name: one.start for name, one in individual.items() if one.start is not None}
-    free = [name for name in names if name not in given]
-    if not free:
-        return [{name: float(given[name]) for name in names}]
-    units = jax.tree.map(jnp.asarray, {name: units[name] for name in ("rows", "mask")})
-
-    def natural(u):
-        out = {name: individual[name].natural(u[j]) for j, name in enumerate(free)}
-        return out | {name: jnp.asarray(value, u.dtype) for name, value in given.items()}
-
-    value = jax.jit(lambda us: jax.lax.map(lambda u: pooled(outcome, natural(u), units), us, batch_size=64))
-    slope = jax.jit(jax.value_and_grad(lambda u: pooled(outcome, natural(u), units)))
-    grid = np.stack([_spread(individual[name], q) for name, q in zip(free, _lattice(len(free), seed).T, strict=True)], axis=1)
-    misfit = np.asarray(value(jnp.asarray(grid)), float)
-    misfit = np.where(np.isfinite(misfit), misfit, np.inf)
-    if not np.isfinite(misfit).any():
+    individual, outcome = dict(model.individual), model.outcome
+    data = {name: units[name] for name in ("rows", "mask")}
+    grid = spread(individual, MANY, seed)
+    out = [("pooled", u) for u in _minima(model, data, grid, np.zeros(grid.shape[1], bool))[:most]]
+    given = {j: one.gaussian(one.start) for j, one in enumerate(individual.values()) if one.start is not None}
+    if given:
+        held = np.isin(np.arange(len(individual)), list(given))
+        grid[:, list(given)] = list(given.values())
+        own = [grid[0]] if held.all() else _minima(model, data, grid, held)[:1]
+        out += [("given", u) for u in own]
+    places = [(kind, _natural(individual, u)) for kind, u in out]
+    for _, psi in tuple(places):
+        other = mirrored(getattr(outcome, "structural", None), psi)
+        if other is not None and all(np.isfinite(individual[name].gaussian(value)) for name, value in other.items()):
+            places.append(("mirror", {name: float(value) for name, value in other.items()}))
+    if not places:
         raise ValueError("no starting values were found: the model is not finite anywhere tried; give start= to each parameter")
-    minima: list[tuple[float, np.ndarray]] = []
-    for place in _apart(grid, misfit):
-        with np.errstate(all="ignore"):
-            found = scipy.optimize.minimize(lambda u: _safe(slope(jnp.asarray(u))), place, jac=True, method="BFGS",
-                                      options={"maxiter": 200})  # fmt: skip
-        if np.isfinite(found.fun):
-            minima.append((float(found.fun), found.x))
-    minima.sort(key=lambda pair: pair[0])
-    out: list[dict[str, float]] = []
+    return _different(individual, places)
+
+
+def _natural(individual: dict[str, Individual], u: np.ndarray) -> dict[str, float]:
+    return {name: float(one.natural(jnp.asarray(x))) for (name, one), x in zip(individual.items(), u, strict=True)}
+
+
+def _different(individual: dict[str, Individual], places: list) -> list:
+    """The places that are not near an earlier one, on the Gaussian scale."""
     kept: list[np.ndarray] = []
-    for _, u in minima:
+    out = []
+    for kind, psi in places:
+        u = np.asarray([individual[name].gaussian(value) for name, value in psi.items()])
         if all(np.linalg.norm(u - other) > 0.05 * (1 + np.linalg.norm(other)) for other in kept):
             kept.append(u)
-            psi = {name: float(x) for name, x in natural(jnp.asarray(u)).items()}
-            out.append({name: psi[name] for name in names})
+            out.append((kind, psi))
     return out
 
 
-def _lattice(d: int, seed: int) -> np.ndarray:
+def _minima(model: Any, data: dict, grid: np.ndarray, held: np.ndarray) -> list[np.ndarray]:
+    """Local minima of the pooled misfit from the best places of a grid, coordinates that are held as they are; best first."""
+    misfit = np.asarray(_misfits(model, grid, data), float)
+    misfit = np.where(np.isfinite(misfit), misfit, np.inf)
+
+    def value(u: np.ndarray) -> tuple[float, np.ndarray]:
+        value, slope = _misfit_and_slope(model, u, data)
+        value, slope = float(value), np.where(held, 0.0, np.asarray(slope, float))
+        return (value, slope) if np.isfinite(value) and np.all(np.isfinite(slope)) else (1e300, np.zeros_like(slope))
+
+    minima = []
+    for place in _apart(grid, misfit):
+        with np.errstate(all="ignore"):
+            found = scipy.optimize.minimize(value, place, jac=True, method="BFGS", options={"maxiter": 200})
+        if np.isfinite(found.fun) and found.fun < 1e300:
+            minima.append((float(found.fun), found.x))
+    return [u for _, u in sorted(minima, key=lambda pair: pair[0])]
+
+
+def _at(model: Any, u: Any, data: dict) -> jax.Array:
+    psi = {name: one.natural(u[j]) for j, (name, one) in enumerate(model.individual)}
+    return pooled(model.outcome, psi, data)
+
+
+@compiled
+def _misfits(model: Any, grid: Any, data: dict) -> jax.Array:
+    return jax.lax.map(lambda u: _at(model, u, data), grid, batch_size=64)
+
+
+@compiled
+def _misfit_and_slope(model: Any, u: Any, data: dict) -> Any:
+    return jax.value_and_grad(lambda u: _at(model, u, data))(u)
+
+
+def spread(individual: dict[str, Individual], count: int, seed: int) -> np.ndarray:
+    """Places (count, d) on the Gaussian scale, over all that such parameters may be."""
+    lattice = _lattice(len(individual), count, seed)
+    return np.stack([_spread(one, q) for one, q in zip(individual.values(), lattice.T, strict=True)], axis=1)
+
+
+def _lattice(d: int, count: int, seed: int) -> np.ndarray:
     """Points that fill the unit cube evenly: a shifted Kronecker lattice, as in `margaux.gaussian.normals`."""
     root = 2.0
     for _ in range(40):
         root = (1.0 + root) ** (1.0 / (d + 1))
     shift = np.random.default_rng(seed).random(d)
-    return (shift + np.arange(1, MANY + 1)[:, None] * root ** -np.arange(1, d + 1)) % 1.0
+    return (shift + np.arange(1, count + 1)[:, None] * root ** -np.arange(1, d + 1)) % 1.0
 
 
 def _spread(one: Individual, q: np.ndarray) -> np.ndarray:
@@ -103,11 +150,6 @@ def _apart(grid: np.ndarray, misfit: np.ndarray) -> list[np.ndarray]:
         if len(out) == FEW:
             break
     return out
-
-
-def _safe(pair: Any) -> tuple[float, np.ndarray]:
-    value, slope = float(pair[0]), np.asarray(pair[1], float)
-    return (value, slope) if np.isfinite(value) and np.all(np.isfinite(slope)) else (1e300, np.zeros_like(slope))
 
 
 def between_subjects(model: Any, units: dict, params: dict) -> np.ndarray:
@@ -174,3 +216,36 @@ def first_guess(model: Any, units: dict, psi: dict[str, float]) -> dict[str, Any
     if model.blocks:
         out["omega"] = tuple(np.diag(variances[list(block)]) for block in model.blocks)
     return out
+
+
+def first_parameters(model: Any, units: dict, settings: Any) -> list[tuple[str, dict]]:
+    """Where starts come from, and their engine parameters: what `find_starts` finds, then random moves around it until there are
+    `n_starts` and `OTHERS`. One start alone is the user's, if there is one."""
+    rng = np.random.default_rng(settings.seed)
+    individual = dict(model.individual)
+    units = some_subjects(units, settings.seed)
+    found = find_starts(model, units, settings.seed, -(-settings.n_starts // 2))
+    if settings.n_starts == 1:
+        found = [pair for pair in found if pair[0] == "given"][:1] or found[:1]
+        return [(kind, first_guess(model, units, psi)) for kind, psi in found]
+    out = [(kind, first_guess(model, units, psi)) for kind, psi in found]
+    widths = np.full(len(individual), 1.0)
+    widths[model.random] = between_subjects(model, units, out[0][1])
+    # As many whatever was found: a program for another number of runs would be compiled anew.
+    while len(out) < settings.n_starts + OTHERS:
+        moved = {}
+        for (name, value), width in zip(found[len(out) % len(found)][1].items(), widths, strict=True):
+            one = individual[name]
+            scale = width if one.random else max(0.5 * abs(float(one.gaussian(value))), 0.1)
+            moved[name] = float(one.natural(jnp.asarray(one.gaussian(value) + 0.5 * rng.normal() * scale)))
+        out.append(("random", first_guess(model, units, moved)))
+    return out
+
+
+def some_subjects(units: dict, seed: int) -> dict:
+    """At most `ENOUGH` subjects."""
+    n = len(units["mask"])
+    if n <= ENOUGH:
+        return units
+    some = np.sort(np.random.default_rng(seed).choice(n, ENOUGH, replace=False))
+    return jax.tree.map(lambda leaf: leaf[some], units)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from typing import Any
 
 import jax
@@ -15,7 +14,6 @@ from ..naming import precision
 from ..nlme import answers
 from ..nlme import residuals as of_residuals
 from ..nlme.curves import fine_curves, predicted_rows
-from ..nlme.model import carried_over
 from ..nlme.outcomes import Bernoulli, Ordinal
 from . import vpc as checks
 from .axes import Panels, grid, headline, legend, several
@@ -281,26 +279,8 @@ def natural_trace(fitted: Any) -> np.ndarray:
     flat = fit.trace["params"]
     with precision(fit.dtype):
         size, unravel = ravel_pytree(fit.params)[0].size, ravel_pytree(fit.params)[1]
-        if fitted.fixed_effects == "exponentialised" and "fixed" in fit.params:
-            flat = _without_vanishing(fitted, flat)
         each = jax.jit(jax.vmap(lambda x: answers.natural_values(model, unravel(x), fitted._dropped)))
         return np.asarray(each(flat.reshape(-1, size).astype(fit.dtype)), float).reshape(*flat.shape[:2], -1)
-
-
-def _without_vanishing(fitted: Any, flat: np.ndarray) -> np.ndarray:
-    """A trace of the model where every parameter has a random effect, as one of the model that was asked for."""
-    model = fitted.model_
-    random = model.random
-    wide = dataclasses.replace(
-        model,
-        individual=tuple((name, dataclasses.replace(one, random=True)) for name, one in model.individual),
-        owner=tuple(sorted(model.owner)),
-        blocks=tuple(tuple(random[j] for j in block) for block in model.blocks),
-    )
-    like = carried_over(model, wide, fitted.result_.params)
-    unravel = ravel_pytree(like)[1]
-    rows = [ravel_pytree(carried_over(wide, model, unravel(x)))[0] for x in jax.numpy.asarray(flat.reshape(-1, flat.shape[-1]))]
-    return np.asarray(rows).reshape(*flat.shape[:2], -1)
 
 
 def _covariates(data: Any, columns: list[str] | None) -> list[str]:

@@ -116,7 +116,7 @@ def main(out: Path, full: bool = False) -> None:
     histograms(coefficients, [f"beta{j}" for j in range(10)]).figure.savefig(out / "soul_wisconsin_2.png", dpi=120)
 
     grid = np.linspace(-0.75, 2.25, 13)
-    profile = fit.profile("theta", grid, method="harmonic", n_draws=600_000 if full else 60_000)
+    profile = fit.slice("theta", grid, method="harmonic", n_draws=600_000 if full else 60_000)
     fit.plot.profile(profile, truth=EXACT).figure.savefig(out / "soul_wisconsin_3a.png", dpi=120)
 
     many = soul(data, n_iter, runs=1000 if full else 200, key=2).run_params["theta"].astype(float)

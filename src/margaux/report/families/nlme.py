@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from ...nlme import words
 from ...nlme.answers import engine_names
 from .. import convergence
 from ..ending import ending
@@ -34,7 +35,9 @@ def sections(model: Any, command: str | None = None) -> list[Section]:
     return [
         fitted.what(model, ("Structural model", _curve(model)), ("Outcome", type(model.model_.outcome).__name__),
                     ("Individual parameters", _individual(model)), ("Subjects", f"{model.n_subjects_:,}"),
-                    ("Observations", f"{model.n_observations_:,}"), ("Roles of columns", roles),
+                    ("Between subjects", words.effects(model)), ("Residual error", words.error(model)),
+                    ("Covariates", words.covariates(model)), ("Observations", f"{model.n_observations_:,}"),
+                    ("Roles of columns", words.roles(model)),
                     words=WORDS, names=list(model.params_)),
         ending(fit, extra=of_fit.concerns(fit)),  # what else its message says stands by the estimates
         fitted.estimated(model, "Estimates on their natural scale; intervals by Student's t, on the scale they are normal on.",

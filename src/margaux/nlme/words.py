@@ -1,0 +1,76 @@
+"""What was fitted, in words for a clinician."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from .error import Combined, ConstantError, Exponential, Power, Proportional
+from .individual import Bounded, LogNormal
+
+ERRORS = {
+    ConstantError: "an error of the same size everywhere (additive, SD a)",
+    Proportional: "an error in proportion to the prediction (coefficient of variation b)",
+    Power: "an error that grows with a power of the prediction (SD a + b f^c)",
+    Exponential: "a multiplicative error (additive on the logarithmic scale, SD a)",
+}
+
+
+def error(fitted: Any) -> str:
+    """The residual error; "" for outcomes without one."""
+    outcome = fitted.model_.outcome
+    if not outcome.continuous:
+        return ""
+    one = outcome.error
+    if isinstance(one, Combined):
+        formula = "SD a + b f" if one.form == 1 else "SD the root of a^2 + b^2 f^2"
+        words = f"an error with an additive and a proportional part ({formula})"
+    else:
+        words = next((words for kind, words in ERRORS.items() if isinstance(one, kind)), type(one).__name__)
+    unit = units(fitted).get(fitted.data_.roles["y"])
+    return f"{words}; {fitted.data_.roles['y']} in {unit}" if unit else words
+
+
+def effects(fitted: Any) -> str:
+    """Which parameters differ between subjects, on what scale, and which of them together."""
+    model, dropped = fitted.model_, fitted._dropped
+    kinds: dict[str, list[str]] = {}
+    for name, one in model.individual:
+        scale = "log-normally" if isinstance(one, LogNormal) else "within bounds" if isinstance(one, Bounded) else "normally"
+        if one.random:
+            kinds.setdefault(scale, []).append(name)
+    parts = [f"{_listed(names)} {'vary' if len(names) > 1 else 'varies'} {scale}" for scale, names in kinds.items()]
+    random = [model.names[j] for j in model.random]
+    together = [_listed([random[j] for j in block]) for block in model.blocks]
+    parts += [f"{names} with correlated effects" for names in together]
+    if len(random) > 1 and not together:
+        parts.append("all independently of each other")
+    shared = [name for name, one in model.individual if not one.random and name not in dropped]
+    if shared:
+        parts.append(f"{_listed(shared)} the same in all subjects")
+    if dropped:
+        parts.append(f"the variance of {_listed(list(dropped))} was estimated as zero")
+    return "; ".join(parts)
+
+
+def covariates(fitted: Any) -> str:
+    """Which parameters depend on which covariates."""
+    found = [f"{name} on {one.covariates}" for name, one in fitted.model_.individual if one.covariates]
+    return "; ".join(found) or "none"
+
+
+def units(fitted: Any) -> dict[str, str]:
+    """Units of columns, as `data.attrs["units"]` gave them: {"Time": "h", "Concentration": "mg/L"}."""
+    given = fitted.data_.frame.attrs.get("units", {})
+    return {str(column): str(unit) for column, unit in given.items()} if isinstance(given, dict) else {}
+
+
+def roles(fitted: Any) -> str:
+    """The columns and what they are, with their units."""
+    known = units(fitted)
+    return ", ".join(
+        f'{role}="{column}"' + (f" ({known[column]})" if column in known else "") for role, column in fitted.data_.roles.items()
+    )
+
+
+def _listed(names: list[str]) -> str:
+    return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"
