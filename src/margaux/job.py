@@ -352,7 +352,7 @@ class Job:
         return Fit(
             params, mean(last), run_params, trace, result, self.k, self.timings,
             describe(self.algorithm, self.estep, self.problem.model), self.dtype, self.seed, self.problem, self.estep,
-            self.data, estep_rows, self.burn_in, self.algorithm, settled=settled,
+            self.data, estep_rows, self.burn_in, self.algorithm, settled=settled, batch_size=self.batch_size,
         )  # fmt: skip
 
 

@@ -105,6 +105,7 @@ class Fit(Shown):
     algorithm: Any = None
     polished: Any = None
     note: str = ""
+    batch_size: int | None = None
     settled: bool = True
     # What is computed here belongs to these parameters: `dataclasses.replace` begins anew.
     _cache: dict[str, Any] = dataclasses.field(default_factory=dict, repr=False, init=False)
@@ -156,12 +157,17 @@ class Fit(Shown):
         """The information matrix and what follows from it: see `margaux.inference.information`."""
         from .inference import information
         from .inference.certify import examined
+        from .inference.fisher import sampled
         from .inference.polish import unpolishable
 
         if estep is not None or n_draws is not None or unpolishable(self) is not None:
             return information(self, method=method, n_draws=n_draws, estep=estep)
-        known = lambda: examined(self).evaluation  # noqa: E731
-        return self.remembered(f"information/{method}", lambda: information(self, method=method, evaluation=known()))
+
+        def compute() -> Any:
+            done = examined(self)
+            return sampled(self, method) if done is None else information(self, method=method, evaluation=done.evaluation)
+
+        return self.remembered(f"information/{method}", compute)
 
     def cov_params(self, method: str = "louis") -> pd.DataFrame:
         """Covariance of the estimates, named both ways. Entries that are not to be trusted are NaN."""
@@ -197,7 +203,8 @@ class Fit(Shown):
 
         if params is not None or settings:
             return loglik(self, method=method, n_draws=n_draws, params=params, **settings)
-        rule = None if unpolishable(self) else examined(self).rule
+        done = None if unpolishable(self) else examined(self)
+        rule = None if done is None else done.rule
         return self.remembered(f"loglik/{method}/{n_draws}", lambda: loglik(self, method=method, n_draws=n_draws, rule=rule))
 
     def profile(self, name: str, grid: Any, method: str = "auto", n_draws: int | None = None) -> pd.DataFrame:

@@ -158,7 +158,7 @@ def _transitions(fit: Any) -> int:
     """Transitions a unit of each set: two chains, of which the finer makes two steps for one."""
     n, n_steps = fit._model().n, fit.estep.n_steps
     each = n_steps if isinstance(n_steps, int) else float(n_steps(fit.n_iter))
-    batch = getattr(fit, "batch_size", None) or n
+    batch = fit.batch_size or n
     affordable = SHARE * fit.n_iter * each * batch / n / (SETS * 3 * 4 / 3)
     return int(max(affordable, LEAST / n, 10))
 

@@ -7,14 +7,16 @@ from typing import Any
 import numpy as np
 
 from ..certificate import Certificate, Check, Level
-from ..esteps import Exact, ImportanceSampling, ModeMixture
+from ..esteps import MCMC, Exact, ImportanceSampling, ModeMixture
 from ..result import RESULTS
 from ..sampling import HEAVY
+from .bias import kernel_bias
 from .diagnostics import trace_checks
 from .marginal import LogLikelihood, loglik
-from .polish import Polish, polish, unpolishable
+from .polish import Polish, affordable, polish, unpolishable
 from .posterior import UndefinedDensity, proposals
 from .rules import Rule
+from .visits import visits
 
 NAN = float("nan")
 #: length of Newton's step in standard errors, its noise included, that is at the maximum, and that is nowhere near it
@@ -41,6 +43,8 @@ def certify(fit: Any) -> Certificate:
         return Certificate((*checks, *trace_checks(fit, None), *_unpolished(fit, trouble)))
     try:
         done = examined(fit)
+        if done is None:
+            return Certificate((*checks, *trace_checks(fit, None), *_very_large(fit)))
         at_maximum = _gradient(fit, done)
         settled = at_maximum.level == "pass"
         checks += [at_maximum, _information(fit), *_shape(fit, done), *_weights(done), *_likelihoods(fit, done)]
@@ -48,6 +52,8 @@ def certify(fit: Any) -> Certificate:
         return Certificate((*checks, Check("density", NAN, NAN, NAN, "failed", f"{error}.")))
     # Where the maximum has been found by other means, it is of no matter how the chains behaved.
     checks += [_of_no_matter(check) if settled else check for check in trace_checks(fit, done)]
+    if not settled:
+        checks += [check for check in (kernel_bias(fit), *_chains(fit)) if check is not None]
     return Certificate(tuple(checks))
 
 
@@ -57,10 +63,22 @@ def _of_no_matter(check: Check) -> Check:
     return check._replace(level="pass", sentence=f"{check.sentence.rstrip('.')} (no matter: the maximum has been found since).")
 
 
-def examined(fit: Any) -> Polish:
-    """The record of the fit's polish, or of a look at its estimate where it had none."""
+def _chains(fit: Any) -> list[Check]:
+    """Of fits by mini-batches, whose chains make few transitions each."""
+    return [visits(fit)] if fit.batch_size is not None and isinstance(fit.estep, MCMC) else []
+
+
+def _very_large(fit: Any) -> list[Check]:
+    sentence = "The fit is too large to be polished unless polish=True: in a sample of its units gross errors alone are seen."
+    return [*_chains(fit), Check("size", float(fit._model().n), NAN, NAN, "careful", sentence)]
+
+
+def examined(fit: Any) -> Polish | None:
+    """The record of the fit's polish, or of a look at its estimate where it had none; None where that would take too long."""
     if fit.polished is not None:
         return fit.polished
+    if not affordable(fit):
+        return None
     return fit.remembered("examined", lambda: polish(fit, most=0)[1])
 
 

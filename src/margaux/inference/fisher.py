@@ -11,8 +11,8 @@ import pandas as pd
 import scipy
 
 from ..esteps import AbstractEStep
-from .rules import Rule, best_rule
-from .scores import Coordinates, Evaluation, evaluate, symmetrised
+from .rules import SAMPLE, Rule, best_rule
+from .scores import Coordinates, Evaluation, evaluate, subsample, symmetrised
 
 
 @dataclasses.dataclass(frozen=True)
@@ -121,6 +121,17 @@ def information(
     newton[np.isnan(np.diagonal(covariance))] = np.nan
     each = np.stack([_delta(_invert(m, jacobian, flags, fit.names)[0], jacobian, flags) for m in matrices])
     return Information(matrix, covariance, scores, newton, (message + trouble).strip("; "), matrices, each)
+
+
+def sampled(fit: Any, method: str = "louis") -> Information:
+    """The information of a fit of very many units, scaled up from a random sample of them."""
+    some = subsample(fit, SAMPLE)
+    share = some._model().n / fit._model().n
+    info = information(some, method)
+    return dataclasses.replace(
+        info, matrix=info.matrix / share, covariance=info.covariance * share, matrices=info.matrices / share,
+        replicates=info.replicates * share,
+    )  # fmt: skip
 
 
 def _delta(inverse: np.ndarray, jacobian: np.ndarray, flags: np.ndarray) -> np.ndarray:

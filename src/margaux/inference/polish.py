@@ -278,7 +278,7 @@ class _Search:
             toward = covariance[:, place] / size if known else np.full(len(places), np.inf)
             flat = not known or np.abs(toward).max() > FLAT
             if flat:  # or no maximum: as far as is sensible, in this coordinate alone
-                toward = np.eye(len(places))[place] * FLAT
+                toward = FLAT * np.eye(len(places))[place]
             # Proposals are held near by; further away they would be those of other posteriors.
             afar = self.rule.deterministic and self.n <= FEW_UNITS or np.any(np.abs(toward) > AFAR * (1 + np.abs(here.u[places])))
             looks = [(side, here.u[places] + sign * toward) for side, sign in enumerate((-1.0, 1.0))]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -143,6 +144,17 @@ def _louis(space_structure: Any, second: bool) -> Any:
 def _frozen(space: Any) -> Any:
     leaves, treedef = jax.tree.flatten(space)
     return tuple((tuple(np.ravel(np.asarray(leaf)).tolist()), np.shape(leaf)) for leaf in leaves), treedef
+
+
+def subsample(fit: Any, size: int, key: int = 0) -> Any:
+    """The fit with some of its units alone, chosen at random."""
+    problem = fit._model()
+    if problem.n <= size:
+        return fit
+    ids = np.sort(np.random.default_rng(key).choice(problem.n, size, replace=False))
+    data = jax.tree.map(lambda leaf: np.asarray(leaf[ids]), fit.data)
+    rows = None if fit.rows is None else jax.tree.map(lambda leaf: np.asarray(leaf[:, ids]), fit.rows)
+    return dataclasses.replace(fit, problem=dataclasses.replace(problem, n=size), data=data, rows=rows, polished=None)
 
 
 def evaluate(fit: Any, rule: Rule, params: PyTree, keys: Sequence[int], second: bool = True) -> Evaluation:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from typing import Any
 
 import jax
@@ -12,7 +11,7 @@ from ..certificate import Check
 from ..esteps import MCMC
 from .draws import continued
 from .rules import best_rule
-from .scores import evaluate
+from .scores import evaluate, subsample
 
 #: units of the subsample, those of them whose chains are run on, for so many transitions, and coordinates that are looked at
 UNITS, CHAINS, LENGTH, COORDINATES = 2000, 200, 400, 50
@@ -41,7 +40,7 @@ def visits(fit: Any, size: int = UNITS, key: int = 0, transitions: float | None 
     Raises:
         ValueError: a fit without its model.
     """
-    some = _subsample(fit, size, key)
+    some = subsample(fit, size, key)
     gradient, error, name = _newton(some, fit)
     beyond = gradient - ERRORS * error
     told = f"by {some._model().n} units at random the maximum is {gradient:.2g} standard errors away in {name}, +- {error:.2g}"
@@ -58,17 +57,6 @@ def visits(fit: Any, size: int = UNITS, key: int = 0, transitions: float | None 
     return Check(
         "visits", gradient, error, MATTERS, "pass", f"Units were visited often enough, as far as a sample tells: {told}."
     )
-
-
-def _subsample(fit: Any, size: int, key: int) -> Any:
-    """The fit with some of its units alone."""
-    problem = fit._model()
-    if problem.n <= size:
-        return fit
-    ids = np.sort(np.random.default_rng(key).choice(problem.n, size, replace=False))
-    data = jax.tree.map(lambda leaf: np.asarray(leaf[ids]), fit.data)
-    rows = None if fit.rows is None else jax.tree.map(lambda leaf: np.asarray(leaf[:, ids]), fit.rows)
-    return dataclasses.replace(fit, problem=dataclasses.replace(problem, n=size), data=data, rows=rows, polished=None)
 
 
 def _newton(some: Any, fit: Any) -> tuple[float, float, str]:
@@ -109,7 +97,7 @@ def autocorrelation_time(fit: Any, key: int = 0, length: int = LENGTH) -> float:
     $\rho_t$ pools the chains of a random subsample of units; the sum ends where a pair of successive ones is no longer positive
     (Geyer 1992).
     """
-    some = _subsample(fit, CHAINS, key + 1)
+    some = subsample(fit, CHAINS, key + 1)
     z = continued(some, length, key=key)[0]
     flat = np.concatenate([leaf.reshape(length, leaf.shape[1] * leaf.shape[2], -1) for leaf in jax.tree.leaves(z)], axis=2)
     chosen = np.random.default_rng(key).permutation(flat.shape[2])[:COORDINATES]
