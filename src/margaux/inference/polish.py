@@ -10,7 +10,7 @@ import jax
 import numpy as np
 from jaxtyping import PyTree
 
-from ..esteps import MCMC
+from ..esteps import MCMC, Exact, ImportanceSampling, Quadrature
 from ..penalty import NoPenalty
 from ..result import RESULTS
 from .marginal import loglik
@@ -65,6 +65,8 @@ def unpolishable(fit: Any) -> str | None:
     problem = fit._model()
     if fit.estep is not None and fit.estep.averages_objective:
         return "the objective is a variational bound"
+    if fit.estep is not None and not isinstance(fit.estep, MCMC | ImportanceSampling | Quadrature | Exact):
+        return "the E-step is one of your own, and only it knows what is maximised"
     if not isinstance(problem.penalty, NoPenalty):
         return "the objective is penalised"
     if len(fit.names) > LARGEST:
