@@ -101,13 +101,15 @@ class Cubature(AbstractEStep):
 
 
 @pytest.mark.parametrize("spread", ["all", "weight"])
-def test_exact_gradients_reach_the_closed_form(linear, reference, spread):
+def test_exact_gradients_reach_the_closed_form(linear, spread):
+    # Against the closed form of these very data: those of the reference are drawn through a singular value decomposition whose
+    # vectors, of equal singular values, differ between processors.
     x, y, precision, mean, loss = linear
     model = Variational(Network(lambda w, x: x @ w), Gaussian(NOISE, False), Normal(1.0), GaussianPosterior(spread), N, 4)
     algorithm = mx.soul(step=optax.adam(optax.cosine_decay_schedule(0.05, 1500)), average=mx.LastIterate())
     found = mx.fit(model, blocks(x, y, 4), algorithm, Cubature(), params=model.start(np.zeros(D), 0.3), n_iter=1500,
                    progress=False)  # fmt: skip
-    best = reference("bnn")["A_linear_regression"]["neg_elbo_opt_scalar" if spread == "all" else "neg_elbo_opt_per_weight"]
+    best = loss(mean, best_sigma(precision, spread))
     assert loss(found.params["mean"], np.exp(found.params["log_sigma"])) == pytest.approx(best, abs=1e-6)
 
 

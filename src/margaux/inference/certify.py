@@ -47,6 +47,8 @@ def certify(fit: Any) -> Certificate:
             return Certificate((*checks, *trace_checks(fit, None), *_very_large(fit)))
         at_maximum = _gradient(fit, done)
         settled = at_maximum.level == "pass"
+        if settled and fit.result is not RESULTS.boundary:
+            checks = [_of_no_matter(check) for check in checks]
         checks += [at_maximum, _information(fit), *_shape(fit, done), *_weights(done), *_likelihoods(fit, done)]
     except UndefinedDensity as error:
         return Certificate((*checks, Check("density", NAN, NAN, NAN, "failed", f"{error}.")))
