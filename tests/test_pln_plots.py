@@ -34,7 +34,7 @@ def fitted():
     frame = pd.DataFrame(counts, index=[f"plot {i}" for i in range(N)], columns=[f"oak {j}" for j in range(P)])
     covariates = pd.DataFrame({"south": south.astype(float), "depth": rng.normal(size=N)}, index=frame.index)
     with pytest.warns(UserWarning, match="left out|no finite estimate"):
-        return mx.PLNPCA(rank=Q, n_starts=4, verbose=False).fit(frame, covariates=covariates)
+        return mx.PLNPCA(rank=Q, n_starts=4, verbose=False).fit(frame, covariates=covariates, offsets="TSS")
 
 
 @pytest.fixture(scope="module")

@@ -98,10 +98,18 @@ class PLNPCA(Shown, TransformerMixin, BaseEstimator):
         self.verbose = verbose
 
     def fit(self, counts: Any, y: Any = None, *, covariates: Any = None, formula: str | None = None, offsets: Any = None) -> Any:
-        """Estimate. `counts` (n, p), `covariates`, `formula` and `offsets` as in `margaux.pln.table.read`; `y` is ignored."""
-        if isinstance(y, pd.DataFrame) or np.ndim(y) > 1:
-            raise TypeError("fit takes covariates by name: fit(counts, covariates=...)")
-        self._estimate(read(counts, covariates, formula, offsets))
+        """Estimate. `counts` (n, p), `covariates`, `formula` and `offsets` as in `margaux.pln.table.read`.
+
+        Args:
+            y: covariates too, (n,) or (n, k), as the second argument; `fit_transform` ignores it, since a pipeline passes its
+                target there.
+
+        Raises:
+            TypeError: covariates are given twice.
+        """
+        if y is not None and covariates is not None:
+            raise TypeError("covariates are given twice, as the second argument and by covariates=; give them once")
+        self._estimate(read(counts, y if covariates is None else covariates, formula, offsets))
         message = diverging_message(self.table_)
         if message:
             warnings.warn(message, stacklevel=2)
@@ -273,7 +281,7 @@ class PLNPCA(Shown, TransformerMixin, BaseEstimator):
         return frames.by_feature(self.table_, self.loadings_)
 
     def scores_frame(self) -> pd.DataFrame:
-        """`scores_`, a row a unit that has counts and a column a component."""
+        """`scores_`, a row a unit of the fit and a column a component."""
         check_fitted(self)
         return frames.by_unit(self.table_, self.scores_)
 
@@ -285,7 +293,7 @@ class PLNPCA(Shown, TransformerMixin, BaseEstimator):
     def fit_transform(
         self, counts: Any, y: Any = None, *, covariates: Any = None, formula: str | None = None, offsets: Any = None
     ) -> np.ndarray:
-        """`fit`, and the scores of every unit given, (m, q); NaN where a unit has no counts."""
+        """`fit`, and the scores of every unit given, (m, q); NaN where a unit was left out for want of an offset."""
         fitted = self.fit(counts, covariates=covariates, formula=formula, offsets=offsets)
         return _everywhere(fitted.table_.kept_rows, fitted.scores_)
 
@@ -293,7 +301,8 @@ class PLNPCA(Shown, TransformerMixin, BaseEstimator):
         """Posterior means of the latents of other units, (m, q), and if wanted their covariances, (m, q, q).
 
         Args:
-            counts, covariates, offsets: see `margaux.pln.table.like`. Units without counts have NaN.
+            counts, covariates, offsets: see `margaux.pln.table.like`. A unit without counts has NaN if its offset is
+                computed from them, by a name that the fit was given; else it is a unit as any other.
         """
         check_fitted(self)
         table = like(self.table_, counts, covariates, offsets)
@@ -303,7 +312,7 @@ class PLNPCA(Shown, TransformerMixin, BaseEstimator):
             return (mean, _everywhere(table.kept_rows, np.asarray(symmetric(found.spread)))) if covariance else mean
 
     def score(self, counts: Any, y: Any = None, *, covariates: Any = None, offsets: Any = None) -> float:
-        """Mean over units with counts of log p(counts), with every constant, by importance sampling from their own posteriors.
+        """Mean over units of log p(counts), with every constant, by importance sampling from their own posteriors.
 
         Args:
             counts, covariates, offsets: see `margaux.pln.table.like`. y: ignored.
@@ -325,7 +334,10 @@ class PLNPCA(Shown, TransformerMixin, BaseEstimator):
 
         Args:
             covariates: (m, k) as in the fit. offsets: (m,), (m, 1) or (m, p). Without either the units are those of the fit,
-                with its offsets; units with covariates of their own have offsets of zero unless given. scores: (m, q).
+                with its offsets; others need offsets of their own if the fit had any. scores: (m, q).
+
+        Raises:
+            ValueError: the fit had offsets and these units have none.
         """
         check_fitted(self)
         w = None if scores is None else check_scores(scores, self.loadings_.shape[1])
@@ -385,7 +397,7 @@ def check_settings(n_starts: int | None, covariance: str, tol: float, max_sweeps
 
 
 def _everywhere(kept: np.ndarray, values: np.ndarray) -> np.ndarray:
-    """Rows of the units with counts among all, NaN for the others."""
+    """Rows of the units that have an offset among all, NaN for the others."""
     out = np.full((len(kept), *values.shape[1:]), np.nan, values.dtype)
     out[kept] = values
     return out
