@@ -330,7 +330,7 @@ def test_features_absent_in_a_level(sparse):
     expected[1, 2] = expected[[0, 1, 2], 3] = expected[[0, 3], 4] = True
     np.testing.assert_array_equal(got.diverging, expected)
     assert diverging_message(got) == (
-        "3 features have counts at one end of a covariate or in some levels alone, so these coefficients have no finite estimate: "
+        "3 features have counts at one end of a covariate or in some levels only, and no finite estimate there: "
         "y2 (site[T.b]), y3 (Intercept, site[T.b], site[T.c]), y4 (Intercept, wet)"
     )
     levels = read(y, frames, "~ 0 + site")

@@ -156,3 +156,22 @@ def _check_dependence(x: np.ndarray, names: list[str]) -> None:
         used = [f'"{names[i]}"' for i, weight in zip(free, weights, strict=True) if abs(weight) > 1e-7]
         of = f"is a linear combination of {listed(used)}" if used else "is zero"
         raise ValueError(f'the covariate "{names[j]}" {of} in the {len(x)} units; drop one of them')
+
+
+def check_settings(
+    n_starts: int | None, covariance: str, tol: float, max_sweeps: int, loglik_tol: float, random_state: int
+) -> None:
+    """Raises: TypeError, ValueError: a setting of the fit is out of range."""
+    for name, value, least in (("n_starts", n_starts, 1), ("max_sweeps", max_sweeps, 1), ("random_state", random_state, 0)):
+        if value is None and name == "n_starts":
+            continue
+        if isinstance(value, bool) or not isinstance(value, (int, np.integer)):
+            raise TypeError(f"{name} must be a whole number, got {value!r}")
+        if value < least:
+            raise ValueError(f"{name} must be at least {least}, got {value}")
+    if covariance not in ("full", "diagonal"):
+        raise ValueError(f'posterior_covariance must be "full" or "diagonal", not {covariance!r}')
+    if not 0 < tol < np.inf:
+        raise ValueError(f"tol must be positive, the rise of the bound in nats at which a fit ends, got {tol}")
+    if not 0 < loglik_tol < np.inf:
+        raise ValueError(f"loglik_tol must be positive, the error of the log-likelihood in nats that is wanted, got {loglik_tol}")

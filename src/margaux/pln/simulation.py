@@ -60,8 +60,8 @@ def _check_no_offsets(table: Table, own: bool) -> None:
     how = "in an array" if table.rule is None else f'computed from the counts by "{table.rule.name}"'
     low, high = float(table.offset.min()), float(table.offset.max())
     raise ValueError(
-        f"the fit had offsets {how}, from {low:.3g} to {high:.3g}, and these units have none; pass theirs by offsets=, on the same "
-        f"scale: such as np.full(m, {float(np.median(table.offset)):.3g}) for m units of the fit's median offset"
+        f"the fit had offsets {how}, from {low:.3g} to {high:.3g}, and these units have none; pass theirs by offsets=, on the "
+        f"same scale: such as np.full(m, {float(np.median(table.offset)):.3g}) for m units of the fit's median offset"
     )
 
 

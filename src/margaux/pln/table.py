@@ -171,7 +171,7 @@ def diverging_message(table: Table) -> str | None:
 
     Examples:
         >>> diverging_message(read([[1, 0], [3, 0], [2, 2], [4, 1]], covariates=[1, 1, 0, 0]))
-        '1 feature has counts at one end of a covariate or in some levels alone, so these coefficients have no finite estimate: y1 (x0)'
+        '1 feature has counts at one end of a covariate or in some levels only, and no finite estimate there: y1 (x0)'
     """
     features = np.flatnonzero(table.diverging.any(axis=0))
     if not features.size:
@@ -183,8 +183,8 @@ def diverging_message(table: Table) -> str | None:
     more = ", ..." if features.size > 5 else ""
     subject = "feature has" if features.size == 1 else "features have"
     return (
-        f"{features.size} {subject} counts at one end of a covariate or in some levels alone, so these coefficients have no finite "
-        f"estimate: {', '.join(shown)}{more}"
+        f"{features.size} {subject} counts at one end of a covariate or in some levels only, and no finite estimate there: "
+        f"{', '.join(shown)}{more}"
     )
 
 
