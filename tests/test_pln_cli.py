@@ -56,7 +56,8 @@ def test_a_file_is_fitted_as_by_the_estimator(tables, tmp_path):
         assert told in done.output
     figures = {path.stem for path in tmp_path.glob("*.png")}
     assert figures == {
-        "coefficients", "importance", "convergence", "starts", "scores", "correlation_circle", "biplot", "covariance"
+        "coefficients", "importance", "convergence", "starts", "scores", "correlation_circle", "biplot", "covariance",
+        "rootogram",
     }  # fmt: skip
 
 

@@ -50,9 +50,8 @@ def test_the_units_of_the_fit_are_transformed_to_their_scores(fitted):
     np.testing.assert_allclose(fitted.transform(counts, sites), fitted.scores_, atol=2e-3)
     some = counts.iloc[:5].copy()
     some.iloc[2] = 0
-    with pytest.warns(UserWarning, match="left out"):
-        scores = fitted.transform(some[some.columns[::-1]], sites.iloc[:5])
-    assert np.isnan(scores[2]).all()
+    scores = fitted.transform(some[some.columns[::-1]], sites.iloc[:5])
+    assert np.isfinite(scores[2]).all()
     np.testing.assert_allclose(scores[[0, 1, 3, 4]], fitted.scores_[[0, 1, 3, 4]], atol=2e-3)
 
 
@@ -80,11 +79,11 @@ def test_the_likelihood_is_ascended_where_that_raises_it():
     counts = rng.poisson(np.exp(-1 + rng.normal(size=(150, 2)) @ rng.normal(0, 1.4, (2, 8))))
     counts = counts[counts.sum(axis=1) > 0]
     start = mx.PLNPCA(rank=2, n_starts=1, method="variational").fit(counts)
-    assert start.refinement_ is None and start.verdict_ == "the variational estimate"
+    assert start.refinement_ is None and start.ascent_ == "the variational estimate"
     model = mx.PLNPCA(rank=2, n_starts=1).fit(counts)
     history = model.refinement_
     rise = history["loglik"].iloc[-1] - history["loglik"].iloc[0]
-    assert rise > 0.01 and f"is {rise:.3f} above" in model.verdict_ and model.elbo_ == start.elbo_
+    assert rise > 0.01 and f"is {rise:.3f} above" in model.ascent_ and model.elbo_ == start.elbo_
     error = np.hypot(model.loglik_.se, start.loglik_.se)
     assert float(model.loglik_) - float(start.loglik_) == pytest.approx(rise, abs=4 * error)
     np.testing.assert_allclose(model.transform(counts), model.scores_, atol=1e-6)
@@ -127,8 +126,45 @@ def test_rows_in_another_order_are_refused():
     counts, sites, *_ = simulated(30, 6)
     with pytest.raises(ValueError, match='row 0 is "0" in counts and "29" in covariates'):
         mx.PLNPCA(rank=1).fit(counts, covariates=sites[::-1])
-    with pytest.raises(TypeError, match=r"fit\(counts, covariates=...\)"):
-        mx.PLNPCA(rank=1).fit(counts, sites)
+    with pytest.raises(TypeError, match="covariates are given twice"):
+        mx.PLNPCA(rank=1).fit(counts, sites, covariates=sites)
+
+
+def test_the_second_argument_is_covariates_and_a_vector_is_a_column():
+    counts, *_ = simulated(30, 6)
+    depth = np.linspace(-1, 1, 30)
+    settings = {"rank": 1, "n_starts": 1, "method": "variational"}
+    one, two = mx.PLNPCA(**settings).fit(counts, depth), mx.PLNPCA(**settings).fit(counts, covariates=depth[:, None])
+    assert one.table_.covariate_names == ["Intercept", "x0"]
+    np.testing.assert_array_equal(one.coef_, two.coef_)
+    # A pipeline passes its target there.
+    assert mx.PLNPCA(**settings).fit_transform(counts, depth).shape == (30, 1)
+
+
+def test_empty_units_are_data_and_have_posteriors():
+    counts = np.random.default_rng(0).poisson(0.4, (200, 3))
+    empty = counts.sum(axis=1) == 0
+    model = mx.PLNPCA(1, n_starts=1, method="variational").fit(counts)
+    assert empty.sum() > 40 and len(model.scores_) == 200
+    # Of independent Poisson counts the rates are the means.
+    np.testing.assert_allclose(model.predict()[0], counts.mean(axis=0), rtol=0.1)
+    assert np.isfinite(model.transform(counts * 0, covariance=True)[0]).all()
+    with pytest.warns(UserWarning, match="units without counts"):
+        named = mx.PLNPCA(1, n_starts=1, method="variational").fit(counts, offsets="total")
+    with pytest.raises(ValueError, match='the fit had offsets computed from the counts by "total".*np.full'):
+        named.simulate(5)
+    assert named.simulate(offsets=np.zeros(4), n_units=4).shape == (4, 3)
+
+
+def test_formulas_with_random_effects_are_refused_in_plain_words():
+    counts, sites, *_ = simulated(30, 6)
+    for formula in ("~ 1 + (1|site)", "~ (1 | site)"):
+        with pytest.raises(ValueError, match="is a random effect") as refused:
+            mx.PLNPCA(1).fit(counts, covariates=sites, formula=formula)
+        assert "\x1b" not in str(refused.value)
+    with pytest.raises(ValueError, match="cannot read the formula") as refused:
+        mx.PLNPCA(1).fit(counts, covariates=sites, formula="~ site +")
+    assert "\x1b" not in str(refused.value) and "\n" not in str(refused.value)
 
 
 def test_single_precision_under_double_flags():

@@ -1,5 +1,6 @@
 """Counts, covariates and offsets of PLN-PCA: every kind of table, every message, and size factors against plain loops."""
 
+import re
 from typing import Any
 
 import numpy as np
@@ -8,6 +9,8 @@ import pytest
 import scipy
 
 from margaux.pln import disk
+from margaux.pln.counts import Counts
+from margaux.pln.separation import diverging
 from margaux.pln.table import design, diverging_message, like, read
 
 
@@ -173,28 +176,32 @@ def test_a_stored_table_with_zeros_is_read_a_few_chunks_at_a_time(monkeypatch):
 
 
 @pytest.mark.parametrize("sparse", [False, True])
-def test_empty_units_and_features_are_left_out_with_one_warning(sparse):
+@pytest.mark.parametrize("kind", ["array", "none", "total"])
+def test_empty_units_are_data_unless_their_offset_is_computed(sparse, kind):
     y = table()
     y[[3, 7]], y[:, [1]] = 0, 0
     given = scipy.sparse.csc_array(y) if sparse else frame(y)
-    names = r"2 units \(3, 7\) and 1 feature \(y1\)" if sparse else r"2 units \(s3, s7\) and 1 feature \(g1\)"
-    offsets = np.tile(np.arange(7.0), (12, 1)) + np.arange(12)[:, None]
-    with pytest.warns(UserWarning, match=f"left out for want of counts: {names}") as seen:
+    feature, units = ("(y1)", "(3, 7)") if sparse else ("(g1)", "(s3, s7)")
+    offsets = np.tile(np.arange(7.0), (12, 1)) + np.arange(12)[:, None] if kind == "array" else kind
+    with pytest.warns(UserWarning, match=re.escape(f"left out: 1 feature without counts {feature}")) as seen:
         got = read(given, covariates=np.arange(12.0), offsets=offsets)
     assert len(seen) == 1
-    np.testing.assert_array_equal(np.flatnonzero(~got.kept_rows), [3, 7])
+    told = f'2 units without counts {units}: offsets="total" computes none for them'
+    assert (told in str(seen[0].message)) == (kind == "total")
+    np.testing.assert_array_equal(np.flatnonzero(~got.kept_rows), [3, 7] if kind == "total" else [])
     np.testing.assert_array_equal(np.flatnonzero(~got.kept_columns), [1])
     np.testing.assert_array_equal(plain(got.counts), y[got.kept_rows][:, got.kept_columns])
     np.testing.assert_array_equal(got.x[:, 1], np.arange(12)[got.kept_rows])
-    np.testing.assert_array_equal(got.offset, offsets[got.kept_rows][:, got.kept_columns])
-    assert len(got.features) == got.counts.p == 6 and len(got.units) == got.counts.n == 10
+    if kind == "array":
+        np.testing.assert_array_equal(got.offset, offsets[:, got.kept_columns])
+    assert len(got.features) == got.counts.p == 6 and len(got.units) == got.counts.n == (10 if kind == "total" else 12)
 
 
-def test_a_level_that_only_empty_units_have_is_named():
+def test_a_level_that_only_units_left_out_have_is_named():
     y = table()
     y[5] = 0
     with pytest.warns(UserWarning, match="1 unit "), pytest.raises(ValueError, match='"site" is a in every unit'):
-        read(y, pd.DataFrame({"site": np.where(np.arange(12) == 5, "b", "a")}))
+        read(y, pd.DataFrame({"site": np.where(np.arange(12) == 5, "b", "a")}), offsets="TSS")
 
 
 # Covariates.
@@ -268,11 +275,11 @@ def changed(column, row, value):
         (None, "~ depth", ValueError, r"from covariates \(none\)"),
         (SITES[:5], None, ValueError, "covariates have 5 rows and counts 12"),
         (np.ones((2, 2, 2)), None, ValueError, r"covariates must be a table.*\(2, 2, 2\)"),
-        (np.ones(12), None, ValueError, 'the covariate "x0" is 1 in every unit with counts, as the intercept'),
+        (np.ones(12), None, ValueError, 'the covariate "x0" is 1 in every unit, as the intercept'),
         (SITES.assign(site="a"), None, ValueError, 'the covariate "site" is a in every unit; drop it'),
         (np.ones((12, 2)), "~ 0 + x0 + x1", ValueError, '"x1" is a linear combination of "x0"'),
         (np.zeros((12, 1)), "~ 0 + x0", ValueError, 'the covariate "x0" is zero'),
-        (np.random.default_rng(0).normal(size=(12, 11)), None, ValueError, "12 units with counts are too few for 12 columns"),
+        (np.random.default_rng(0).normal(size=(12, 11)), None, ValueError, "12 units are too few for 12 columns"),
         (pd.DataFrame([[1, 2]] * 12, columns=["a", "a"]), None, ValueError, 'two covariates are called "a"'),
         (SITES.assign(d2=3 * SITES.depth + 1), None, ValueError, '"d2" is a linear combination of "Intercept", "depth"'),
         (SITES.assign(b=SITES.site == "b"), None, ValueError, r'"b" is a linear combination of "site\[T.b\]"'),
@@ -323,12 +330,42 @@ def test_features_absent_in_a_level(sparse):
     expected[1, 2] = expected[[0, 1, 2], 3] = expected[[0, 3], 4] = True
     np.testing.assert_array_equal(got.diverging, expected)
     assert diverging_message(got) == (
-        "3 features have no counts in some level, so their coefficients there have no finite estimate: "
+        "3 features have counts at one end of a covariate or in some levels only, and no finite estimate there: "
         "y2 (site[T.b]), y3 (Intercept, site[T.b], site[T.c]), y4 (Intercept, wet)"
     )
     levels = read(y, frames, "~ 0 + site")
     np.testing.assert_array_equal(np.argwhere(levels.diverging), [[0, 3], [1, 2]])
     assert diverging_message(read(y)) is None and not read(y).diverging.any()
+
+
+@pytest.mark.parametrize("sparse", [False, True])
+def test_features_seen_at_one_end_of_a_numeric_covariate(sparse):
+    y = table() + 1
+    depth = np.arange(1, 13) / 3
+    y[1:, 1] = 0  # at the smallest value alone
+    y[:-1, 2] = 0  # at the largest
+    y[:, 3] = np.where(np.arange(12) == 5, 4, 0)  # inside: the rates of others cannot fall on both sides
+    y[2:, 4] = 0  # two values tell a slope
+    got = read(scipy.sparse.csr_array(y) if sparse else y, depth)
+    np.testing.assert_array_equal(got.diverging, [np.isin(np.arange(7), [1, 2])] * 2)
+    bent = np.column_stack([depth, depth**2])
+    np.testing.assert_array_equal(np.flatnonzero(read(y, bent).diverging.any(axis=0)), [1, 2, 3, 4])
+
+
+def test_separated_directions_are_those_of_an_exhaustive_search():
+    rng = np.random.default_rng(0)
+    # Extreme rays of these cones are cross products of two rows, so this grid has them all.
+    grid = np.stack(np.meshgrid(*[np.arange(-8.0, 9.0)] * 3), -1).reshape(-1, 3)
+    for _ in range(40):
+        x = np.column_stack([np.ones(8), rng.integers(-2, 3, (8, 2))]).astype(float)
+        if np.linalg.matrix_rank(x) < 3:
+            continue
+        seen = rng.random(8) < 0.25
+        seen[0] = True
+        eta = grid @ x.T
+        moving = (np.abs(eta[:, seen]) < 1e-9).all(axis=1) & (eta[:, ~seen] <= 1e-9).all(axis=1) & (np.abs(grid).max(axis=1) > 0)
+        wanted = (np.abs(grid[moving]) > 1e-9).any(axis=0)
+        np.testing.assert_array_equal(diverging(Counts(seen[:, None].astype(int)), x)[:, 0], wanted)
 
 
 # New units.
@@ -353,7 +390,7 @@ def test_new_units_are_coded_as_in_the_fit():
     np.testing.assert_array_equal(design(fit, sites[:4]), fit.x[:4])
     empty = more.copy()
     empty.iloc[1] = 0
-    with pytest.warns(UserWarning, match=r"1 unit \(s1\)"):
+    with pytest.warns(UserWarning, match=r"1 unit without counts \(s1\)"):
         new = like(fit, empty, sites[:4])
     assert new.kept_rows.tolist() == [True, False, True, True] and len(new.x) == 3
 
@@ -386,8 +423,9 @@ def test_new_units_that_are_refused():
         like(fit, few, sites[:3].assign(depth=[1, np.nan, 2]))
     with pytest.raises(ValueError, match='the covariate "depth" is inf at unit "s1"'):
         like(fit, few, sites[:3].assign(depth=[1, np.inf, 2]))
-    with pytest.raises(ValueError, match="no new unit has counts"):
-        like(fit, few * 0, sites[:3])
+    with pytest.raises(ValueError, match='no new unit has counts.*offsets="TSS" needs some'):
+        like(read(y, sites, offsets="TSS"), few * 0, sites[:3])
+    assert like(fit, few * 0, sites[:3]).counts.n == 3
     with pytest.raises(ValueError, match="the fit had offsets in an array"):
         like(read(y, offsets=np.zeros(12)), few)
     with pytest.raises(TypeError, match="leave offsets out"):

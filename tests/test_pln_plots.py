@@ -34,7 +34,7 @@ def fitted():
     frame = pd.DataFrame(counts, index=[f"plot {i}" for i in range(N)], columns=[f"oak {j}" for j in range(P)])
     covariates = pd.DataFrame({"south": south.astype(float), "depth": rng.normal(size=N)}, index=frame.index)
     with pytest.warns(UserWarning, match="left out|no finite estimate"):
-        return mx.PLNPCA(rank=Q, n_starts=4, verbose=False).fit(frame, covariates=covariates)
+        return mx.PLNPCA(rank=Q, n_starts=4, method="variational", verbose=False).fit(frame, covariates=covariates, offsets="TSS")
 
 
 @pytest.fixture(scope="module")
@@ -250,14 +250,27 @@ def test_coefficients_are_chosen_by_z_and_put_in_order(fitted, plots):
 
 def test_importance_shows_each_unit_in_three_panels(fitted, plots):
     figure = plots.importance().figure
-    frame = fitted.importance_.sort_values("ess", kind="stable")
-    for axis, column in zip(figure.axes, ("ess", "kl_from_proposal", "kl_from_conditional"), strict=True):
+    frame = fitted.importance_.assign(share=lambda frame: 100 * frame["ess"] / frame["draws"]).sort_values("share", kind="stable")
+    for axis, column in zip(figure.axes, ("share", "kl_from_proposal", "kl_from_conditional"), strict=True):
         np.testing.assert_array_equal(axis.lines[0].get_ydata(), frame[column])
         assert axis.get_ylim()[0] <= 0 and axis.get_ylim()[1] > frame[column].max()
     figure.draw_without_rendering()
-    (share,) = figure.axes[0].child_axes
-    np.testing.assert_allclose(share.get_ylim(), 100 * np.asarray(figure.axes[0].get_ylim()) / frame.attrs["draws"])
     assert not overlapping(figure)
+
+
+def test_bars_of_the_rootogram_hang_from_what_is_expected(fitted, plots):
+    counts = fitted.table_.counts.values
+    axis = plots.rootogram(most=12)
+    bars, line = axis.patches, axis.lines[0].get_ydata()
+    seen = np.bincount(counts[counts <= 12].astype(int), minlength=13)
+    np.testing.assert_allclose([bar.get_height() for bar in bars], np.sqrt(seen))
+    np.testing.assert_allclose([bar.get_y() + bar.get_height() for bar in bars], line)
+    # The model is that of the data: differences are of a few standard errors of Poisson counts, halves on this scale.
+    assert np.abs([bar.get_y() for bar in bars]).max() < 2.5
+    one = plots.rootogram("oak 3")
+    assert one.get_xlabel() == "count of oak 3" and sum(b.get_height() ** 2 for b in one.patches) <= len(counts) + 1e-6
+    with pytest.raises(ValueError, match='no feature is called "elm"'):
+        plots.rootogram("elm")
 
 
 def test_convergence_is_the_distance_to_the_last_bound(fitted, plots, refined):

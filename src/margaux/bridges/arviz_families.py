@@ -86,7 +86,7 @@ def of_counts(fitted: Any, n_draws: int, seed: int) -> Parts:
         constant={"x": np.asarray(table.x, float), "offset": np.asarray(table.offset, float)}, size=counts.size,
         log_likelihood=lambda: {"counts": over_draws(_pointwise, PLN(), params, scores, data)},
         predictive=lambda: {"counts": over_draws(_simulated, PLN(), params, scores, data, seed)["counts"]},
-        attrs={"algorithm": f"PLNPCA, method {fitted.method}", "seed": fitted.random_state, "message": fitted.verdict_},
+        attrs={"algorithm": f"PLNPCA, method {fitted.method}", "seed": fitted.random_state, "message": fitted.ascent_},
     )  # fmt: skip
 
 

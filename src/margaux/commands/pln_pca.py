@@ -44,6 +44,9 @@ def pln_pca(
     method: Annotated[
         str, typer.Option(help=f"{', '.join(METHODS[:-1])} or {METHODS[-1]}.", autocompletion=words(*METHODS))
     ] = "auto",
+    errors: Annotated[
+        str, typer.Option(help="model, or robust: where counts are not Poisson.", autocompletion=words("model", "robust"))
+    ] = "model",
     index: Annotated[
         str | None, typer.Option(help="Column of the units' names; the first by default, unless numeric.", show_default=False)
     ] = None,
@@ -53,6 +56,7 @@ def pln_pca(
     from ..estimators.ranks import pln_ranks
 
     among(method, METHODS, "--method")
+    among(errors, ("model", "robust"), "--errors")
     tried = None if ranks is None else several(ranks)
     table = read_counts(data, index)
     if data.suffix != ".h5ad":
@@ -69,7 +73,7 @@ def pln_pca(
     with run.fitting():
         choice = None if tried is None else pln_ranks(table, tried, **named, **settings)
         fitted = PLNPCA(rank=rank, **settings).fit(table, **named) if choice is None else choice.best
-    return answer(fitted, f"PLN-PCA of {data.name}", run.level, choice)
+    return answer(fitted, f"PLN-PCA of {data.name}", run.level, choice, errors)
 
 
 def several(text: str) -> list[int]:
@@ -143,25 +147,26 @@ def aligned(frame: Any, table: Any, name: str) -> Any:
     return frame.loc[names].set_axis(units)
 
 
-def answer(fitted: Any, title: str, level: float = 0.95, choice: Any = None) -> Answer:
+def answer(fitted: Any, title: str, level: float = 0.95, choice: Any = None, errors: Any = "model") -> Answer:
     """What is said and written of a fitted `PLNPCA`, and of the `RankChoice` it comes from.
 
-    Tables: loadings, scores, importance (how well the posteriors serve as proposals), starts, and refinement and ranks where
-    there are any.
+    Tables: certificate, loadings, scores, importance (how well proposals serve), starts, and refinement and ranks where there
+    are any.
     """
     tables: dict[str, Callable[[], Any]] = {
-        "loadings": fitted.loadings_frame, "scores": fitted.scores_frame,
+        "certificate": fitted.certificate_.table, "loadings": fitted.loadings_frame, "scores": fitted.scores_frame,
         "importance": lambda: fitted.importance_, "starts": lambda: fitted.starts_,
     }  # fmt: skip
     if fitted.refinement_ is not None:
         tables["refinement"] = lambda: fitted.refinement_
-    (p, q), names = fitted.loadings_.shape, ["coefficients", "importance", "convergence", "starts"]
+    (p, q), names = fitted.loadings_.shape, ["coefficients", "importance", "convergence", "starts", "rootogram"]
     names += ["scores", "correlation_circle", "biplot"] if q > 1 else []
     names += ["covariance"] if p > 1 else []
     figures: dict[str, Callable[[], Any]] = {name: getattr(fitted.plot, name) for name in names}
     facts: dict[str, Any] = {
         "n_units": fitted.table_.counts.n, "n_features": p, "rank": q, "elbo": fitted.elbo_, "icl": fitted.icl_,
-        "explained_variance_ratio": fitted.explained_variance_ratio_, "verdict": fitted.verdict_,
+        "explained_variance_ratio": fitted.explained_variance_ratio_, "certificate": fitted.certificate_.word,
+        "ascent": fitted.ascent_,
     }  # fmt: skip
     says = []
     if choice is not None:
@@ -169,12 +174,13 @@ def answer(fitted: Any, title: str, level: float = 0.95, choice: Any = None) -> 
         facts["ranks"] = {str(rank): row.to_dict() for rank, row in choice.table.iterrows()}
         says.append(choice.table.drop(columns="seconds").round(2).to_string())
     shown = lambda: show_facts(rows(fitted), title)  # noqa: E731
-    return Answer(fitted, title, fitted.summary(level), says, tables, figures, facts=facts, shown=shown, level=level)
+    return Answer(fitted, title, fitted.summary(level, errors), says, tables, figures, facts=facts, shown=shown, level=level)
 
 
 def rows(fitted: Any) -> Iterator[tuple[str, str]]:
     """The fit in a few names and values."""
     table, loglik, starts = fitted.table_, fitted.loglik_, fitted.starts_
+    yield "certificate", fitted.message_
     yield "units", str(table.counts.n)
     yield "features", str(table.counts.p)
     yield "coefficients a feature", f"{len(table.covariate_names)}: {', '.join(table.covariate_names)}"
@@ -183,6 +189,6 @@ def rows(fitted: Any) -> Iterator[tuple[str, str]]:
     yield "bound", f"{fitted.elbo_:.2f}, {'converged' if fitted.converged_ else 'not converged'} in {fitted.n_sweeps_} sweeps"
     yield "log-likelihood", f"{float(loglik):.2f} (Monte Carlo error {loglik.se:.2f})"
     yield "BIC", f"{fitted.bic_:.2f} with {fitted.n_params_} parameters"
-    yield "verdict", fitted.verdict_
+    yield "ascent", fitted.ascent_
     near = int((starts["bound"].max() - starts["bound"] < 1.0).sum())
     yield "starts", f"{len(starts)}, of which {near} within 1 nat of the best"

@@ -11,34 +11,40 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pandas as pd
-from sklearn.base import BaseEstimator, TransformerMixin
+from sklearn.base import BaseEstimator
 
+from ..certificate import Certificate
 from ..compiling import keep_compilations
 from ..inference.marginal import LogLikelihood
 from ..naming import default_dtype, precision
 from ..packing import symmetric
 from ..pln import frames
-from ..pln.answers import entropy, principal, settled
+from ..pln.answers import entropy, principal
 from ..pln.basis import coefficients, orthonormal
-from ..pln.checks import check_rank
+from ..pln.checks import check_rank, check_settings
 from ..pln.fitting import Design, Solution
+from ..pln.goodness import frequencies, goodness
 from ..pln.growth import precise
-from ..pln.inference import standard_errors
+from ..pln.inference import Kind, standard_errors
+from ..pln.polish import polish
 from ..pln.progress import SweepLine
 from ..pln.proposals import Proposal
 from ..pln.refinement import WHOLE, Refinement, check_table, of_method, refine
 from ..pln.restarts import best_of, default_starts
-from ..pln.simulation import check_scores, expected, simulated, units_of
-from ..pln.table import Table, diverging_message, like, read
+from ..pln.table import Table, diverging_message, read
 from ..pln.variational import BLOCK, Loadings, Posterior
+from ..pln.verdict import certify
 from ..shown import Card, Shown
 from .fitted import check_fitted
+from .pln_units import OfUnits
 
+#: entries of a table that a certificate's likelihoods look at
+LOOKED_AT = 500_000
 #: answers that are computed when first asked for
-LATER = ("stderr_", "importance_")
+LATER = ("stderr_", "importance_", "certificate_")
 
 
-class PLNPCA(Shown, TransformerMixin, BaseEstimator):
+class PLNPCA(OfUnits, Shown, BaseEstimator):
     r"""Principal components of counts: $y_{ij}\sim\mathrm{Poisson}(e^{z_{ij}})$, $z_i = o_i + B^\top x_i + Cw_i$,
     $w_i\sim N(0, I_q)$ (Batardiere, Chiquet, Kwon and Stoehr, eq. 2).
 
@@ -52,14 +58,15 @@ class PLNPCA(Shown, TransformerMixin, BaseEstimator):
             6) whatever it promises. refinement: its settings, a `margaux.pln.refinement.Refinement`.
         posterior_covariance: "full", or "diagonal" for variational posteriors whose latents are independent.
         tol: rise of the bound in a sweep, in nats, at which a fit ends. max_sweeps: sweeps at most.
+        loglik_tol: Monte Carlo error of `loglik_`, in nats, at which draws are enough.
         random_state: an int. dtype: "float64" or "float32"; up to four million entries float64 serves. verbose: show progress.
 
     Attributes:
         coef_ (k, p), NaN where the estimate is infinite; loadings_ (p, q), columns by falling variance; scores_ (n, q) and
         scores_covariance_ (n, q, q), means and covariances of w given y; explained_variance_ratio_ (q,); elbo_, the bound with
         every constant at the variational estimate, and bounds_, that of each sweep; result_, the variational solution, for an
-        orthonormal basis of the covariates; starts_, a row a start; table_, what was fitted; n_sweeps_, converged_; verdict_,
-        what came of the ascent, and refinement_, a row a round or None.
+        orthonormal basis of the covariates; starts_, a row a start; table_, what was fitted; n_sweeps_, converged_; ascent_,
+        what came of the ascent of the likelihood, and refinement_, a row a step or None; certificate_, whether all this holds.
 
     Raises:
         TypeError, ValueError: bad input, before anything is compiled.
@@ -82,6 +89,7 @@ class PLNPCA(Shown, TransformerMixin, BaseEstimator):
         posterior_covariance: Literal["full", "diagonal"] = "full",
         tol: float = 1e-3,
         max_sweeps: int = 1000,
+        loglik_tol: float = 0.02,
         random_state: int = 0,
         dtype: Any = None,
         verbose: bool = True,
@@ -93,15 +101,24 @@ class PLNPCA(Shown, TransformerMixin, BaseEstimator):
         self.posterior_covariance = posterior_covariance
         self.tol = tol
         self.max_sweeps = max_sweeps
+        self.loglik_tol = loglik_tol
         self.random_state = random_state
         self.dtype = dtype
         self.verbose = verbose
 
     def fit(self, counts: Any, y: Any = None, *, covariates: Any = None, formula: str | None = None, offsets: Any = None) -> Any:
-        """Estimate. `counts` (n, p), `covariates`, `formula` and `offsets` as in `margaux.pln.table.read`; `y` is ignored."""
-        if isinstance(y, pd.DataFrame) or np.ndim(y) > 1:
-            raise TypeError("fit takes covariates by name: fit(counts, covariates=...)")
-        self._estimate(read(counts, covariates, formula, offsets))
+        """Estimate. `counts` (n, p), `covariates`, `formula` and `offsets` as in `margaux.pln.table.read`.
+
+        Args:
+            y: covariates too, (n,) or (n, k), as the second argument; `fit_transform` ignores it, since a pipeline passes its
+                target there.
+
+        Raises:
+            TypeError: covariates are given twice.
+        """
+        if y is not None and covariates is not None:
+            raise TypeError("covariates are given twice, as the second argument and by covariates=; give them once")
+        self._estimate(read(counts, y if covariates is None else covariates, formula, offsets))
         message = diverging_message(self.table_)
         if message:
             warnings.warn(message, stacklevel=2)
@@ -110,7 +127,9 @@ class PLNPCA(Shown, TransformerMixin, BaseEstimator):
     def _estimate(self, table: Table, fitter: Callable[..., tuple[Solution, pd.DataFrame]] = best_of) -> None:
         """Fit a table, by a function with the arguments of `best_of`."""
         check_rank(self.rank, table.counts.n, table.counts.p)
-        check_settings(self.n_starts, self.posterior_covariance, self.tol, self.max_sweeps, self.random_state)
+        check_settings(
+            self.n_starts, self.posterior_covariance, self.tol, self.max_sweeps, self.loglik_tol, self.random_state
+        )  # fmt: skip
         settings, forced = of_method(self.method, self.refinement)
         keep_compilations()
         dtype = default_dtype(self.dtype)
@@ -135,15 +154,26 @@ class PLNPCA(Shown, TransformerMixin, BaseEstimator):
 
     def _refined(self, design: Design, solution: Solution, settings: Refinement | None, forced: bool) -> Solution:
         """The solution moved up the likelihood, or as it is."""
-        self.refinement_, large = None, design.counts.n * design.counts.p > WHOLE
+        self.refinement_, self._polished, large = None, None, design.counts.n * design.counts.p > WHOLE
         if settings is None or (large and not forced):
             size = f", which is left alone beyond {WHOLE:.0e} entries unless a method is named" if settings else ""
-            self.verdict_ = f"the variational estimate{size}"
+            self.ascent_ = f"the variational estimate{size}"
             return solution
-        seed = self.random_state
-        found = refine(design, solution.loadings, solution.posterior, settings, seed, forced, self.verbose)
-        self.refinement_, self.verdict_ = found.history if len(found.history) > 1 else None, found.verdict
-        return solution._replace(loadings=found.loadings, posterior=found.posterior)
+        parts, seed, told = [], self.random_state, []
+        if forced or self.refinement is not None:
+            found = refine(design, solution.loadings, solution.posterior, settings, seed, forced, self.verbose)
+            solution = solution._replace(loadings=found.loadings, posterior=found.posterior)
+            parts.append(found.history)
+            told.append(found.verdict)
+        if not forced:
+            done = polish(design, solution.loadings, solution.posterior, seed)
+            solution = solution._replace(loadings=done.loadings, posterior=done.posterior)
+            parts.append(done.history)
+            told.append(done.verdict)
+            self._polished = done.end
+        history = pd.concat(parts, ignore_index=True)
+        self.refinement_, self.ascent_ = history if len(history) > 1 else None, "; ".join(told)
+        return solution
 
     def _keep(self, table: Table, R: np.ndarray, solution: Solution, refined: Solution, starts: pd.DataFrame) -> None:
         """The variational solution, and what the estimator answers from."""
@@ -184,21 +214,33 @@ class PLNPCA(Shown, TransformerMixin, BaseEstimator):
         """How well a proposal does in importance sampling, a row a unit.
 
         Args:
-            proposal: a name in `margaux.pln.proposals.PROPOSALS`, or a `Proposal`. error: see `margaux.pln.growth.precise`.
+            proposal: a name in `margaux.pln.proposals.PROPOSALS`, or a `Proposal`. error: of the log-likelihood, at which draws
+                are enough; `loglik_tol` unless given.
 
         Returns:
-            loglik and its error; ess, the effective number of the draws of a replicate, `.attrs["draws"]`; and the divergences
-            KL[proposal, conditional] and KL[conditional, proposal], of the proposal and the law of the latents given the counts.
+            loglik and its error; the draws of a replicate and ess, their effective number; pareto, the shape of the largest
+            weights, from 0.7 on too uneven; and the divergences KL[proposal, conditional] and KL[conditional, proposal], of the
+            proposal and the law of the latents given the counts.
         """
         check_fitted(self)
+        return self._quality(proposal, self.loglik_tol if error is None else error, self.random_state, adapt=False)
+
+    def _quality(
+        self, proposal: Proposal | str, error: float, seed: int, adapt: bool = True, rows: np.ndarray | None = None
+    ) -> pd.DataFrame:
         with precision(np.dtype(float)):
-            found, plan = precise(self._design(self.table_), *self._double(), proposal, error, self.random_state)
-        return frames.quality(self.table_, found, plan.draws)
+            design, (loadings, posterior) = self._design(self.table_), self._double()
+            if rows is not None:
+                design, posterior = design.rows(rows), posterior.rows(rows)
+            found = precise(design, loadings, posterior, proposal, error, seed, adapt)
+        return frames.quality(self.table_.units if rows is None else self.table_.units[rows], found)
 
     @functools.cached_property
     def importance_(self) -> pd.DataFrame:
-        """`proposal_quality` of the variational posteriors, with draws doubled until the error of `loglik_` is below 0.05."""
-        return self.proposal_quality("vem mixture")
+        """`proposal_quality` of what `loglik_` comes from: Student's t about the variational posteriors, adapted where its
+        weights are uneven, with draws until the error of `loglik_` is below `loglik_tol`."""
+        check_fitted(self)
+        return self._quality("light student", self.loglik_tol, self.random_state)
 
     @property
     def loglik_(self) -> LogLikelihood:
@@ -207,14 +249,52 @@ class PLNPCA(Shown, TransformerMixin, BaseEstimator):
         return LogLikelihood(found["loglik"].to_numpy(), float(np.sqrt(np.sum(found["error"].to_numpy() ** 2))))
 
     @functools.cached_property
+    def certificate_(self) -> Certificate:
+        """Whether this is the maximum of the likelihood, its errors are true and the counts are those of the model, in one word:
+        see `margaux.pln.verdict`. Of a large table it looks at some units, drawn at random."""
+        check_fitted(self)
+        design = self._design(self.table_)
+        n, p = design.counts.n, design.counts.p
+        told = np.mean(np.einsum("nqq->nq", self.scores_covariance_), axis=0)
+        few = max(LOOKED_AT // p, 64)
+        rows = np.sort(np.random.default_rng(self.random_state).choice(n, few, replace=False)) if few < n else np.arange(n)
+        with precision(np.dtype(float)):
+            loadings, posterior = self._double()
+            looked = self._polished
+            if looked is None and n * p <= WHOLE:
+                x, R = orthonormal(design.x)
+                turned = loadings._replace(B=jnp.asarray(R @ np.asarray(loadings.B)))
+                looked = polish(design._replace(x=x), turned, posterior, self.random_state, 0).end
+            fits = goodness(design, loadings, posterior, self.random_state)
+        one = self.importance_ if few >= n else self._quality("light student", self.loglik_tol, self.random_state, rows=rows)
+        # It is enough that the second tells a wrong first one.
+        two = self._quality("laplace student", 3 * self.loglik_tol, self.random_state + 4099, rows=rows)
+        bound = self.converged_, self.elbo_
+        return certify(bound, looked, (one, two), self.loglik_tol, self.starts_, told, self.table_, fits)
+
+    def frequencies(self, most: int, feature: int | None = None) -> tuple[np.ndarray, np.ndarray]:
+        """How often each count up to `most` is there, and is expected given the latents: see `margaux.pln.goodness`."""
+        check_fitted(self)
+        with precision(np.dtype(float)):
+            return frequencies(self._design(self.table_), *self._double(), most, feature, self.random_state)
+
+    @property
+    def message_(self) -> str:
+        """The certificate's word and what did not pass."""
+        return str(self.certificate_)
+
+    @functools.cached_property
     def stderr_(self) -> np.ndarray:
         """Standard errors of `coef_`, (k, p); see `margaux.pln.inference`."""
+        return self._errors("adjusted")
+
+    def _errors(self, kind: Kind) -> np.ndarray:
         check_fitted(self)
         design, size = self._design(self.table_), np.sqrt(np.mean(self.table_.x**2, axis=0))
         with precision(np.dtype(float)):
             loadings, posterior = self._double()
             scaled = loadings._replace(B=loadings.B * size[:, None])
-            errors = standard_errors(design._replace(x=design.x / size), scaled, posterior) / size[:, None]
+            errors = standard_errors(design._replace(x=design.x / size), scaled, posterior, kind) / size[:, None]
         return np.where(self.table_.diverging, np.nan, errors)
 
     @property
@@ -250,18 +330,29 @@ class PLNPCA(Shown, TransformerMixin, BaseEstimator):
         n, p = len(self.scores_), len(self.loadings_)
         figures = {"rank": self.loadings_.shape[1], "units": n, "features": p, "bound": f"{self.elbo_:.2f}"}
         figures |= {"log-likelihood": repr(self.loglik_)} if "importance_" in self.__dict__ else {}
-        message = f"The bound {bound}; {self.verdict_}."
-        return Card(type(self).__name__, message, self.converged_, table, len(table), figures)
+        message, trusted = f"The bound {bound}; {self.ascent_}.", self.converged_
+        if "certificate_" in self.__dict__:
+            message, trusted = self.message_, self.certificate_.word == "certified"
+        return Card(type(self).__name__, message, trusted, table, len(table), figures)
 
-    def summary(self, level: float = 0.95) -> pd.DataFrame:
-        """Coefficients: estimate, standard error, z, p and interval, a row a covariate and feature."""
+    def summary(self, level: float = 0.95, errors: Literal["model", "robust"] = "model") -> pd.DataFrame:
+        """Coefficients: estimate, standard error, z, p and interval, a row a covariate and feature.
+
+        Args:
+            errors: "model", or "robust" for the sandwich, which holds where counts are not Poisson given the latents.
+
+        Raises:
+            ValueError: another name of errors, or the sandwich of too many coefficients.
+        """
         check_fitted(self)
         frames.check_level(level)
-        return frames.coefficients(self.table_, self.coef_, self.stderr_, level)
+        if errors not in ("model", "robust"):
+            raise ValueError(f'errors must be "model" or "robust", not {errors!r}')
+        return frames.coefficients(self.table_, self.coef_, self.stderr_ if errors == "model" else self._errors("robust"), level)
 
-    def conf_int(self, level: float = 0.95) -> pd.DataFrame:
+    def conf_int(self, level: float = 0.95, errors: Literal["model", "robust"] = "model") -> pd.DataFrame:
         """Wald confidence intervals of the coefficients."""
-        return self.summary(level).filter(["ci_low", "ci_high"])
+        return self.summary(level, errors).filter(["ci_low", "ci_high"])
 
     def covariance_frame(self) -> pd.DataFrame:
         """`covariance_` with the names of the features."""
@@ -273,7 +364,7 @@ class PLNPCA(Shown, TransformerMixin, BaseEstimator):
         return frames.by_feature(self.table_, self.loadings_)
 
     def scores_frame(self) -> pd.DataFrame:
-        """`scores_`, a row a unit that has counts and a column a component."""
+        """`scores_`, a row a unit of the fit and a column a component."""
         check_fitted(self)
         return frames.by_unit(self.table_, self.scores_)
 
@@ -285,73 +376,9 @@ class PLNPCA(Shown, TransformerMixin, BaseEstimator):
     def fit_transform(
         self, counts: Any, y: Any = None, *, covariates: Any = None, formula: str | None = None, offsets: Any = None
     ) -> np.ndarray:
-        """`fit`, and the scores of every unit given, (m, q); NaN where a unit has no counts."""
+        """`fit`, and the scores of every unit given, (m, q); NaN where a unit was left out for want of an offset."""
         fitted = self.fit(counts, covariates=covariates, formula=formula, offsets=offsets)
-        return _everywhere(fitted.table_.kept_rows, fitted.scores_)
-
-    def transform(self, counts: Any, covariates: Any = None, offsets: Any = None, covariance: bool = False) -> Any:
-        """Posterior means of the latents of other units, (m, q), and if wanted their covariances, (m, q, q).
-
-        Args:
-            counts, covariates, offsets: see `margaux.pln.table.like`. Units without counts have NaN.
-        """
-        check_fitted(self)
-        table = like(self.table_, counts, covariates, offsets)
-        with precision(self._loadings.C.dtype):
-            found = settled(self._design(table), jax.tree.map(jnp.asarray, self._loadings))
-            mean = _everywhere(table.kept_rows, np.asarray(found.mean))
-            return (mean, _everywhere(table.kept_rows, np.asarray(symmetric(found.spread)))) if covariance else mean
-
-    def score(self, counts: Any, y: Any = None, *, covariates: Any = None, offsets: Any = None) -> float:
-        """Mean over units with counts of log p(counts), with every constant, by importance sampling from their own posteriors.
-
-        Args:
-            counts, covariates, offsets: see `margaux.pln.table.like`. y: ignored.
-        """
-        check_fitted(self)
-        table = like(self.table_, counts, covariates, offsets)
-        with precision(np.dtype(float)):
-            loadings, _ = self._double()
-            posterior = jax.tree.map(jnp.asarray, settled(self._design(table), loadings))
-            found, _ = precise(self._design(table), loadings, posterior, seed=self.random_state)
-        return float(found.loglik.mean())
-
-    def inverse_transform(self, scores: Any, covariates: Any = None, offsets: Any = None) -> np.ndarray:
-        """Expected counts (m, p) of units at scores (m, q); see `predict`."""
-        return self.predict(covariates, offsets, scores)
-
-    def predict(self, covariates: Any = None, offsets: Any = None, scores: Any = None) -> np.ndarray:
-        """Expected counts of units, (m, p), over the features that have counts: at given scores, or averaged over N(0, I).
-
-        Args:
-            covariates: (m, k) as in the fit. offsets: (m,), (m, 1) or (m, p). Without either the units are those of the fit,
-                with its offsets; units with covariates of their own have offsets of zero unless given. scores: (m, q).
-        """
-        check_fitted(self)
-        w = None if scores is None else check_scores(scores, self.loadings_.shape[1])
-        return expected(self._loadings, *units_of(self.table_, covariates, offsets, None if w is None else len(w)), w)
-
-    def simulate(
-        self,
-        n_units: int | None = None,
-        *,
-        covariates: Any = None,
-        offsets: Any = None,
-        scores: Any = None,
-        random_state: Any = 0,
-    ) -> pd.DataFrame:
-        """Counts drawn from the fitted model, a row a unit and a column a feature: at given scores, or at scores from N(0, I).
-
-        Args:
-            n_units: how many; by default as many as covariates, scores, or units of the fit. Others as in `predict`.
-            random_state: an int, or a NumPy generator.
-        """
-        check_fitted(self)
-        w = None if scores is None else check_scores(scores, self.loadings_.shape[1])
-        if w is not None and n_units not in (None, len(w)):
-            raise ValueError(f"scores have {len(w)} rows, and n_units is {n_units}; leave n_units out")
-        x, offset = units_of(self.table_, covariates, offsets, n_units if w is None else len(w))
-        return simulated(self.table_, self._loadings, x, offset, w, random_state)
+        return frames.everywhere(fitted.table_.kept_rows, fitted.scores_)
 
     def to_anndata(self) -> Any:
         """The fit as an AnnData; see `margaux.pln.export.as_anndata`."""
@@ -367,25 +394,3 @@ class PLNPCA(Shown, TransformerMixin, BaseEstimator):
 
         check_fitted(self)
         return PLNPlots(self)
-
-
-def check_settings(n_starts: int | None, covariance: str, tol: float, max_sweeps: int, random_state: int) -> None:
-    """Raises: TypeError, ValueError: a setting of the fit is out of range."""
-    for name, value, least in (("n_starts", n_starts, 1), ("max_sweeps", max_sweeps, 1), ("random_state", random_state, 0)):
-        if value is None and name == "n_starts":
-            continue
-        if isinstance(value, bool) or not isinstance(value, (int, np.integer)):
-            raise TypeError(f"{name} must be a whole number, got {value!r}")
-        if value < least:
-            raise ValueError(f"{name} must be at least {least}, got {value}")
-    if covariance not in ("full", "diagonal"):
-        raise ValueError(f'posterior_covariance must be "full" or "diagonal", not {covariance!r}')
-    if not 0 < tol < np.inf:
-        raise ValueError(f"tol must be positive, the rise of the bound in nats at which a fit ends, got {tol}")
-
-
-def _everywhere(kept: np.ndarray, values: np.ndarray) -> np.ndarray:
-    """Rows of the units with counts among all, NaN for the others."""
-    out = np.full((len(kept), *values.shape[1:]), np.nan, values.dtype)
-    out[kept] = values
-    return out

@@ -107,6 +107,24 @@ def preconditioned(information: Information, C: Array, s: dict[str, Array]) -> d
     return {"B": step[:, :size].T + M @ C.T, "C": step[:, size:] + C @ R}
 
 
+def inverse_diagonal(information: Information, C: Float[np.ndarray, "p q"], size: int) -> Float[np.ndarray, "p u"]:
+    """The diagonal of P."""
+    inner = information.observed - information.fine
+    moves = _moves(C, size)
+    return np.einsum("puu->pu", information.inverse) + np.einsum("puv,vw,puw->pu", moves, inner, moves)
+
+
+def dense(information: Information, C: Float[np.ndarray, "p q"], size: int) -> Float[np.ndarray, "pu pu"]:
+    """P, a row a feature and coefficient."""
+    moves = _moves(C, size)
+    p, u, r = moves.shape
+    flat = moves.reshape(p * u, r)
+    whole = flat @ (information.observed - information.fine) @ flat.T
+    j = np.arange(p)
+    whole.reshape(p, u, p, u)[j, :, j] += information.inverse
+    return whole
+
+
 def decrement(information: Information, C: Array, s: dict[str, Array], n: int) -> float:
     r"""$\frac12s^\top Ps$ in nats for the score s of all n units: about what the likelihood lacks."""
     return float(_square(information, C, s)) / (2 * n)
@@ -143,13 +161,7 @@ def two_levels(
     fine = np.zeros((size, size))
     for first in range(0, len(C), 512):
         part = slice(first, first + 512)
-        # Of each feature, how (b_j, c_j) moves with (M, R).
-        moves = np.zeros((len(C[part]), k + q, size))
-        for row in range(k):
-            moves[:, row, row * q : (row + 1) * q] = C[part]
-        t = k * q + np.arange(len(a))
-        moves[:, k + a, t] += C[part][:, b]
-        moves[:, k + b, t] += np.where(a == b, 0.0, C[part][:, a])
+        moves = _moves(C[part], k)
         fine += np.einsum("puv,puw->vw", moves, information[part] @ moves)
     V = means.T @ means / n
     observed = np.zeros((size, size))
@@ -158,6 +170,19 @@ def two_levels(
     observed[k * q :, k * q :] = np.outer(twice, twice) * products
     # Components that have nearly collapsed tell nothing of themselves but noise.
     return Information(inverse, _inverse(fine), _inverse(observed + FLOOR * (fine + np.eye(size))))
+
+
+def _moves(C: Float[np.ndarray, "p q"], k: int) -> Float[np.ndarray, "p u r"]:
+    """Of each feature, how (b_j, c_j) moves with (M, R)."""
+    p, q = C.shape
+    a, b, _ = lower_indices(q)
+    moves = np.zeros((p, k + q, k * q + len(a)))
+    for row in range(k):
+        moves[:, row, row * q : (row + 1) * q] = C
+    t = k * q + np.arange(len(a))
+    moves[:, k + a, t] += C[:, b]
+    moves[:, k + b, t] += np.where(a == b, 0.0, C[:, a])
+    return moves
 
 
 def _inverse(matrix: np.ndarray) -> np.ndarray:

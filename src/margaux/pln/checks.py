@@ -104,14 +104,12 @@ def check_rank(rank: Any, n: int, p: int) -> None:
         >>> check_rank(2, n=10, p=5)
         >>> check_rank(6, n=10, p=5)
         Traceback (most recent call last):
-        ValueError: rank must be between 1 and min(n, p) = 5 (10 units with counts, 5 features with counts), got 6
+        ValueError: rank must be between 1 and min(n, p) = 5 (10 units, 5 features with counts), got 6
     """
     if isinstance(rank, bool) or not isinstance(rank, (int, np.integer)):
         raise TypeError(f"rank must be a whole number, got {rank!r}")
     if not 1 <= rank <= min(n, p):
-        raise ValueError(
-            f"rank must be between 1 and min(n, p) = {min(n, p)} ({n} units with counts, {p} features with counts), got {rank}"
-        )
+        raise ValueError(f"rank must be between 1 and min(n, p) = {min(n, p)} ({n} units, {p} features with counts), got {rank}")
 
 
 def check_design(x: np.ndarray, names: list[str], units: pd.Index) -> None:
@@ -125,15 +123,12 @@ def check_design(x: np.ndarray, names: list[str], units: pd.Index) -> None:
         raise ValueError('the formula leaves no column; write "~ 1" for an intercept alone')
     check_finite(x, names, units)
     if n < k + 2:
-        raise ValueError(
-            f"{n} units with counts are too few for {k} columns ({listed(names)}); give at least {k + 2}, or drop some"
-        )
+        raise ValueError(f"{n} units are too few for {k} columns ({listed(names)}); give at least {k + 2}, or drop some")
     if "Intercept" in names:
         constant = [j for j in np.flatnonzero(np.ptp(x, axis=0) == 0) if names[j] != "Intercept"]
         if constant:
             raise ValueError(
-                f'the covariate "{names[constant[0]]}" is {x[0, constant[0]]:g} in every unit with counts, as the intercept is '
-                "1; drop it"
+                f'the covariate "{names[constant[0]]}" is {x[0, constant[0]]:g} in every unit, as the intercept is 1; drop it'
             )
     _check_dependence(x, names)
 
@@ -160,4 +155,23 @@ def _check_dependence(x: np.ndarray, names: list[str]) -> None:
             continue
         used = [f'"{names[i]}"' for i, weight in zip(free, weights, strict=True) if abs(weight) > 1e-7]
         of = f"is a linear combination of {listed(used)}" if used else "is zero"
-        raise ValueError(f'the covariate "{names[j]}" {of} in the {len(x)} units with counts; drop one of them')
+        raise ValueError(f'the covariate "{names[j]}" {of} in the {len(x)} units; drop one of them')
+
+
+def check_settings(
+    n_starts: int | None, covariance: str, tol: float, max_sweeps: int, loglik_tol: float, random_state: int
+) -> None:
+    """Raises: TypeError, ValueError: a setting of the fit is out of range."""
+    for name, value, least in (("n_starts", n_starts, 1), ("max_sweeps", max_sweeps, 1), ("random_state", random_state, 0)):
+        if value is None and name == "n_starts":
+            continue
+        if isinstance(value, bool) or not isinstance(value, (int, np.integer)):
+            raise TypeError(f"{name} must be a whole number, got {value!r}")
+        if value < least:
+            raise ValueError(f"{name} must be at least {least}, got {value}")
+    if covariance not in ("full", "diagonal"):
+        raise ValueError(f'posterior_covariance must be "full" or "diagonal", not {covariance!r}')
+    if not 0 < tol < np.inf:
+        raise ValueError(f"tol must be positive, the rise of the bound in nats at which a fit ends, got {tol}")
+    if not 0 < loglik_tol < np.inf:
+        raise ValueError(f"loglik_tol must be positive, the error of the log-likelihood in nats that is wanted, got {loglik_tol}")

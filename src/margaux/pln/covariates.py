@@ -12,7 +12,6 @@ import pandas as pd
 from ..formulas import fault
 from ..missing.checks import check_category, is_number, level_codes, listed, numbers_of
 from .checks import check_finite
-from .counts import Counts
 
 
 @dataclasses.dataclass(frozen=True)
@@ -170,22 +169,3 @@ def _check_complete(values: pd.Series, name: str, units: pd.Index) -> None:
         numbers_of(values, f'the covariate "{name}"')
     elif not pd.api.types.is_numeric_dtype(values):
         check_category(values, name)
-
-
-def diverging(counts: Counts, x: np.ndarray, names: list[str], spec: Spec) -> np.ndarray:
-    """Coefficients (k, p) that the bound raises without end, by the sums of the counts over the units of each 0-1 column, and
-    over the units in none of those of a term."""
-    binary = ((x == 0) | (x == 1)).all(axis=0)
-    sums = np.full((x.shape[1], counts.p), np.nan)
-    sums[binary] = counts.transposed_times(x[:, binary]).T
-    out = sums == 0
-    if names[0] != "Intercept":
-        return out
-    first = 0
-    for part in spec.design.structure:
-        term = np.arange(first, first + len(part.columns))
-        first += len(term)
-        inside = x[:, term].sum(axis=1)
-        if binary[term].all() and inside.max() == 1 and inside.min() == 0:
-            out[np.append(term, 0)[:, None], sums[0] == sums[term].sum(axis=0)] = True
-    return out

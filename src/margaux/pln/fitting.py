@@ -28,6 +28,10 @@ class Design(NamedTuple):
     x: Float[np.ndarray, "n k"]
     offset: Float[np.ndarray, "n o"]
 
+    def rows(self, rows: Any) -> Design:
+        """Some units."""
+        return Design(Counts(self.counts.values[rows]), self.x[rows], self.offset[rows])
+
     def constant(self) -> float:
         r"""$\sum_{ij}(y_{ij}o_{ij} - \log y_{ij}!)$, in float64."""
         return float(self.counts.row_products(self.offset).sum()) - self.counts.log_factorials()

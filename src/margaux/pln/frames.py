@@ -13,7 +13,7 @@ from .importance import Marginal
 from .table import Table
 
 #: what importance sampling finds of each unit
-QUALITY = ("loglik", "error", "ess", "kl_from_proposal", "kl_from_conditional")
+QUALITY = ("loglik", "error", "draws", "ess", "pareto", "kl_from_proposal", "kl_from_conditional")
 
 
 def components(q: int) -> list[str]:
@@ -60,8 +60,13 @@ def by_unit(table: Table, values: Float[np.ndarray, "n q"]) -> pd.DataFrame:
     return pd.DataFrame(values, index=table.units, columns=pd.Index(components(values.shape[1])))
 
 
-def quality(table: Table, found: Marginal, draws: int) -> pd.DataFrame:
-    """What importance sampling says of each unit: a row a unit, with the draws of a replicate in `.attrs["draws"]`."""
-    frame = pd.DataFrame({name: getattr(found, name) for name in QUALITY}, index=table.units)
-    frame.attrs["draws"] = draws
-    return frame
+def quality(units: pd.Index, found: Marginal) -> pd.DataFrame:
+    """What importance sampling says of each unit: a row a unit."""
+    return pd.DataFrame({name: getattr(found, name) for name in QUALITY}, index=units)
+
+
+def everywhere(kept: np.ndarray, values: np.ndarray) -> np.ndarray:
+    """Rows of the units that have an offset among all, NaN for the others."""
+    out = np.full((len(kept), *values.shape[1:]), np.nan, values.dtype)
+    out[kept] = values
+    return out

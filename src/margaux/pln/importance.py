@@ -17,15 +17,16 @@ from jaxtyping import Array, Float
 
 from ..compiling import compiled
 from ..packing import lower_indices, symmetric
+from ..sampling import pareto_shape, pooled
 from .fitting import Design
 from .proposals import LOG_2PI, Plan, Proposal, chosen, nets, proposed
 from .variational import HIGHEST, Loadings, Posterior, Units, product
 from .weighted import span_score, weighted
 
-#: rates that are held at once, at most
-BLOCK = 1 << 20
-#: Newton steps to a mode
-MODE_STEPS = 12
+#: rates and draws that are held at once, at most
+BLOCK, HELD = 1 << 20, 1 << 23
+#: Newton steps to a mode at most, and the square of the step, in the metric of the curvature, at which they end
+MODE_STEPS, SETTLED = 200, 1e-12
 
 
 class Draws(NamedTuple):
@@ -37,16 +38,31 @@ class Draws(NamedTuple):
 
 
 class Marginal(NamedTuple):
-    r"""Of each unit (n,): $\log p(y_i)$ and its standard error, the effective sample size of a replicate's N draws, and the
-    divergences $\mathrm{KL}[\nu_i\|p(\cdot\mid y_i)]$ and $\mathrm{KL}[p(\cdot\mid y_i)\|\nu_i]$ (section 6.1); and by replicate
-    (R,) the sum of the logarithms over units."""
+    r"""What importance sampling says of units.
+
+    Attributes:
+        loglik, error: $\log p(y_i)$ and its standard error, by the spread of replicates. draws: N, of a replicate.
+        ess: the effective sample size of a replicate's draws. pareto: the shape of the largest weights of all replicates (see
+            `margaux.sampling.pareto_shape`): from 0.7 on the error is not to be trusted.
+        kl_from_proposal, kl_from_conditional: $\mathrm{KL}[\nu_i\|p(\cdot\mid y_i)]$ and $\mathrm{KL}[p(\cdot\mid
+            y_i)\|\nu_i]$ (section 6.1). mean, spread: of w given y, by all replicates. logs: $\log p(y_i)$ by replicate.
+    """
 
     loglik: Float[np.ndarray, " n"]
     error: Float[np.ndarray, " n"]
+    draws: Float[np.ndarray, " n"]
     ess: Float[np.ndarray, " n"]
+    pareto: Float[np.ndarray, " n"]
     kl_from_proposal: Float[np.ndarray, " n"]
     kl_from_conditional: Float[np.ndarray, " n"]
-    replicates: Float[np.ndarray, " R"]
+    mean: Float[np.ndarray, "n q"]
+    spread: Float[np.ndarray, "n t"]
+    logs: Float[np.ndarray, "R n"]
+
+    @property
+    def replicates(self) -> Float[np.ndarray, " R"]:
+        """The sum of the logarithms over units, by replicate."""
+        return self.logs.sum(axis=1)
 
     @property
     def total(self) -> tuple[float, float]:
@@ -95,21 +111,19 @@ def marginal(
     proposal = chosen(proposal)
     constant = _constants(design, loadings)
     digits = nets(plan, proposal, loadings.C.shape[1])
-    parts, totals = [], np.zeros(plan.replicates)
-    for block in blocks(design, loadings, posterior, proposal, BLOCK // (16 * design.counts.p)):
-        summaries = []
-        for replicate, net in enumerate(digits):
-            log_ratio = drawn(loadings, block, proposal, plan, net, replicate).log_ratio
-            summaries.append(_summaries(log_ratio))
-        logs, *rest = (np.asarray(leaf, float) for leaf in map(np.stack, zip(*summaries, strict=True)))
-        top = logs.max(axis=0)
-        relative = np.exp(logs - top)
-        mean = relative.mean(axis=0)
-        error = relative.std(axis=0, ddof=1) / mean / np.sqrt(plan.replicates)
-        parts.append((np.log(mean) + top + error**2 / 2, error, *(leaf.mean(axis=0) for leaf in rest)))
-        totals += logs.sum(axis=1)
-    loglik, *rest = map(np.concatenate, zip(*parts, strict=True))
-    return Marginal(loglik + constant, *rest, replicates=totals + constant.sum())
+    parts = []
+    size = min(BLOCK // (16 * design.counts.p), HELD // (plan.draws * plan.replicates))
+    for block in blocks(design, loadings, posterior, proposal, size):
+        draws = [drawn(loadings, block, proposal, plan, net, replicate) for replicate, net in enumerate(digits)]
+        found = [_summaries(each.log_ratio) for each in draws]
+        logs, *rest = (np.asarray(leaf, float) for leaf in map(np.stack, zip(*found, strict=True)))
+        log_mean, error = pooled(logs)
+        each = np.full(len(error), float(plan.draws))
+        pareto, mean, spread = map(np.asarray, _moments([each.v for each in draws], [each.log_ratio for each in draws]))
+        ess, forward, backward = (leaf.mean(axis=0) for leaf in rest)
+        parts.append((log_mean + error**2 / 2, error, each, ess, pareto, forward, backward, mean, spread, logs.T))
+    found = Marginal(*map(np.concatenate, zip(*parts, strict=True)))
+    return found._replace(loglik=found.loglik + constant, logs=found.logs.T + constant)
 
 
 def score(
@@ -185,7 +199,10 @@ def _constants(design: Design, loadings: Loadings) -> Float[np.ndarray, " n"]:
 
 @compiled
 def curvature(loadings: Loadings, posterior: Posterior, units: Units, steps: int) -> Posterior:
-    """A centre after Newton steps to the mode, none of which moves a predictor by more than 1, and the inverse curvature."""
+    """A centre after Newton steps to the mode, none of which moves a predictor by more than 1, and the inverse curvature.
+
+    The density is log-concave, so that the steps lead to the mode; `steps` bounds them, and all units at rest end them.
+    """
     C = loadings.C
     j, k, _ = lower_indices(C.shape[1])
     fixed = units.offset + units.x @ loadings.B
@@ -194,12 +211,18 @@ def curvature(loadings: Loadings, posterior: Posterior, units: Units, steps: int
         A = jnp.exp(jnp.minimum(fixed + w @ C.T, HIGHEST))
         return A, jnp.linalg.inv(symmetric(A @ (C[:, j] * C[:, k])) + jnp.eye(len(C.T), dtype=C.dtype))
 
-    def move(_: int, w: Array) -> Array:
+    def move(state: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
+        w, made, _ = state
         A, S = inverse(w)
-        step = jnp.einsum("bij,bj->bi", S, units.projected - A @ C - w)
-        return w + step / jnp.maximum(jnp.max(jnp.abs(step @ C.T), axis=1, keepdims=True), 1)
+        gradient = units.projected - A @ C - w
+        step = jnp.einsum("bij,bj->bi", S, gradient)
+        w = w + step / jnp.maximum(jnp.max(jnp.abs(step @ C.T), axis=1, keepdims=True), 1)
+        return w, made + 1, jnp.max(jnp.sum(step * gradient, axis=1))
 
-    w = jax.lax.fori_loop(0, steps, move, posterior.mean)
+    far = jnp.asarray(jnp.inf, C.dtype)
+    small = max(SETTLED, float(jnp.finfo(C.dtype).eps))
+    moving = lambda state: (state[1] < steps) & (state[2] > small)  # noqa: E731
+    w = jax.lax.while_loop(moving, move, (posterior.mean, jnp.asarray(0), far))[0]
     return Posterior(w, inverse(w)[1][:, j, k])
 
 
@@ -258,3 +281,15 @@ def _summaries(log_ratio: Float[Array, "b N"]) -> tuple[Array, Array, Array, Arr
     forward = -size - jnp.mean(log_weight, axis=1)
     backward = size + jnp.sum(weight * log_weight, axis=1)
     return log_mean, 1 / jnp.sum(weight**2, axis=1), forward, backward
+
+
+@compiled
+def _moments(v: list[Array], log_ratio: list[Array]) -> tuple[Array, Array, Array]:
+    """The Pareto shape of the weights of all replicates, and the mean and covariance matrix of the latents by them."""
+    points, logs = jnp.concatenate(v, axis=1), jnp.concatenate(log_ratio, axis=1)
+    weight = jax.nn.softmax(logs, axis=1)
+    mean = jnp.einsum("bn,bnq->bq", weight, points)
+    free = points - mean[:, None]
+    j, k, _ = lower_indices(points.shape[2])
+    spread = jnp.einsum("bn,bni,bnj->bij", weight, free, free)[:, j, k]
+    return jax.vmap(pareto_shape)(logs), mean, spread

@@ -15,6 +15,8 @@ and $s_{ij} = y_{ij} - E[A_{ij}\mid y_i]$, so that the score of B is $\sum_ix_i\
   coefficients). It has no inverse where kp exceeds n, and its inverse is too large where kp is near n.
 - "sandwich": $J^{-1}KJ^{-1}$, J the information of "expected" and K that of "outer product": it does without a Poisson law
   given the latents, inverts J only, and takes C as known.
+- "robust": $J^{-1}KJ^{-1}$ of (B, C) jointly, J that of "louis" and K the outer product of the scores: loadings are estimated,
+  and counts need not be Poisson given the latents.
 - "variational": $\sum_iE[A_{ij}]x_ix_i^\top$ inverted for each feature, from the bound's own curvature in its coefficients.
   It leaves out what the latents hide, and its intervals are far too short: it is here for comparison.
 
@@ -40,7 +42,7 @@ from ..packing import lower_indices, symmetric
 from .fitting import Design
 from .importance import BLOCK, Block, Draws, blocks, conditional, drawn
 from .leading import hidden_variances
-from .proposals import PROPOSALS, Plan, Proposal, nets
+from .proposals import PROPOSALS, Plan, Proposal, chosen, nets
 from .variational import HIGHEST, Loadings, Posterior, Units, rates
 
 #: draws of a unit behind Louis' information: it moves by less than a thousandth with more
@@ -49,7 +51,7 @@ LOUIS = Plan(draws=32, replicates=1)
 #: order of the largest matrix
 LARGEST = 4096
 
-Kind = Literal["adjusted", "louis", "expected", "outer product", "sandwich", "variational"]
+Kind = Literal["adjusted", "louis", "expected", "outer product", "sandwich", "robust", "variational"]
 
 
 def covariance(
@@ -66,14 +68,16 @@ def covariance(
         ValueError: if there are too many coefficients for matrices of order kp, or the information is not positive definite.
     """
     k, p = loadings.B.shape
-    _check_order(p * (k + loadings.C.shape[1]) if kind == "louis" else k * p, kind)
+    _check_order(p * (k + loadings.C.shape[1]) if kind in ("louis", "robust") else k * p, kind)
     if kind == "variational":
         return _by_feature(np.linalg.inv(variational(design, loadings, posterior)))
-    if kind == "louis":
+    if kind in ("louis", "robust"):
         q = loadings.C.shape[1]
-        free = _rotations(np.asarray(loadings.C, float), k)
+        free = rotations(np.asarray(loadings.C, float), k)
         information = louis(design, loadings, posterior, plan or LOUIS)
         whole = _inverse(information + np.mean(np.diag(information)) * free @ free.T, kind)
+        if kind == "robust":
+            whole = whole @ joint_outer_product(design, loadings, posterior) @ whole
         part = whole.reshape(p, k + q, p, k + q)[:, :k, :, :k]
         return part.transpose(1, 0, 3, 2).reshape(k * p, k * p)
     if kind == "outer product":
@@ -144,6 +148,22 @@ def outer_product(
     return total
 
 
+def joint_outer_product(design: Design, loadings: Loadings, posterior: Posterior) -> Float[np.ndarray, "t t"]:
+    r"""$\sum_is_is_i^\top$ for the scores $s_{ij} = y_{ij}E[u_i] - E[A_{ij}u_i]$ of $\theta = (b_1, c_1, \dots, b_p, c_p)$, u =
+    (x, w), under the variational posterior."""
+    (k, p), q = loadings.B.shape, loadings.C.shape[1]
+    C, total = np.asarray(loadings.C, float), np.zeros((p * (k + q), p * (k + q)))
+    for block, A in _rates(design, loadings, posterior, None, p * (k + q)):
+        counts, A = design.counts.values[block.span], np.asarray(A, float)
+        y = np.asarray(counts.toarray() if scipy.sparse.issparse(counts) else counts, float)
+        mean, S = np.asarray(block.gaussian.mean, float), np.asarray(symmetric(block.gaussian.spread), float)
+        of_x = (y - A)[:, :, None] * np.asarray(block.units.x)[:, None]
+        of_w = (y - A)[:, :, None] * mean[:, None] - A[:, :, None] * np.einsum("bij,pj->bpi", S, C)
+        rows = np.concatenate([of_x, of_w], axis=2).reshape(len(y), -1)
+        total += rows.T @ rows
+    return total
+
+
 def variational(design: Design, loadings: Loadings, posterior: Posterior) -> Float[np.ndarray, "p k k"]:
     r"""$\sum_iA_{ij}x_ix_i^\top$ for each feature."""
     k, p = loadings.B.shape
@@ -165,7 +185,9 @@ def complete(design: Design, loadings: Loadings, posterior: Posterior) -> Float[
     return total
 
 
-def louis(design: Design, loadings: Loadings, posterior: Posterior, plan: Plan = LOUIS) -> Float[np.ndarray, "t t"]:
+def louis(
+    design: Design, loadings: Loadings, posterior: Posterior, plan: Plan = LOUIS, proposal: Proposal | str = "vem"
+) -> Float[np.ndarray, "t t"]:
     r"""The observed information of $\theta = (b_1, c_1, \dots, b_p, c_p)$ by Louis' (1982) identity, $E[-\nabla^2\log p(y_i,
     w_i)] - \mathrm{Cov}[\nabla\log p(y_i, w_i)]$ given $y_i$, summed over units.
 
@@ -180,7 +202,7 @@ def louis(design: Design, loadings: Loadings, posterior: Posterior, plan: Plan =
     inverse must leave them out; B does not move along them.
     """
     (k, p), q = loadings.B.shape, loadings.C.shape[1]
-    size, proposal = p * (k + q), PROPOSALS["vem"]
+    size, proposal = p * (k + q), chosen(proposal)
     own, whole = np.zeros((p, k + q, k + q)), np.zeros((size, size))
     digits = nets(plan, proposal, q)
     for block in blocks(design, loadings, posterior, proposal, 4 * BLOCK // (plan.draws * size)):
@@ -264,7 +286,7 @@ def _by_feature(matrices: Float[np.ndarray, "p k k"]) -> Float[np.ndarray, "kp k
     return whole.reshape(k * p, k * p)
 
 
-def _rotations(C: Float[np.ndarray, "p q"], k: int) -> Float[np.ndarray, "t r"]:
+def rotations(C: Float[np.ndarray, "p q"], k: int) -> Float[np.ndarray, "t r"]:
     r"""An orthonormal basis of the directions $(0, C\Omega)$, $\Omega$ skew-symmetric, in the order of `louis`."""
     p, q = C.shape
     pairs = [(a, b) for a in range(q) for b in range(a)]

@@ -61,7 +61,7 @@ class ByName:
 
     Args:
         name: one of "none", "total", "TSS", "RLE", "poscounts", "GMPR", "Wrench" (see the module), in any case.
-        counts: (n, p) of the fit, without units and features that have no counts.
+        counts: (n, p) of the fit, without features that have no counts, nor units unless the name is "none".
         units: their names.
 
     Raises:
@@ -100,6 +100,15 @@ class ByName:
                 f'offsets="{self.name}" gives unit "{units[bad[0]]}" no size factor ({bad.size} such in all); {scheme.mend}'
             )
         return logs[:, None] - self._centre
+
+
+def from_counts(offsets: Any) -> bool:
+    """Whether offsets are named, and computed from the counts, so that a unit without counts has none.
+
+    >>> [from_counts(offsets) for offsets in (None, "none", [0.0, 0.5], "TSS")]
+    [False, False, False, True]
+    """
+    return isinstance(offsets, str) and offsets.lower() != "none"
 
 
 def given(offsets: Any, n: int, p: int, units: pd.Index, features: pd.Index) -> Float[np.ndarray, "n o"]:

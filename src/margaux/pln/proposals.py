@@ -39,13 +39,15 @@ class Proposal(NamedTuple):
         return int(self.alpha > 0) + self.degrees // 2
 
 
-#: the paper's proposals with its alpha and delta (section 6), and two more
+#: the paper's proposals with its alpha and delta (section 6), and four more
 PROPOSALS = {
     "vem": Proposal(),
     "vem mixture": Proposal(alpha=1e-3),
     "hessian": Proposal("hessian", alpha=1e-3),
     "laplace": Proposal("laplace"),
     "student": Proposal(degrees=8),
+    "light student": Proposal(degrees=30),
+    "laplace student": Proposal("laplace", degrees=16),
 }
 
 

@@ -295,7 +295,7 @@ def _run(
     return fit(
         PLN(), data, algorithm, estep, key=seed, params=params, n_iter=length, space=space, dtype=dtype, progress=progress,
         batch_size=None if batch == design.counts.n else batch, rows="device" if batch == design.counts.n else "host",
-        throw=False,
+        throw=False, polish=False,
     )  # fmt: skip
 
 

@@ -22,16 +22,16 @@ def units_of(
         covariates: as in the fit. Without them the units are those of the fit, where `n_units` is as many or is not given, and
             units with an intercept alone where the fit had nothing else.
         offsets: (m,), (m, 1) or (m, p) over the features that the fit was given. By default those of the fit for its own units,
-            and zeros for others.
+            and zeros for others if the fit had none.
 
     Raises:
-        ValueError: the fit had covariates and these units have none, or numbers of rows disagree.
+        ValueError: the fit had covariates or offsets and these units have none, or numbers of rows disagree.
 
     Examples:
         >>> from margaux.pln.table import read
         >>> table = read([[1, 2], [3, 1], [2, 2]], offsets=[0.1, 0.2, 0.3])
-        >>> units_of(table)[1].ravel().tolist(), units_of(table, n_units=2)[1].ravel().tolist()
-        ([0.1, 0.2, 0.3], [0.0, 0.0])
+        >>> units_of(table)[1].ravel().tolist(), units_of(table, n_units=2, offsets=[0.0, 0.1])[1].ravel().tolist()
+        ([0.1, 0.2, 0.3], [0.0, 0.1])
     """
     if n_units is not None and (isinstance(n_units, bool) or not isinstance(n_units, (int, np.integer)) or n_units < 1):
         raise ValueError(f"n_units must be a whole number of at least 1, got {n_units!r}")
@@ -47,9 +47,22 @@ def units_of(
     else:
         raise ValueError(f"the fit had covariates, so {n_units} units that are not those of the fit need theirs; pass covariates")
     if offsets is None:
+        _check_no_offsets(table, own)
         return x, table.offset if own else np.zeros((len(x), 1))
     values = given(offsets, len(x), len(table.all_features), pd.RangeIndex(len(x)), table.all_features)
     return x, values if values.shape[1] == 1 else values[:, table.kept_columns]
+
+
+def _check_no_offsets(table: Table, own: bool) -> None:
+    """An offset of zero is another depth than that of the fit, by orders of magnitude with offsets="total"."""
+    if own or not table.offset.any():
+        return
+    how = "in an array" if table.rule is None else f'computed from the counts by "{table.rule.name}"'
+    low, high = float(table.offset.min()), float(table.offset.max())
+    raise ValueError(
+        f"the fit had offsets {how}, from {low:.3g} to {high:.3g}, and these units have none; pass theirs by offsets=, on the "
+        f"same scale: such as np.full(m, {float(np.median(table.offset)):.3g}) for m units of the fit's median offset"
+    )
 
 
 def check_scores(scores: Any, q: int) -> Float[np.ndarray, "m q"]:

@@ -1,5 +1,7 @@
-"""From a table of counts with covariates and offsets to what fits read: checked, coded, without units and features that have no
-counts."""
+"""From a table of counts with covariates and offsets to what fits read: checked, coded, without features that have no counts.
+
+A unit without counts is data. It is left out only where its offset would be computed from its counts, as it then has none.
+"""
 
 from __future__ import annotations
 
@@ -15,20 +17,20 @@ import scipy
 from ..missing.checks import is_number, listed
 from .checks import check_counts, check_design, check_names
 from .counts import Counts
-from .covariates import Spec, coded, coded_like, diverging, plain
+from .covariates import Spec, coded, coded_like, plain
 from .disk import from_disk, on_disk
-from .offsets import ByName, given
+from .offsets import ByName, from_counts, given
+from .separation import diverging
 
 
 @dataclasses.dataclass(frozen=True)
 class Table:
-    """Counts, covariates and offsets of a fit, checked; n units and p features that have counts.
+    """Counts, covariates and offsets of a fit, checked; n units that have an offset and p features that have counts.
 
     Attributes:
         counts: (n, p). x: (n, k), with the intercept first unless the formula leaves it out. offset: (n, 1) or (n, p).
         features, units, covariate_names: names of the p columns, n rows and k covariates.
-        diverging: (k, p), coefficients without finite estimate: of a 0-1 column, if the feature has no counts where it is one;
-            of the intercept and all columns of a term, if it has none in the reference level.
+        diverging: (k, p), coefficients without finite estimate (see `margaux.pln.separation`).
         kept_rows, kept_columns: masks over rows and columns given. all_features: names of the columns; `named`: not made up.
         spec: what codes new covariates. rule: what computes new offsets, None where they were given as an array.
     """
@@ -71,7 +73,7 @@ def read(counts: Any, covariates: Any = None, formula: str | None = None, offset
         offsets: logs of size factors, (n,), (n, 1) or (n, p), or a name (see `margaux.pln.offsets`); zeros unless given.
 
     Warns:
-        UserWarning: units or features without counts are left out.
+        UserWarning: features without counts are left out, or units without counts whose offset is computed from them.
 
     Raises:
         TypeError, ValueError: what is wrong, with unit, feature or covariate.
@@ -90,11 +92,12 @@ def read(counts: Any, covariates: Any = None, formula: str | None = None, offset
     check_names(source.features)
     check_counts(source.values, source.features, source.units)
     whole = Counts(source.values)
-    rows, columns = whole.row_sums() > 0, whole.column_sums() > 0
-    if not rows.any():
+    columns = whole.column_sums() > 0
+    if not columns.any():
         raise ValueError("every count is zero; there is nothing to fit")
+    rows = whole.row_sums() > 0 if from_counts(offsets) else np.ones(whole.n, bool)
     frame = _frame(covariates, source, formula is not None)
-    _warn_left_out(source, rows, columns)
+    _warn_left_out(source, rows, columns, offsets)
     x, names, spec = coded(formula, frame.loc[rows], source.units[rows])
     array = None if offsets is None or isinstance(offsets, str) else _array_of_offsets(offsets, source)
     kept, units = Counts(_with_counts(source.values, rows, columns)), source.units[rows]
@@ -102,7 +105,7 @@ def read(counts: Any, covariates: Any = None, formula: str | None = None, offset
     rule = None if array is not None else ByName("none" if offsets is None else offsets, kept, units)
     return Table(
         counts=kept, x=x, offset=_subset_of_offsets(array, rows, columns) if rule is None else rule.fitted,
-        features=source.features[columns], units=units, covariate_names=names, diverging=diverging(kept, x, names, spec),
+        features=source.features[columns], units=units, covariate_names=names, diverging=diverging(kept, x),
         kept_rows=rows, kept_columns=columns, all_features=source.features, named=source.named, spec=spec, rule=rule,
     )  # fmt: skip
 
@@ -139,12 +142,14 @@ def like(table: Table, counts: Any, covariates: Any = None, offsets: Any = None)
         raise ValueError("the fit had offsets in an array, so new units need theirs; pass offsets")
     array = None if offsets is None else _array_of_offsets(offsets, source)
     whole = Counts(_subset(source.values, np.ones(len(x), bool), columns))
-    rows = whole.row_sums() > 0
-    if not rows.any():
-        raise ValueError("no new unit has counts of the features in the fit")
-    _warn_left_out(source, rows, np.ones(len(source.features), bool))
-    kept, units = Counts(whole.values if rows.all() else whole.values[rows]), source.units[rows]
     rule = table.rule if array is None else None
+    rows = whole.row_sums() > 0 if rule is not None and from_counts(rule.name) else np.ones(whole.n, bool)
+    if not rows.any():
+        raise ValueError(
+            f"no new unit has counts of the features in the fit, and {_from(rule)} needs some; pass offsets as an array"
+        )
+    _warn_left_out(source, rows, np.ones(len(source.features), bool), None if rule is None else rule.name)
+    kept, units = Counts(whole.values if rows.all() else whole.values[rows]), source.units[rows]
     offset = _subset_of_offsets(array, rows, columns) if rule is None else rule.of(kept, units)
     return dataclasses.replace(table, counts=kept, x=x[rows], offset=offset, units=units, kept_rows=rows)
 
@@ -166,7 +171,7 @@ def diverging_message(table: Table) -> str | None:
 
     Examples:
         >>> diverging_message(read([[1, 0], [3, 0], [2, 2], [4, 1]], covariates=[1, 1, 0, 0]))
-        '1 feature has no counts in some level, so its coefficients there have no finite estimate: y1 (x0)'
+        '1 feature has counts at one end of a covariate or in some levels only, and no finite estimate there: y1 (x0)'
     """
     features = np.flatnonzero(table.diverging.any(axis=0))
     if not features.size:
@@ -177,9 +182,8 @@ def diverging_message(table: Table) -> str | None:
     ]
     more = ", ..." if features.size > 5 else ""
     subject = "feature has" if features.size == 1 else "features have"
-    whose = "its" if features.size == 1 else "their"
     return (
-        f"{features.size} {subject} no counts in some level, so {whose} coefficients there have no finite estimate: "
+        f"{features.size} {subject} counts at one end of a covariate or in some levels only, and no finite estimate there: "
         f"{', '.join(shown)}{more}"
     )
 
@@ -279,14 +283,27 @@ def _subset_of_offsets(array: Any, rows: np.ndarray, columns: np.ndarray) -> np.
     return array[rows] if array.shape[1] == 1 else array[rows][:, columns]
 
 
-def _warn_left_out(source: _Given, rows: np.ndarray, columns: np.ndarray) -> None:
-    parts = [
-        f"{int((~kept).sum())} {what}{'' if (~kept).sum() == 1 else 's'} ({listed(names[~kept])})"
-        for kept, names, what in ((rows, source.units, "unit"), (columns, source.features, "feature"))
-        if not kept.all()
-    ]
-    if parts:
-        warnings.warn(f"left out for want of counts: {' and '.join(parts)}", stacklevel=3)
+def _warn_left_out(source: _Given, rows: np.ndarray, columns: np.ndarray, offsets: Any) -> None:
+    """What is left out, and what that does to the answers."""
+
+    def those(kept: np.ndarray, names: pd.Index, what: str) -> str:
+        count = int((~kept).sum())
+        return f"{count} {what}{'' if count == 1 else 's'} without counts ({listed(names[~kept])})"
+
+    told = []
+    if not columns.all():
+        told.append(f"{those(columns, source.features, 'feature')}: the estimate of its mean is zero, which adds nothing")
+    if not rows.all():
+        told.append(
+            f'{those(rows, source.units, "unit")}: offsets="{offsets}" computes none for them. What is said then holds for units '
+            "that have counts, and rates of all units are lower; give offsets as an array, or none, to keep them"
+        )
+    if told:
+        warnings.warn(f"left out: {'; and '.join(told)}", stacklevel=3)
+
+
+def _from(rule: ByName | None) -> str:
+    return "" if rule is None else f'offsets="{rule.name}"'
 
 
 def _check_aligned(index: Any, source: _Given, what: str) -> None:

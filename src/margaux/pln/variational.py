@@ -10,7 +10,7 @@ with symmetric matrices of order q in packed form.
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -40,6 +40,10 @@ class Posterior(NamedTuple):
 
     mean: Float[Array, "n q"]
     spread: Float[Array, "n t"]
+
+    def rows(self, rows: Any) -> Posterior:
+        """Of some units."""
+        return Posterior(self.mean[rows], self.spread[rows])
 
 
 class Place(NamedTuple):

@@ -140,15 +140,16 @@ class PLNPlots:
         return panels
 
     def importance(self, ax: Any = None) -> Any:
-        r"""How well the variational posteriors serve as proposals: the effective sample size of each unit and the divergences
-        from it and to it of the conditional law of its latents (figure 1 of the paper), by rising effective sample size.
+        r"""How well the proposals of `loglik_` serve: the effective share of the draws of each unit and the divergences from its
+        proposal and to it of the conditional law of its latents (figure 1 of the paper), by rising share.
 
         A unit on the right of the first panel is easy; a divergence of 0 is a perfect proposal.
         """
         frame = self._fitted.importance_
-        order = np.argsort(frame["ess"].to_numpy(), kind="stable")
+        frame = frame.assign(share=100 * frame["ess"] / frame["draws"])
+        order = np.argsort(frame["share"].to_numpy(), kind="stable")
         panels, _ = several(ax, 3, 6.0, 2.1, columns=1)
-        columns = {"ess": "effective sample size", "kl_from_proposal": r"KL[$\nu_i$ || $p(\cdot | y_i)$]",
+        columns = {"share": "effective draws, %", "kl_from_proposal": r"KL[$\nu_i$ || $p(\cdot | y_i)$]",
                    "kl_from_conditional": r"KL[$p(\cdot | y_i)$ || $\nu_i$]"}  # fmt: skip
         rank = np.arange(1, len(order) + 1)
         for axis, (column, text) in zip(panels, columns.items(), strict=True):
@@ -156,12 +157,37 @@ class PLNPlots:
             axis.plot(rank, values, "o", ms=2.5, color=BLUE, alpha=0.7, rasterized=len(order) > 5000)
             axis.set_ylabel(text, fontsize=8)
             axis.set_ylim(min(0.0, 1.05 * values.min()), 1.08 * values.max())
-        draws = frame.attrs.get("draws")
-        if draws is not None:
-            share = panels[0].secondary_yaxis("right", functions=(lambda e: 100 * e / draws, lambda s: s * draws / 100))
-            share.set_ylabel(f"% of {draws} draws", fontsize=8)
-        panels[-1].set_xlabel("units by rising effective sample size")
+        panels[-1].set_xlabel("units by rising share of effective draws")
         return panels
+
+    def rootogram(self, feature: str | None = None, most: int | None = None, ax: Any = None) -> Any:
+        """How often each count is there (bars, of square roots) and is expected given the latents (line), from which bars hang:
+        they end at zero under the model (Tukey 1977; Kleiber and Zeileis 2016). Excess zeros hang below at zero; counts that
+        vary more than Poisson counts hang below at both ends.
+
+        Args:
+            feature: a name; all together by default. most: the largest count shown; by default up to 30, with 95% of the table.
+        """
+        fitted, table = self._fitted, self._fitted.table_
+        place = None
+        if feature is not None:
+            if feature not in table.features:
+                raise ValueError(f'no feature is called "{feature}"; they are such as {list(table.features[:5])}')
+            place = int(table.features.get_loc(feature))
+        if most is None:
+            largest = next(k for k in range(31) if k == 30 or _share_up_to(table, k, place) >= 0.95)
+            most = max(largest, 1)
+        _check_count(most)
+        seen, expected = fitted.frequencies(most, place)
+        axis: Any = single(ax, 6.0, 3.8)
+        counts, top = np.arange(most + 1), np.sqrt(expected)
+        axis.bar(counts, np.sqrt(seen), 0.8, bottom=top - np.sqrt(seen), color="0.8", edgecolor="0.5", lw=0.6, label="observed")
+        axis.plot(counts, top, "o-", ms=3, lw=1, color=BLUE, label="expected given the latents")
+        axis.axhline(0.0, color=INK, lw=0.8)
+        axis.set(xlabel="count" if feature is None else f"count of {short(feature)}", ylabel="square root of how often")
+        axis.xaxis.get_major_locator().set_params(integer=True)
+        axis.legend(frameon=False, fontsize=8)
+        return axis
 
     def convergence(self, ax: Any = None) -> Any:
         """The distance of the bound to its last value, sweep by sweep; after a refinement also the marginal log-likelihood and
@@ -281,6 +307,13 @@ class PLNPlots:
             return None
         table = self._fitted.table_
         return list(table.units) if labels is True else list(aligned(labels, table, "labels"))
+
+
+def _share_up_to(table: Any, count: int, feature: int | None) -> float:
+    """The share of entries of at most so many counts."""
+    values = table.counts.values if feature is None else table.counts.values[:, [feature]]
+    stored = values.data if hasattr(values, "indptr") else np.asarray(values).ravel()
+    return 1 - float((stored > count).sum()) / (values.shape[0] * values.shape[1])
 
 
 def rank_selection(choice: Any, ax: Any = None) -> Any:

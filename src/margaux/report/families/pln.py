@@ -8,6 +8,7 @@ import numpy as np
 import pandas as pd
 
 from .. import convergence, estimates, facts, reproducing
+from ..ending import MARKS
 from ..figures import drawn
 from ..page import Paragraph, Part, Section, Verdict, attempt, framed, listed, nats, number, section
 from .fit import likelihoods
@@ -54,16 +55,15 @@ def _what(model: Any) -> Section:
 
 
 def _ended(model: Any) -> list[Part]:
-    out: list[Part] = [
-        Verdict("good", f"The bound rises by less than {model.tol:g} nats a sweep, after {model.n_sweeps_:,} sweeps.")
-        if model.converged_
-        else Verdict("careful", f"The bound still rises after {model.max_sweeps:,} sweeps; raise max_sweeps.")
+    """The certificate, its word first, and what came of the ascent."""
+    certificate = model.certificate_
+    word = str(certificate)
+    table = certificate.table()[["figure", "error", "threshold", "level", "sentence"]]
+    return [
+        Verdict(MARKS[certificate.word], word[:1].upper() + word[1:]),
+        Verdict("told", f"After {model.n_sweeps_:,} sweeps of the bound, the likelihood itself: {model.ascent_}."),
+        framed(table, "What was looked at.", "check", rest="model.certificate_.table() has it"),
     ]
-    out.append(Verdict("told", f"After the bound, the likelihood itself: {model.verdict_}."))
-    infinite = int(model.table_.diverging.sum())
-    if infinite:
-        out.append(Verdict("careful", f"{infinite} coefficients have no finite estimate, since the feature has no counts there."))
-    return out
 
 
 def _affordable(model: Any, name: str) -> None:
@@ -93,7 +93,7 @@ def _convergence(model: Any) -> Section:
     told: list[Part] = [Verdict("good" if near > 1 or len(frame) == 1 else "careful",
                                 f"Starts: {near} of {len(frame)} ended within one nat of the best bound.")]  # fmt: skip
     if model.refinement_ is not None:
-        told.append(Verdict("told", f"Ascent of the likelihood: {len(model.refinement_)} rounds; {model.verdict_}."))
+        told.append(Verdict("told", f"Ascent of the likelihood: {len(model.refinement_)} rounds; {model.ascent_}."))
     alt = f"Distance of the bound to its last value, {nats(model.elbo_)}, over {model.n_sweeps_:,} sweeps."
     told += attempt("The plot of convergence", lambda: drawn(model.plot.convergence, alt, "The bound, sweep by sweep."))
     if len(frame) > 1:
@@ -111,13 +111,13 @@ def _likelihood(model: Any) -> list[Part]:
         ("Log-likelihood", f"{nats(value)} (Monte Carlo error {number(value.se, 2)})"), bound,
         ("AIC", nats(model.aic_)), ("BIC", nats(model.bic_)), ("ICL", nats(model.icl_)),
     )  # fmt: skip
-    ess = frame["ess"].to_numpy()
+    ess = 100 * (frame["ess"] / frame["draws"]).to_numpy()
     least = float(ess.min())
-    verdict = Verdict("good" if least > 20 else "careful", f"Importance weights: the unit of the worst has {number(least, 3)} "
-                      f"effective draws of {frame.attrs.get('draws', len(ess))}; median {number(np.median(ess))}.")  # fmt: skip
-    alt = f"Effective draws of {len(ess):,} units from {number(least, 3)} to {number(ess.max(), 3)}, and two divergences."
+    verdict = Verdict("told", f"Importance weights: of the draws of any unit at least {number(least, 3)}% count; median "
+                      f"{number(np.median(ess), 3)}%.")  # fmt: skip
+    alt = f"Effective draws of {len(ess):,} units from {number(least, 3)}% to {number(ess.max(), 3)}%, and two divergences."
     figure = attempt("The plot of importance", lambda: drawn(
-        model.plot.importance, alt, "How well the posteriors of the units serve as proposals.", ranges=False))  # fmt: skip
+        model.plot.importance, alt, "How well the proposals of the units serve.", ranges=False))  # fmt: skip
     return [told, verdict, *figure, *likelihoods(np.asarray(value.per_unit, float), model.table_.units, len(ess))]
 
 
@@ -142,7 +142,10 @@ def _counts(model: Any) -> list[Part]:
     alt = f"Share of zero counts of {len(zeros):,} features, observed against simulated: {number(zeros.min(), 3)} to "
     alt += f"{number(zeros.max(), 3)} observed, {number(simulated.min(), 3)} to {number(simulated.max(), 3)} simulated; the "
     alt += f"largest difference is {number(gap.max(), 3)}."
-    return [drawn(draw, alt, "Share of zeros of each feature, observed and in 20 simulated tables.", ranges=False)]
+    caption = "How often each count is there (bars) and expected (line); bars end at zero under the model."
+    seen = "Hanging rootogram: how often each count is there and is expected given the latents."
+    whole = drawn(model.plot.rootogram, seen, caption, ranges=False)
+    return [whole, drawn(draw, alt, "Share of zeros of each feature, observed and in 20 simulated tables.", ranges=False)]
 
 
 def _dense(values: Any) -> np.ndarray:
