@@ -13,8 +13,8 @@ from margaux.algorithm import Algorithm
 from margaux.average import LinearlyWeighted, include, start
 from margaux.memory import Anchor, NoMemory, RobbinsMonro, Saga, Table
 from margaux.penalty import NoPenalty
-from margaux.schedule import as_schedule
 from margaux.scaled import ScaledAscent, newton_step
+from margaux.schedule import as_schedule
 from margaux.space import as_space
 from margaux.statistics import Score, SurrogateMinimiser
 from margaux.updates import Ascent, Mean, MStep, Optax, Problem, is_optimiser
