@@ -10,6 +10,7 @@ import pytest
 import margaux as mx
 from helpers import normal
 from margaux.algorithm import Algorithm
+from margaux.algorithms import describe
 from margaux.average import LinearlyWeighted, include, start
 from margaux.memory import Anchor, NoMemory, RobbinsMonro, Saga, Table
 from margaux.penalty import NoPenalty
@@ -45,6 +46,13 @@ class Gaussian(mx.AbstractExponentialFamily, mx.AbstractConjugate):
 
     def m_step(self, s):
         return {"mu": s["z"]}
+
+
+class Wide(Gaussian):
+    """Twelve copies."""
+
+    def suffstats(self, z, y):
+        return {"z": jnp.full(12, z)}
 
 
 def problem(space=None, penalty=None, n=N):
@@ -215,11 +223,12 @@ def test_a_burn_in_is_not_negative():
 # -- algorithms -------------------------------------------------------------------------------------
 
 
-def iterate(algorithm, n_iter, y=TABLE, penalty=None, space=None, batch_size=None, start=0.3, **settings):
+def iterate(algorithm, n_iter, y=TABLE, penalty=None, space=None, batch_size=None, model=None, size=2, **settings):
     """The trace of mu[0] of an exact fit."""
     estep = mx.Quadrature(7)
-    out = mx.fit(Gaussian(), y, algorithm, estep, params={"mu": np.full(2, start)}, n_iter=n_iter, space=space, penalty=penalty,
-                 batch_size=batch_size, progress=False, throw=False, dtype=float, **settings)  # fmt: skip
+    settings |= {"space": space, "penalty": penalty, "batch_size": batch_size, "progress": False, "throw": False}
+    start = {"mu": np.full(size, 0.3)}
+    out = mx.fit(model or Gaussian(), y, algorithm, estep, params=start, n_iter=n_iter, dtype=float, **settings)
     return np.asarray(out.trace["params"])[:, 0, 0], out
 
 
@@ -270,6 +279,8 @@ def test_online_em_waits_for_twice_as_many_units_as_parameters_and_twenty_at_lea
     few, _ = iterate(mx.online_em(), 6, y[:9], batch_size=3)
     assert np.flatnonzero(few != 0.3)[0] + 1 == 3  # all nine of nine
     assert iterate(mx.saem(), 2, y, batch_size=3)[0][0] != 0.3
+    wide, _ = iterate(mx.online_em(), 10, y, batch_size=3, model=Wide(), size=12)
+    assert np.flatnonzero(wide != 0.3)[0] + 1 == 8  # 24 units for twelve parameters
 
 
 def test_recipes_say_what_they_are_made_of():
@@ -305,6 +316,8 @@ def test_recipes_say_what_they_are_made_of():
     for make in (lambda: mx.svrg(refresh_epochs=0), lambda: mx.saga(of="nothing")):
         with pytest.raises(ValueError):
             make()
+    assert describe(mx.saem(), mx.Exact(), Gaussian()) == "Gaussian: SufficientStatistics x RobbinsMonro x MStep, Exact"
+    assert describe(mx.soul(), mx.Quadrature(), Gaussian()) == "Gaussian: ScaledAscent, Quadrature"
     particles = [mx.pgd(0.1), mx.ipla(0.1), mx.slow_fast(0.1, 50.0)]
     assert [p.noise for p in particles] == ["none", "per particle", "fixed"]
     assert float(particles[2].temperature) == pytest.approx(1 / 50)
