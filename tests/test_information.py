@@ -9,6 +9,7 @@ import margaux as mx
 from helpers import normal
 from margaux.inference import information
 from margaux.inference.draws import continued
+from margaux.inference.scores import Evaluation
 
 N = 60
 
@@ -29,7 +30,7 @@ def fit():
     y = np.random.default_rng(4).standard_t(3, N) * 2 + 0.4
     start = {"mu": 0.1, "tau2": 1.7}
     return mx.fit(Gaussian(), y, mx.soul(1e-12, mx.LastIterate()), mx.MCMC(mx.MALA(0.5), n_chains=2), params=start, n_iter=3,
-                  space={"tau2": mx.Positive(1e-3)}, progress=False)  # fmt: skip
+                  space={"tau2": mx.Positive(1e-3)}, polish=False, progress=False)  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -74,13 +75,35 @@ def test_replicates_average_matrices_and_scores_and_keep_each(fit):
     info = information(fit, estep=estep, replicates=3)
     assert info.matrices.shape == info.replicates.shape == (3, 2, 2)
     assert np.all(np.ptp(info.matrices, axis=0) > 0)
-    np.testing.assert_allclose(info.matrix, info.matrices.mean(axis=0))
+    assert np.all(np.diagonal(info.matrix) < np.diagonal(info.matrices.mean(axis=0)))  # without the noise of scores squared
     tau2 = float(fit.params["tau2"])
     for matrix, covariance in zip(info.matrices, info.replicates, strict=True):
         np.testing.assert_allclose(covariance, np.diag([1, tau2]) @ np.linalg.inv(matrix) @ np.diag([1, tau2]), rtol=1e-9)
     single = [information(fit, estep=estep).matrices[0] for _ in range(2)]
     np.testing.assert_array_equal(*single)
     np.testing.assert_allclose(single[0], info.matrices[0], rtol=1e-12)
+
+
+def test_squares_of_scores_are_of_different_sets_of_draws():
+    rng = np.random.default_rng(0)
+    scores, complete = rng.normal(size=(3, 7, 2)), rng.normal(size=(3, 2, 2))
+    complete = complete + np.swapaxes(complete, 1, 2)
+    found = Evaluation(np.zeros(2), scores, complete, np.zeros((3, 7)), np.ones(7), np.ones(7))
+    pairs = [scores[a].T @ scores[b] for a in range(3) for b in range(3) if a != b]
+    np.testing.assert_allclose(found.matrix, complete.mean(axis=0) + np.mean(pairs, axis=0))
+    np.testing.assert_allclose(found.matrices, [c + s.T @ s for c, s in zip(complete, scores, strict=True)])
+    np.testing.assert_allclose(found.gradient, scores.mean(axis=0).sum(axis=0))
+
+
+def test_errors_of_standard_errors_and_of_the_lowest_eigenvalue(fit):
+    info = information(fit, estep=mx.ImportanceSampling(64, control_variate=False), replicates=4)
+    each = np.sqrt(np.stack([np.diagonal(c) for c in info.replicates]))
+    np.testing.assert_allclose(info.se, np.sqrt(np.diagonal(info.covariance)))
+    np.testing.assert_allclose(info.se_error, each.std(axis=0, ddof=1) / 2)
+    lowest = [1 - abs(m[0, 1]) / np.sqrt(m[0, 0] * m[1, 1]) for m in (info.matrix, *info.matrices)]
+    assert info.lowest == pytest.approx((lowest[0], np.std(lowest[1:], ddof=1) / 2))
+    exact = information(fit, estep=mx.Quadrature(9))
+    assert not np.any(exact.se_error) and exact.lowest[1] == 0.0
 
 
 @pytest.mark.parametrize("method", ["louis", "sandwich"])
@@ -115,7 +138,7 @@ def test_wald_tests_are_arithmetic_on_the_covariance(fit, method):
 
 def test_a_matrix_of_scores_needs_more_units_than_parameters():
     few = mx.fit(Gaussian(), np.array([0.0, 3.0]), mx.soul(1e-12, mx.LastIterate()), mx.Quadrature(5), n_iter=1,
-                 params={"mu": 0.5, "tau2": 1.0}, space={"tau2": mx.Positive()}, progress=False)  # fmt: skip
+                 params={"mu": 0.5, "tau2": 1.0}, space={"tau2": mx.Positive()}, polish=False, progress=False)  # fmt: skip
     for method in ("opg", "sandwich"):
         with pytest.raises(ValueError, match=r"more units \(2\) than parameters \(2\)"):
             few.information(method)

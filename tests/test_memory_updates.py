@@ -226,7 +226,7 @@ def test_a_burn_in_is_not_negative():
 def iterate(algorithm, n_iter, y=TABLE, penalty=None, space=None, batch_size=None, model=None, size=2, **settings):
     """The trace of mu[0] of an exact fit."""
     estep = mx.Quadrature(7)
-    settings |= {"space": space, "penalty": penalty, "batch_size": batch_size, "progress": False, "throw": False}
+    settings |= {"space": space, "penalty": penalty, "batch_size": batch_size, "progress": False, "throw": False, "polish": False}
     start = {"mu": np.full(size, 0.3)}
     out = mx.fit(model or Gaussian(), y, algorithm, estep, params=start, n_iter=n_iter, dtype=float, **settings)
     return np.asarray(out.trace["params"])[:, 0, 0], out
