@@ -100,7 +100,8 @@ def test_errors_of_standard_errors_and_of_the_lowest_eigenvalue(fit):
     each = np.sqrt(np.stack([np.diagonal(c) for c in info.replicates]))
     np.testing.assert_allclose(info.se, np.sqrt(np.diagonal(info.covariance)))
     np.testing.assert_allclose(info.se_error, each.std(axis=0, ddof=1) / 2)
-    lowest = [1 - abs(m[0, 1]) / np.sqrt(m[0, 0] * m[1, 1]) for m in (info.matrix, *info.matrices)]
+    scale = np.sqrt(np.outer(np.diagonal(info.matrix), np.diagonal(info.matrix)))
+    lowest = [np.linalg.eigvalsh(m / scale)[0] for m in (info.matrix, *info.matrices)]
     assert info.lowest == pytest.approx((lowest[0], np.std(lowest[1:], ddof=1) / 2))
     exact = information(fit, estep=mx.Quadrature(9))
     assert not np.any(exact.se_error) and exact.lowest[1] == 0.0
