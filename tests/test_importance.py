@@ -8,7 +8,7 @@ from scipy import special
 
 import margaux as mx
 from helpers import normal
-from margaux.gaussian import normals
+from margaux.gaussian import find_mode, normals
 
 Y = np.array([0.5, -1.0, 3.0])
 
@@ -104,6 +104,25 @@ def test_growing_rounds_are_one_large_sample(wanted, rounds):
     signed = [features(*control(z, u)) for z, _, u in drawn]
     np.testing.assert_allclose(mean, np.einsum("mb,mbd->bd", w, z) + np.mean([one[1] for one in signed], axis=0))
     np.testing.assert_allclose(square, np.einsum("mb,mbd->bd", w, z**2) + np.mean([one[2] for one in signed], axis=0))
+
+
+def test_a_search_for_a_mode_says_how_far_it_is():
+    """Before the first step: Newton's decrement at the start. Then no more steps than asked for, or as many as it takes."""
+    density = lambda z: 2 * z[0] - jnp.exp(z[0]) - 3 * (z[1] - z[0]) ** 2  # noqa: E731
+    start = jnp.array([1.5, 0.0])
+    slope, curvature = (np.asarray(f(density)(start)) for f in (jax.grad, lambda f: lambda z: -jax.hessian(f)(z)))
+    search = jax.jit(lambda start, most: find_mode(density, start, most))
+    none = search(start, 0)
+    np.testing.assert_array_equal(none.at, start)
+    assert none.away == pytest.approx(np.sqrt(slope @ np.linalg.solve(curvature, slope)))
+    one = search(start, 1)
+    np.testing.assert_allclose(one.at, start + np.linalg.solve(curvature, slope))
+    found = search(start, 200)
+    np.testing.assert_allclose(found.at, np.log(2.0), atol=1e-4)
+    assert found.away < 1e-4 < one.away and found.value == pytest.approx(2 * np.log(2) - 2)
+    np.testing.assert_allclose(found.root @ found.root.T, np.linalg.inv([[8.0, -6.0], [-6.0, 6.0]]), rtol=1e-3)
+    # Where it is found it stays, though more steps would bring it closer.
+    np.testing.assert_array_equal(search(found.at, 200).at, found.at)
 
 
 @pytest.mark.parametrize(
