@@ -1,5 +1,6 @@
 """One transition of every kernel from given noise, against its formula in NumPy."""
 
+import blackjax
 import equinox as eqx
 import jax
 import jax.numpy as jnp
@@ -231,6 +232,37 @@ def test_crank_nicolson_accepts_by_the_likelihood():
     z, _, probability = stepped(mx.CrankNicolson(0.6), (XI, 0.5 * ratio), target=target)
     assert probability == pytest.approx(ratio) and ratio < 1
     np.testing.assert_allclose(z, proposal)
+
+
+@pytest.mark.parametrize("seed", [0, 1, 2])
+def test_elliptical_slice_shrinks_its_bracket_towards_the_state(seed):
+    """Murray, Adams and MacKay (2010), figure 2, with the numbers that its key draws."""
+    sharp = lambda z: -40 * (z[0] - 0.5) ** 2  # noqa: E731
+    target = lambda z: sharp(z) - jnp.sum(z**2) / 2  # noqa: E731
+    key = jax.random.key(seed)
+    draw = lambda j: float(jax.random.uniform(jax.random.fold_in(key, j), (), float))  # noqa: E731
+    level, count = sharp(Z) + np.log(0.7), 0
+    angle = 2 * np.pi * draw(0)
+    low, high = angle - 2 * np.pi, angle
+    while sharp(np.cos(angle) * Z + np.sin(angle) * XI) < level:
+        low, high = (angle, high) if angle < 0 else (low, angle)
+        count += 1
+        angle = low + (high - low) * draw(count)
+    assert count > 0
+    z, _, probability = mx.EllipticalSlice().step((XI, jnp.asarray(0.7), key), jnp.asarray(Z), (), target, 1.0)
+    np.testing.assert_allclose(z, np.cos(angle) * Z + np.sin(angle) * XI)
+    assert float(probability) == 1.0
+
+
+def test_samplers_of_blackjax_take_their_step_and_settings():
+    kernel, key = mx.BlackJAX("hmc", 0.4, num_integration_steps=3), jax.random.key(0)
+    sampler = blackjax.hmc(density, step_size=0.3, inverse_mass_matrix=jnp.ones(3), num_integration_steps=3)
+    state, info = sampler.step(key, sampler.init(jnp.asarray(Z)))
+    z, _, probability = kernel.step(key, jnp.asarray(Z), (), density, jnp.asarray(0.3))
+    np.testing.assert_array_equal(z, state.position)
+    assert float(probability) == float(info.acceptance_rate) and kernel.target_acceptance == 0.8
+    with pytest.raises(ValueError, match='no sampler "gibbs"'):
+        mx.BlackJAX("gibbs")
 
 
 @pytest.mark.parametrize("kernel", [mx.CrankNicolson(), mx.MALA(), mx.RandomWalk(), mx.Alternating(), mx.IndependenceMH()])

@@ -294,6 +294,7 @@ def test_recipes_say_what_they_are_made_of():
     assert parts(mx.soul(0.1)) == ((*score, "StepWeighted"), None, False, True, "reshuffled")
     assert parts(mx.isgd(0.1)) == parts(mx.aisgd(0.1)) == ((*score, "PolyakRuppert"), None, False, True, "reshuffled")
     assert parts(mx.soul(optax.adam(0.1)))[0] == ("Score", "NoMemory", "Optax", "PolyakRuppert")
+    assert float(mx.soul(optax.adam(0.1)).update.step(3)) == 1.0
     statistics = "SufficientStatistics"
     assert parts(mx.saem())[0] == (statistics, "RobbinsMonro", "MStep", "LastIterate")
     assert parts(mx.online_em()) == ((statistics, "RobbinsMonro", "MStep", "PolyakRuppert"), None, True, True, "reshuffled")

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import margaux as mx
-from margaux.callbacks import Progress
+from margaux.callbacks import Progress, _figures
 from margaux.schedule import as_schedule, check_schedules, exponent
 from margaux.space import as_space, boundary_flags, validate
 
@@ -128,6 +128,7 @@ def test_spaces_by_name_and_what_does_not_fit():
         ({"c": mx.Simplex()}, "at least two entries"),
         ({"a": mx.Box(np.zeros(3), 1.0)}, r"bounds of shape \(3,\) do not fit"),
         ({"c": mx.Ball(1.0, np.zeros(2))}, "do not fit"),
+        ({"b": mx.Box(np.zeros((3, 2)), 1.0)}, "do not fit"),
         ({"d": mx.Real()}, "d"),
     ):
         with pytest.raises(ValueError, match=words):
@@ -146,7 +147,7 @@ def test_schedules_refuse_what_is_no_sequence_of_positive_numbers():
     for make, kind in (
         (lambda: mx.Constant(0.0), ValueError), (lambda: mx.Polynomial(-1.0, 0.5), ValueError),
         (lambda: mx.Polynomial(1.0, -0.1), ValueError), (lambda: mx.Polynomial(1.0, 0.5, offset=-1.0), ValueError),
-        (lambda: mx.Growth(-1.0), ValueError), (lambda: mx.Growth(epoch=0), ValueError),
+        (lambda: mx.Growth(-1.0), ValueError), (lambda: mx.Growth(epoch=0), ValueError), (lambda: mx.Growth(cap=0.5), ValueError),
         (lambda: mx.Constant(np.inf), ValueError), (lambda: mx.Constant("1"), TypeError), (lambda: mx.Constant(True), TypeError),
         (lambda: as_schedule(0.0), ValueError), (lambda: as_schedule(np.inf), ValueError), (lambda: as_schedule("1"), TypeError),
         (lambda: as_schedule(True), TypeError), (lambda: as_schedule(1j), TypeError),
@@ -197,13 +198,21 @@ def test_what_theory_says_of_schedules(step, size, draws, words):
     assert re.search(words, said), said
 
 
-# -- stopping ---------------------------------------------------------------------------------------
+# -- progress and stopping ---------------------------------------------------------------------------------------
 
 
 def progress(params, iteration=None):
     trace = {} if params is None else {"params": np.asarray(params, float)}
     iteration = len(params) if iteration is None else iteration
     return Progress(iteration, 1000, ["a"], {}, lambda path: None, lambda: np.zeros((1, 1)), lambda: trace)
+
+
+def test_progress_shows_the_first_parameters_and_the_latest_figures():
+    latest = {"log_joint": np.r_[np.zeros(50), np.full(100, 3.0)], "acceptance": np.array([0.1, 0.25]), "other": np.ones(2)}
+    told = Progress(2, 9, list("abcde"), latest, lambda path: None, lambda: np.array([[1, 2, 3, 4, 5.0]] * 2), dict)
+    assert _figures(told) == "a 1  b 2  c 3  d 4  log joint 3  acceptance 0.25"
+    nameless = Progress(2, 9, [], {"log_marginal": np.array([[1.0], [-7.0]])}, lambda path: None, lambda: np.zeros(0), dict)
+    assert _figures(nameless) == "log marginal -7"
 
 
 def trace_with(shift, window=100, runs=2, scale=1.0):
