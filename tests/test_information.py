@@ -9,6 +9,7 @@ import margaux as mx
 from helpers import normal
 from margaux.inference import information
 from margaux.inference.draws import continued
+from margaux.inference.fisher import _invert
 from margaux.inference.scores import Evaluation
 
 N = 60
@@ -105,6 +106,23 @@ def test_errors_of_standard_errors_and_of_the_lowest_eigenvalue(fit):
     assert info.lowest == pytest.approx((lowest[0], np.std(lowest[1:], ddof=1) / 2))
     exact = information(fit, estep=mx.Quadrature(9))
     assert not np.any(exact.se_error) and exact.lowest[1] == 0.0
+
+
+def test_inverses_leave_out_the_edge_and_what_is_singular():
+    matrix = np.array([[4.0, 1.0, 0.5], [1.0, 3.0, 0.2], [0.5, 0.2, 2.0]])
+    whole, message = _invert(matrix, np.eye(3), np.zeros(3, bool), list("abc"))
+    np.testing.assert_allclose(whole, np.linalg.inv(matrix))
+    assert message == ""
+    part, message = _invert(matrix, np.eye(3), np.array([False, True, False]), list("abc"))
+    np.testing.assert_allclose(part[np.ix_([0, 2], [0, 2])], np.linalg.inv(matrix[np.ix_([0, 2], [0, 2])]))
+    assert not np.any(part[1]) and not np.any(part[:, 1]) and message == "on the boundary, without standard error: b; "
+    none, _ = _invert(matrix, np.eye(3), np.ones(3, bool), list("abc"))
+    assert np.all(np.isnan(none))
+    # Scaled eigenvalues of about 1e-3 and 3, and a third just below or above 3e-9.
+    q, _ = np.linalg.qr(np.array([[1.0, 1.0, 1.0], [1.0, -1.0, 0.0], [1.0, 1.0, -2.0]]).T)
+    for lowest, singular in ((2e-9, True), (5e-9, False)):
+        out, message = _invert((q * [3.0, 1e-3, lowest]) @ q.T, np.eye(3), np.zeros(3, bool), list("abc"))
+        assert bool(np.all(np.isnan(out))) == singular == ("singular" in message)
 
 
 @pytest.mark.parametrize("method", ["louis", "sandwich"])

@@ -49,11 +49,12 @@ def test_curvature_is_looked_at_again_every_ten_visits_and_forgotten_slowly():
     scaling, z = Scaling(None, relative=True), jnp.asarray(Z)
     refresh = eqx.filter_jit(lambda state, matrix: scaling.refresh(z, state, quadratic(matrix)))
     state = refresh(scaling.init(z), A)
-    first = float(state["curvature"])
-    found = []
+    first, found, directions = float(state["curvature"]), [], [state["direction"]]
     for _ in range(EVERY):
         state = refresh(state, A / 100)
         found.append(float(state["curvature"]))
+        directions.append(state["direction"])
+    assert np.all(np.asarray(directions[:-1]) == directions[0]) and np.any(directions[-1] != directions[0])
     assert found[:-1] == [first] * (EVERY - 1) and found[-1] == pytest.approx(FORGET * first)
     # A larger one is taken as it is, to what two more turns say of it.
     for _ in range(EVERY):
@@ -117,8 +118,9 @@ def test_a_window_of_one_state_teaches_nothing(kind):
 
 
 def test_bad_preconditioners():
-    for bad in ([1.0, 0.0], -np.eye(2), np.ones((2, 3)), "full"):
-        with pytest.raises(ValueError, match="preconditioner"):
+    for bad, words in (([1.0, 0.0], r"got shape \(2,\)"), (-np.eye(2), "not positive definite"),
+                       (np.ones((2, 3)), r"got shape \(2, 3\)"), ("full", "got 'full'")):  # fmt: skip
+        with pytest.raises(ValueError, match=f"preconditioner .*{words}"):
             Scaling(bad, relative=False)
 
 

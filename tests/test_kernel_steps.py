@@ -192,6 +192,7 @@ def test_components_come_in_their_turn():
 def test_first_scales_of_alternating():
     first = np.exp(mx.Alternating().init(jnp.asarray(Z))["log_scale"])
     np.testing.assert_allclose(first, [1.0, 2.38 / np.sqrt(3), 2.38, 0.6 / 3 ** (1 / 3), 0.1])
+    assert mx.Alternating().every == 20 and mx.Alternating().inflation == 1.3
     for bad in ({"pattern": ()}, {"pattern": ("nuts",)}, {"every": 0}, {"inflation": 0.0}):
         with pytest.raises(ValueError, match="must be"):
             mx.Alternating(**bad)

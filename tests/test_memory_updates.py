@@ -335,13 +335,14 @@ def test_newton_step_takes_eigenvalues_by_their_modulus_and_bounds_them_below():
     assert np.all(np.isfinite(newton_step(jnp.zeros((2, 2)), jnp.zeros(2))))
 
 
-def test_scaled_ascent_is_the_em_gradient_algorithm():
-    """A gain of one with exact expectations: mu + J^-1 s, J the complete information (one a unit), s = (y - mu) / 3."""
+@pytest.mark.parametrize("size", [2, 40], ids=["matrix", "largest eigenvalue"])
+def test_scaled_ascent_is_the_em_gradient_algorithm(size):
+    """With exact expectations: mu + gain J^-1 s, J the complete information (one a unit), s = (y - mu) / (1 + size)."""
     algorithm = ScaledAscent(gain=as_schedule(0.8), average=mx.LastIterate())
-    trace, _ = iterate(algorithm, 3)
+    trace, _ = iterate(algorithm, 3, size=size)
     mu = [0.3]
     for _ in range(3):
-        mu.append(mu[-1] + 0.8 * np.mean((TABLE - mu[-1]) / 3))
+        mu.append(mu[-1] + 0.8 * np.mean((TABLE - mu[-1]) / (1 + size)))
     np.testing.assert_allclose(trace, mu[1:], rtol=1e-9)
 
 
