@@ -255,6 +255,12 @@ def test_elliptical_slice_shrinks_its_bracket_towards_the_state(seed):
     assert float(probability) == 1.0
 
 
+def test_elliptical_slice_ends_where_nothing_is_a_number():
+    z, _, _ = mx.EllipticalSlice().step((jnp.asarray(XI), jnp.asarray(0.5), jax.random.key(0)), jnp.asarray(Z), (),
+                                        lambda z: jnp.nan * z[0], 1.0)  # fmt: skip
+    np.testing.assert_array_equal(z, Z)
+
+
 def test_samplers_of_blackjax_take_their_step_and_settings():
     kernel, key = mx.BlackJAX("hmc", 0.4, num_integration_steps=3), jax.random.key(0)
     sampler = blackjax.hmc(density, step_size=0.3, inverse_mass_matrix=jnp.ones(3), num_integration_steps=3)

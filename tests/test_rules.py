@@ -133,7 +133,8 @@ def test_spaces_by_name_and_what_does_not_fit():
     ):
         with pytest.raises(ValueError, match=words):
             as_space(bad, params)
-    as_space({"b": mx.Box(np.zeros(2), 1.0)}, params)
+    for good in ({"b": mx.Box(np.zeros(2), 1.0)}, {"a": mx.Simplex()}):
+        as_space(good, params)
     for make in (lambda: mx.Box(1.0, 1.0), lambda: mx.Box(np.nan), lambda: mx.Positive(0.0), lambda: mx.Ball(0.0),
                  lambda: mx.PositiveDefinite(0.0)):  # fmt: skip
         with pytest.raises(ValueError, match="must be"):
