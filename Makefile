@@ -2,7 +2,7 @@
 PYTHON ?= python3
 PIP := .venv/bin/python -m pip --disable-pip-version-check -q
 
-.PHONY: demo test test-slow lint docs bench clean
+.PHONY: demo test test-slow lint docs bench mutate clean
 
 demo: .venv/.demo
 	.venv/bin/margaux demo
@@ -26,6 +26,11 @@ docs: .venv/.docs
 
 bench: .venv/.test
 	.venv/bin/python benchmarks/engine.py
+
+# As SAMPLE=100 (all by default), SEED=1, ONLY='kernels/*', JOBS=2.
+mutate: .venv/.dev
+	.venv/bin/python tests/mutation.py $(if $(SAMPLE),--sample $(SAMPLE)) $(if $(SEED),--seed $(SEED)) \
+		$(if $(ONLY),--only '$(ONLY)') $(if $(JOBS),--jobs $(JOBS))
 
 .venv/bin/python:
 	$(PYTHON) -m venv .venv

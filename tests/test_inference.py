@@ -16,6 +16,7 @@ from helpers import (
     simulate_intercepts,
     simulate_mixture,
 )
+from margaux.inference import rhat
 
 PROBLEMS = {"random_intercept": random_intercept, "gamma_poisson": gamma_poisson, "logistic_normal": logistic_normal}
 
@@ -164,13 +165,14 @@ def test_control_variate_cuts_the_error_and_stays_consistent():
     assert abs(controlled.mean() - truth) < 4 * plain.std() / np.sqrt(200)
 
 
-def test_runs_diagnostics_save_load_and_plots(tmp_path):
+def test_runs_diagnostics_save_and_load(tmp_path):
     problem = random_intercept()
     fit = mx.fit(problem.model, problem.data, mx.saem(), mx.MCMC(mx.RandomWalk(1.0), n_steps=3), params=problem.start,
                  space=problem.space, n_iter=600, runs=3, polish=False, progress=False)  # fmt: skip
     checks = fit.diagnostics()
     assert {"stationarity", "rhat", "acceptance", "gradient", "information"} <= set(checks.index)
-    assert checks.loc["rhat", "figure"] < 1.1
+    tail = fit.trace["params"][fit.averaged_from :]
+    assert checks.loc["rhat", "ok"] and checks.loc["rhat", "figure"] == rhat(tail).max()
     fit.save(tmp_path / "fit.npz")
     again = mx.load(tmp_path / "fit.npz", problem.model, problem.data, space=problem.space)
     np.testing.assert_array_equal(again.params["mu"], fit.params["mu"])
@@ -181,9 +183,6 @@ def test_runs_diagnostics_save_load_and_plots(tmp_path):
     (tmp_path / "junk").write_text("x")
     with pytest.raises(ValueError, match="not a margaux file"):
         mx.load(tmp_path / "junk")
-    for figure in (fit.plot.trace(), fit.plot.estimates(truth=problem.mle), fit.plot.latents()):
-        figure.figure.savefig(tmp_path / "f.png")
-        assert (tmp_path / "f.png").stat().st_size > 5000
 
 
 @pytest.mark.parametrize(("away", "ok"), [(0.09, True), (0.3, False), (0.8, False)])
@@ -226,6 +225,11 @@ def test_early_stopping_and_max_iterations():
     )
     assert stopped.result is mx.RESULTS.stopped and stopped.n_iter < 20_000
     assert abs(stopped.params["mu"] - problem.mle["mu"]) < 1e-3
+    later = mx.EarlyStopping(window=100, floor=stopped.n_iter + 500)
+    patient = mx.fit(
+        problem.model, problem.data, mx.mcem(mx.LastIterate()), mx.Quadrature(9), n_iter=20_000, stop=later, **settings
+    )
+    assert patient.result is mx.RESULTS.stopped and stopped.n_iter + 500 <= patient.n_iter < 20_000
     short = mx.fit(problem.model, problem.data, mx.mcem(), mx.Quadrature(9), n_iter=20, stop=rule, **settings, polish=False)
     assert short.result is mx.RESULTS.max_iterations and not short.converged
 

@@ -194,8 +194,10 @@ def test_an_image_by_functions_and_its_figures():
     )
     assert model.x_.shape == truth.shape
     assert np.mean((model.x_ - truth) ** 2) < 0.3 * np.mean((y - truth) ** 2)
-    assert len(model.plot_trace().figure.axes) == 1
-    assert len(model.plot_reconstruction(truth)) == 3
+    np.testing.assert_array_equal(model.plot_trace().lines[0].get_ydata(), model.trace())
+    shown = [axis.images[0].get_array() for axis in model.plot_reconstruction(truth)]
+    for image, expected in zip(shown, (y, model.x_, truth), strict=True):
+        np.testing.assert_array_equal(image, expected)
 
 
 def test_total_variation_without_noise_counts_its_dimensions():

@@ -144,6 +144,9 @@ def test_path_selects_more_as_the_penalty_falls_without_recompiling(grouped):
     np.testing.assert_allclose(frame.loc[20, ["x0", "x1", "x2", "x3", "x4"]].to_numpy(float), alone.coef_[0], atol=0.02)
     figure = model.plot_path(truth=[1, -1, 0, 0, 0.5])
     assert len(figure) == 2 and len(figure.figure.axes) == 3 and not hasattr(model, "groups_")
+    np.testing.assert_array_equal(figure[1].lines[0].get_ydata(), longer["n_selected"])
+    drawn = {tuple(line.get_ydata()) for line in figure[0].lines}
+    assert drawn == {tuple(longer[f"x{j}"]) for j in range(5) if np.any(longer[f"x{j}"] != 0)}
     with pytest.raises(ValueError, match="call path"):
         small().plot_path()
 

@@ -256,7 +256,8 @@ def as_space(space: Any, params: PyTree) -> AbstractSpace:
             raise ValueError(f"parameter {path} has shape {shape}; Simplex needs at least two entries")
         if isinstance(one, Box | Ball):
             extra = np.broadcast_shapes(np.shape(one.low), np.shape(one.high)) if isinstance(one, Box) else np.shape(one.centre)
-            if len(extra) > len(shape) or np.broadcast_shapes(extra, shape) != shape:
+            fits = all(a in (1, b) for a, b in zip(extra[::-1], shape[::-1], strict=False))
+            if len(extra) > len(shape) or not fits:
                 raise ValueError(f"parameter {path} has shape {shape}, which bounds of shape {extra} do not fit")
     return product
 

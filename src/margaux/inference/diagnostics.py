@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
+import scipy
 
 from ..certificate import Check
 from ..esteps import MCMC, ImportanceSampling
@@ -20,13 +21,44 @@ NAN = float("nan")
 
 
 def rhat(chains: np.ndarray) -> np.ndarray:
-    """Split R-hat of (iterations, runs, p) (Gelman and Rubin 1992; split in halves, Vehtari et al. 2021)."""
+    r"""Rank-normalised split $\hat R$ of (iterations, runs, p), entry by entry (Vehtari, Gelman, Simpson, Carpenter and
+    Bürkner 2021, section 4).
+
+    Chains are cut in halves (the middle of an odd number of iterations is left out) and values replaced by the normal
+    scores of their ranks, so that heavy tails do not hide a disagreement; the larger of the $\hat R$ of the values and that
+    of their distances to the median, so that chains of one centre and different spreads disagree.
+
+    Returns:
+        p figures: one where nothing moves and all agree, infinite where chains stand still apart from one another, NaN
+        where a value is not finite.
+
+    >>> import numpy as np
+    >>> draws = np.random.default_rng(0).normal(size=(1000, 4, 1))
+    >>> rhat(draws).round(2).tolist(), bool(rhat(draws * [[1.0], [1.0], [1.0], [5.0]])[0] > 1.1)
+    ([1.0], True)
+    """
     half = chains.shape[0] // 2
-    split = np.concatenate([chains[:half], chains[half : 2 * half]], axis=1).astype(float)
-    within = split.var(axis=0, ddof=1).mean(axis=0)
-    between = split.mean(axis=0).var(axis=0, ddof=1)
+    split = np.concatenate([chains[:half], chains[chains.shape[0] - half :]], axis=1).astype(float)
+    with np.errstate(invalid="ignore"):
+        folded = np.abs(split - np.median(split, axis=(0, 1)))
+    figure = np.maximum(_ratio(_normal_scores(split)), _ratio(_normal_scores(folded)))
+    return np.where(np.all(np.isfinite(split), axis=(0, 1)), figure, np.nan)
+
+
+def _normal_scores(split: np.ndarray) -> np.ndarray:
+    """Normal quantiles of the ranks over all chains, ties shared (Blom 1958)."""
+    count = split.shape[0] * split.shape[1]
+    rank = scipy.stats.rankdata(split.reshape(count, -1), axis=0).reshape(split.shape)
+    return scipy.special.ndtri((rank - 3 / 8) / (count + 1 / 4))
+
+
+def _ratio(chains: np.ndarray) -> np.ndarray:
+    """The pooled over the within-chain standard deviation (Gelman and Rubin 1992)."""
+    length = chains.shape[0]
+    within = chains.var(axis=0, ddof=1).mean(axis=0)
+    between = chains.mean(axis=0).var(axis=0, ddof=1)
     with np.errstate(divide="ignore", invalid="ignore"):
-        ratio = np.sqrt((half - 1) / half + between / within)
+        ratio = np.sqrt((length - 1) / length + between / within)
     return np.where(within > 0, ratio, np.where(between > 0, np.inf, 1.0))
 
 
