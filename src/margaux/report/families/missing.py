@@ -68,11 +68,10 @@ def _convergence(model: Any) -> Section:
 
 def _goodness(model: Any) -> list[Part]:
     table = model.table_
-    x, c = model._split(table.x)
 
     def calibrated() -> list[Part]:
         with precision(np.dtype(float)):
-            expected = answers.expected_outcome(model._family(), model.result_.params, model.standard_.apply(x), c, table.offset)
+            expected = answers.expected_outcome(model._family(), model.result_.params, model._own())
         note = "Of the rows of the fit, given what is observed of each."
         if expected.ndim == 1:
             what = f"P({table.classes[1]})" if table.classes is not None else "outcome"
