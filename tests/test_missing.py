@@ -184,9 +184,7 @@ def test_the_exact_maximum_is_one(name, plain):
     found, information = likelihood.maximise(data.start)
     flat = likelihood.pack(found.params)
     value, gradient = likelihood.objective(flat)
-    assert np.abs(gradient).max() < 1e-6 and found.gradient == np.abs(gradient).max()
-    # A step in standard errors.
-    assert likelihood.size**2 * gradient @ np.linalg.solve(information, gradient) < 1e-8
+    assert np.abs(gradient).max() < 1e-8 and found.gradient < 1e-8
     assert found.loglik == pytest.approx(-value * likelihood.size, abs=1e-8)
     assert found.loglik > naive(name, data.params, data)
     assert np.linalg.eigvalsh(information)[0] > 0

@@ -16,6 +16,7 @@ from .layout import Arranged
 from .likelihood import Sample, log_densities
 from .multinomial import Multinomial, given_observed_each
 from .observed import Groups, Params, Rows, by_group, given_observed
+from .table import Table
 
 
 @compiled
@@ -104,6 +105,17 @@ def coefficient_index(names: list[str], classes: np.ndarray | None) -> pd.Index:
         return pd.Index(["intercept", *names])
     rows = [f"{label}: {name}" for label in classes[1:] for name in ["intercept", *names]]
     return pd.Index(rows, name=f"against {classes[0]}")
+
+
+def parameter_names(table: Table, params: Any) -> list[str]:
+    """Of every free parameter in the units of the data: coefficients, then the covariates' part."""
+    own = [name for name, kept in zip(table.names, table.gaussian, strict=True) if kept]
+    out = list(coefficient_index(table.names, table.classes if np.ndim(params["coef"]) == 2 else None))
+    many = np.ndim(params["mean"]) == 2
+    out += [f"mean {name}" + (f"[{k}]" if many else "") for k in range(len(np.atleast_2d(params["mean"]))) for name in own]
+    out += [f"cov {own[i]}, {own[j]}" if i != j else f"var {own[i]}" for i in range(len(own)) for j in range(i + 1)]
+    out += [f"cells[{k}, {j}]" for k, j in np.ndindex(np.shape(params["cells"]))] if "cells" in params else []
+    return out + (["residual variance"] if "scale" in params else [])
 
 
 def expected_outcome(family: Any, params: Params, data: Arranged) -> np.ndarray:

@@ -23,7 +23,7 @@ COVARIATE, RESIDUAL, TREND, DISPERSION = (0.5, 1.0), (0.4, 0.8), 0.1, 0.05
 NODES = 41
 
 
-def calibration(expected: np.ndarray, y: np.ndarray) -> Check | None:
+def calibration(expected: np.ndarray, y: np.ndarray, classes: Any) -> Check | None:
     """Hosmer and Lemeshow's test of P(y = k) given what is observed, (n,) or (n, K) (Fagerland, Hosmer and Bofin 2008)."""
     p = np.stack([1 - expected, expected], axis=1) if expected.ndim == 1 else expected
     count = int(min(np.bincount(y.astype(int), minlength=p.shape[1]).min(), p.sum(axis=0).min()) // SIDE)
@@ -37,7 +37,7 @@ def calibration(expected: np.ndarray, y: np.ndarray) -> Check | None:
     chance = float(scipy.stats.chi2.sf(value, (len(groups) - 2) * (p.shape[1] - 1)))
     k, j = np.unravel_index(np.argmax(np.abs(seen - wanted) / np.sqrt(np.maximum(wanted, 0.5))), seen.shape)
     bad = (f"Predicted probabilities do not agree with the outcome (p = {chance:.2g}): of {len(groups[k])} rows in one group "
-           f"{seen[k, j]} are of class {j} (from 0 on) where {wanted[k, j]:.1f} are expected; a term is missing or bends.")  # fmt: skip
+           f"{seen[k, j]} are of class {classes[j]} where {wanted[k, j]:.1f} are expected; a term is missing or bends.")  # fmt: skip
     return _check("calibration", chance, RARE, chance >= RARE, "Predicted probabilities agree with the outcome.", bad)
 
 

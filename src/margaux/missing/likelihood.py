@@ -18,7 +18,7 @@ from .families import AbstractFamily, Gaussian
 from .observed import Groups, Params, Rows
 
 #: Newton steps at most; the step, in standard errors, below which an estimate is at the maximum
-NEWTON, NEAR = 50, 1e-4
+NEWTON, NEAR = 50, 1e-7
 #: a step, in standard errors, so short that the information is what it was
 SHORT = 0.01
 #: rows whose scores are computed at a time
@@ -246,9 +246,11 @@ class Likelihood:
         while length > NEAR and n_iter < NEWTON:
             share = min(1.0, radius / length)
             there, slope = self.objective(flat - share * step)
-            if not there < value:
+            # The last steps change the likelihood by less than its rounding, and are known by the gradient.
+            better = there < value or (length < SHORT and np.abs(slope).max() < np.abs(gradient).max())
+            if not better:
                 radius = share * length / 4
-                if radius < NEAR:
+                if radius < max(NEAR, length / 1e6):
                     break
                 continue
             radius, n_iter = min(100.0, max(radius, 3 * share * length)), n_iter + 1

@@ -22,9 +22,13 @@ AT, OFF = 0.03, 0.25
 EXACT, WRONG = 0.02, 0.5
 #: coefficients a standard deviation of their column, and standard errors of them, that are taken for infinite
 FINITE, WIDE = 15.0, 10.0
-#: smallest eigenvalue of a correlation matrix of covariates, smallest share of a residual variance, and rows expected in a cell,
+#: share of a parameter's gradient along the directions of infinite coefficients from which it is infinite itself
+ALONG = 0.01
+#: smallest eigenvalue of a correlation matrix of covariates, without and with a maximum, smallest share of a residual variance, and rows expected in a cell,
 #: below which the estimate lies on the edge
-SINGULAR, PERFECT, EMPTY = 1e-4, 1e-6, 0.5
+SINGULAR, COLLINEAR, PERFECT, EMPTY = 1e-4, 1e-9, 1e-6, 0.5
+#: falls of the log-likelihood a standard error away (a half for a parabola) beyond which Wald intervals are not to be used
+SHALLOW, FLAT = 0.12, 0.02
 #: how standard errors are worked out
 ERRORS = ("information", "robust")
 #: rows whose integrals are done again, and nodes for them
@@ -35,7 +39,8 @@ class Verdict(NamedTuple):
     """What is known of an estimate.
 
     Attributes:
-        loglik: in the units of the fit. information: observed, of the free coordinates. kept: those that are finite.
+        loglik: in the units of the fit. information: observed, of the f free coordinates. kept: (f, .), a basis of the directions
+            in which the estimate is finite.
         distance: standard errors from the maximum. numbers: the checks of whether it is one; certificate: all checks.
     """
 
@@ -52,11 +57,13 @@ class Verdict(NamedTuple):
         information, table = likelihood.information(flat), layout.table
         params = likelihood.struct.params(likelihood.whole(flat))
         infinite, names = _runaway(layout, likelihood, information, np.asarray(params["beta"]))
-        kept, distance, least = _settled(information, likelihood.size * slope, infinite)
+        kept = scipy.linalg.null_space(infinite.T) if infinite.size else np.eye(len(flat))
+        distance, least = _settled(information, likelihood.size * slope, kept)
         share = answers.shares(likelihood.family, params, data, True)
         error = likelihood_error(likelihood, params, share)
+        falls = _falls(likelihood, flat, information, kept) if distance < OFF else np.zeros(0)
         checks = (_gradient(distance), _likelihood(*error), _information(least), _separation(names),
-                  _boundary(layout, likelihood, params))  # fmt: skip
+                  _boundary(layout, likelihood, params, distance), *_shape(layout, likelihood, falls))  # fmt: skip
         numbers = Certificate(checks)
         told = (Check(one.kind, one.figure, np.nan, np.nan, "careful", one.sentence + ".") for one in table.suspicions)
         certificate = numbers.and_also(*goodness(likelihood.family, params, data, layout).checks, *told)
@@ -69,16 +76,15 @@ class Verdict(NamedTuple):
         out = {name: np.full(len(jacobian), np.nan) for name, jacobian in jacobians.items()}
         if not self.distance < OFF:
             return out
-        covariance = np.linalg.inv(self.information[np.ix_(self.kept, self.kept)])
+        covariance = self.kept @ np.linalg.inv(self.kept.T @ self.information @ self.kept) @ self.kept.T
         if kind == "robust":
-            scores = likelihood.scores(flat)[:, self.kept]
+            scores = likelihood.scores(flat)
             covariance = covariance @ (scores.T @ scores) @ covariance
-        infinite = np.setdiff1d(np.arange(len(flat)), self.kept)
         for name, jacobian in jacobians.items():
             own = jacobian[:, likelihood.free]
-            part = own[:, self.kept]
-            errors = np.sqrt(np.maximum(np.einsum("ij,jk,ik->i", part, covariance, part), 0.0))
-            out[name] = np.where((own[:, infinite] != 0).any(axis=1), np.nan, errors)
+            errors = np.sqrt(np.maximum(np.einsum("ij,jk,ik->i", own, covariance, own), 0.0))
+            lost = np.linalg.norm(own - own @ self.kept @ self.kept.T, axis=1) > ALONG * np.linalg.norm(own, axis=1)
+            out[name] = np.where(lost, np.nan, errors)
         return out
 
     @staticmethod
@@ -91,35 +97,42 @@ class Verdict(NamedTuple):
 
 
 def _runaway(layout: Layout, likelihood: Likelihood, information: np.ndarray, beta: np.ndarray) -> tuple[np.ndarray, list[str]]:
-    """Free coordinates of coefficients that are infinite, or may be, and their names: so large, or so uncertain, that data of this
-    size could not tell them from it. A Gaussian outcome has none."""
+    """Directions of the free coordinates, (f, .), along which coefficients are infinite, or may be, and what moves along them: so
+    uncertain, or so large, that data of this size could not tell them from it. A Gaussian outcome has none."""
+    f, table = len(information), layout.table
     if isinstance(likelihood.family, Gaussian):
-        return np.zeros(0, int), []
-    table = layout.table
+        return np.zeros((f, 0)), []
     values, vectors = np.linalg.eigh(information)
     values = np.maximum(np.abs(values), 1e-14 * np.abs(values).max())
-    errors = np.zeros(likelihood.struct.size)
-    errors[likelihood.free] = np.sqrt((vectors**2) @ (1 / values))
     # Gaussian columns and those of discrete covariates are standardised in the fit, others are as they are.
     widths = np.ones(beta.shape[-1])
     widths[table.order[1:][table.fixed]] = table.x[:, table.fixed].std(axis=0)
-    scaled = np.broadcast_to(widths, beta.shape).ravel()
-    slope = np.broadcast_to(np.arange(beta.shape[-1]) > 0, beta.shape).ravel()
-    bad = (errors[: beta.size] * scaled > WIDE) | (slope & (np.abs(beta).ravel() * scaled > FINITE))
+    count = int(np.sum(likelihood.free < beta.size))
+    places = likelihood.free[:count]
+    scale = np.broadcast_to(widths, beta.shape).ravel()[places]
+    covariance = (vectors[:count] / values) @ vectors[:count].T
+    spread, along = np.linalg.eigh(covariance * np.outer(scale, scale))
+    wide = along[:, spread > WIDE**2] / scale[:, None]
+    slope = np.broadcast_to(np.arange(beta.shape[-1]) > 0, beta.shape).ravel()[places]
+    large = np.eye(count)[:, slope & (np.abs(beta.ravel()[places]) * scale > FINITE)]
+    directions = np.zeros((f, wide.shape[1] + large.shape[1]))
+    directions[:count] = np.concatenate([wide, large], axis=1)
+    if not directions.size:
+        return directions, []
+    directions = scipy.linalg.orth(directions)
+    jacobian = layout.standard.jacobians(likelihood.struct, likelihood.whole(np.zeros(f)))["beta"][:, likelihood.free]
+    moved = np.linalg.norm(jacobian @ directions, axis=1) > ALONG * np.linalg.norm(jacobian, axis=1)
     index = answers.coefficient_index(table.names, table.classes if beta.ndim == 2 else None)
-    names = [name for name, own in zip(index, bad.reshape(beta.shape)[..., table.order].ravel(), strict=True) if own]
-    return np.flatnonzero(np.isin(likelihood.free, np.flatnonzero(bad))), names
+    return directions, [name for name, own in zip(index, moved.reshape(beta.shape)[..., table.order].ravel(), strict=True) if own]
 
 
-def _settled(information: np.ndarray, gradient: np.ndarray, infinite: np.ndarray) -> tuple[np.ndarray, float, float]:
-    """Coordinates that are finite; how far their maximum is, in standard errors, NaN where it is none; and the smallest
+def _settled(information: np.ndarray, gradient: np.ndarray, kept: np.ndarray) -> tuple[float, float]:
+    """How far the maximum is in the directions that are kept, in standard errors, NaN where there is none; and the smallest
     eigenvalue of their information as a correlation matrix."""
-    kept = np.setdiff1d(np.arange(len(gradient)), infinite)
-    part = information[np.ix_(kept, kept)]
+    part = kept.T @ information @ kept
     scale = np.sqrt(np.maximum(np.diagonal(part), 1e-300))
     least = float(np.linalg.eigvalsh(part / np.outer(scale, scale))[0])
-    distance = newton_step(part, gradient[kept])[1] if least > 0 else float("nan")
-    return kept, distance, least
+    return (newton_step(part, kept.T @ gradient)[1] if least > 0 else float("nan")), least
 
 
 def goodness(family: Any, params: Any, data: Arranged, layout: Layout) -> Certificate:
@@ -138,7 +151,7 @@ def goodness(family: Any, params: Any, data: Arranged, layout: Layout) -> Certif
             out = out.and_also(fitness.dispersion(z, np.size(params["beta"])))
     else:
         expected = answers.expected_outcome(family, params, data)
-        out = out.and_also(fitness.calibration(expected[kept], y[kept]))
+        out = out.and_also(fitness.calibration(expected[kept], y[kept], layout.table.classes))
     table = layout.table
     holes = np.isnan(table.x[:, table.gaussian]).any(axis=0)
     names = [name for name, own in zip(table.names, table.gaussian, strict=True) if own]
@@ -210,7 +223,7 @@ def _gradient(distance: float) -> Check:
         return Check("gradient", distance, 0.0, AT, "failed", said)
     level: Level = "pass" if distance < AT else "careful" if distance < OFF else "failed"
     said = f"The estimate is {distance:.2g} standard errors from the maximum" + (
-        "." if level == "pass" else '; raise n_iter, or use polish=True.')  # fmt: skip
+        "." if level == "pass" else ": the search for it ended early, as where it has not been polished or hardly has an end.")
     return Check("gradient", distance, 0.0, AT, level, said)
 
 
@@ -238,14 +251,47 @@ def _separation(names: list[str]) -> Check:
     return Check("separation", float(len(names)), float("nan"), 0.0, "failed", said)
 
 
-def _boundary(layout: Layout, likelihood: Likelihood, params: Any) -> Check:
+def _falls(likelihood: Likelihood, flat: np.ndarray, information: np.ndarray, kept: np.ndarray) -> np.ndarray:
+    """Of each coefficient, by how much the log-likelihood falls a standard error away, the others following as the information
+    says; the lesser of both sides. Infinite of those that are infinite themselves."""
+    value = likelihood.objective(flat)[0]
+    covariance = kept @ np.linalg.inv(kept.T @ information @ kept) @ kept.T
+    count = int(np.sum(likelihood.free < likelihood.struct.sizes[0]))
+    out = np.full(count, np.inf)
+    for j in np.flatnonzero(np.linalg.norm(kept[:count], axis=1) > 1 - ALONG):
+        step = covariance[:, j] / np.sqrt(covariance[j, j])
+        out[j] = likelihood.size * (min(likelihood.objective(flat + side * step)[0] for side in (-1, 1)) - value)
+    return out
+
+
+def _shape(layout: Layout, likelihood: Likelihood, falls: np.ndarray) -> list[Check]:
+    if not np.isfinite(falls).any():
+        return []
+    j, table = int(falls.argmin()), layout.table
+    lead = likelihood.struct.lead
+    index = answers.coefficient_index(table.names, table.classes if lead else None)
+    k, place = divmod(int(likelihood.free[j]), likelihood.struct.sizes[0] // int(np.prod(lead, dtype=int)))
+    name = index[k * len(table.order) + int(np.flatnonzero(table.order == place)[0])]
+    fall = float(falls[j])
+    if fall < -FLAT:
+        level, said = "failed", f"The likelihood is higher by {-fall:.2g} a standard error away along {name}: the estimate is no maximum."
+    elif fall < SHALLOW:
+        level, said = "careful", (f"The likelihood falls by {fall:.2g} only a standard error away along {name}, where a half is expected: "
+                                  "too much is missing for its standard error and interval to mean much.")  # fmt: skip
+    else:
+        level, said = "pass", "The likelihood falls on both sides of the estimate as its standard errors say."
+    return [Check("shape", fall, float("nan"), SHALLOW, level, said)]  # type: ignore[arg-type]
+
+
+def _boundary(layout: Layout, likelihood: Likelihood, params: Any, distance: float) -> Check:
     table = layout.table
     names = [name for name, own in zip(table.names, table.gaussian, strict=True) if own]
     covariance = np.asarray(params["covariance"])
     if len(covariance):
         scale = np.sqrt(np.diagonal(covariance))
         values, vectors = np.linalg.eigh(covariance / np.outer(scale, scale))
-        if values[0] < SINGULAR:
+        # Columns that are all but the same are so wherever a maximum has been found.
+        if values[0] < (SINGULAR if not distance < AT else COLLINEAR):
             involved = [f'"{names[j]}"' for j in np.argsort(-np.abs(vectors[:, 0]))[:3]]
             return Check("boundary", float(values[0]), float("nan"), SINGULAR, "failed",
                          f"The covariance of the covariates is all but singular along {', '.join(involved)}: too few rows have them "

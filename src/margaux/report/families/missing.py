@@ -36,9 +36,11 @@ def sections(model: Any, command: str | None = None) -> list[Section]:
     data = (table.x, table.y, table.weights, table.offset)
     return [
         fitted.what(model, ("Family", model.family), ("Method", model.method), ("Rows", f"{len(table.x):,}, {whole:,} complete"),
-                    ("Covariates", table.x.shape[1]), ("Classes", "" if table.classes is None else listed(list(table.classes))),
-                    words=WORDS, names=["intercept", *table.names]),
+                    ("Covariates", table.x.shape[1]),
+                    ("Discrete", listed([one.name for one in table.discrete]) if table.discrete else ""), ("Classes", "" if table.classes is None else listed(list(table.classes))),
+                    words=WORDS, names=answers.parameter_names(table, model.params_)),
         fitted.end(model),
+        _certificate(model),
         fitted.estimated(model, "Coefficients with Wald intervals (observed information)."),
         _convergence(model),
         fitted.criteria(model, ("Log-likelihood of the outcome alone", _outcome(model)), more=_goodness(model)),
@@ -52,18 +54,27 @@ def _outcome(model: Any) -> str:
     return "" if model.result_.result.failed else nats(model.loglik_outcome_)
 
 
+#: how a page marks the levels of a check
+MARKS = {"pass": "good", "careful": "careful", "failed": "bad"}
+
+
+def _certificate(model: Any) -> Section:
+    """The checks, one sentence each, with their figures."""
+    checks = model.certificate_.checks
+    rows = [Verdict(MARKS[check.level], f"{check.name[:1].upper()}{check.name[1:]}: {check.sentence}") for check in checks]
+    frame = model.certificate_.table().drop(columns="sentence")
+    return section("certificate", "Certificate", *rows, [framed(frame, "What was measured, and what it was held to.", "check",
+                                                              rest="model.certificate_.table() has all of them")])  # fmt: skip
+
+
 def _convergence(model: Any) -> Section:
     fit = model.result_
     if model.method != "exact":
         names = {f"beta[{j}]": f"{name} (standardised)" for j, name in enumerate(["intercept", *model.table_.names])}
         return of_fit.convergence_of(fit, names=names)
-    text = f"the exact likelihood was maximised in {fit.n_iter} iterations"
-    good = (
-        "its gradient is below 1e-5 an observation" if model.converged_ else "its gradient is not yet below 1e-5 an observation"
-    )
-    return section(
-        convergence.ID, convergence.TITLE, Verdict("good" if model.converged_ else "careful", f"Gradient: {text}; {good}.")
-    )
+    one = model.certificate_["gradient"]
+    text = f"The exact likelihood was maximised in {fit.n_iter} iterations by L-BFGS and Newton steps. {one.sentence}"
+    return section(convergence.ID, convergence.TITLE, Verdict(MARKS[one.level], text))
 
 
 def _goodness(model: Any) -> list[Part]:
