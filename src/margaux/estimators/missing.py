@@ -15,6 +15,7 @@ from sklearn.base import ClassifierMixin, RegressorMixin, clone
 from ..algorithm import AbstractAlgorithm
 from ..algorithms import mcem, misso, saem
 from ..average import LastIterate, LinearlyWeighted
+from ..certificate import Certificate
 from ..compiling import keep_compilations
 from ..esteps import MCMC
 from ..fit import fit as run
@@ -30,7 +31,7 @@ from ..missing.multinomial_model import MissingMultinomial
 from ..missing.observed import Params
 from ..missing.selection import search
 from ..missing.table import Table, table
-from ..missing.verdict import ERRORS, Verdict
+from ..missing.verdict import ERRORS, Verdict, few_complete
 from ..naming import default_dtype, precision
 from ..result import RESULTS, Fit
 from ..schedule import ConstantThenDecay, Growth
@@ -137,7 +138,7 @@ class MissingGLM(AbstractRowAnswers):
         self._refuse_offset(offset)
         data = table(X, y, OUTCOMES[self.family], sample_weight, offset, self.discrete)
         if data.discrete and self.method != "exact":
-            raise ValueError(f'discrete covariates are enumerated by method="exact" only; method={self.method!r} has Gaussian ones')
+            raise ValueError("discrete covariates are enumerated by the exact method only; the others have Gaussian ones")
         if self.family == "multinomial" and data.classes is not None:
             check_classes(data, data.classes)
         return self._estimate(data)
@@ -163,11 +164,14 @@ class MissingGLM(AbstractRowAnswers):
             if self.polish:
                 flat, n_polish = one.polish(flat)
                 n_iter += n_polish
-            self._flat, self._verdict = flat, Verdict.of(layout, one, flat, rows)
+            verdict = Verdict.of(layout, one, flat, rows)
+            if self.polish and verdict.numbers.word != "failed" and few_complete(data):
+                flat, others = one.elsewhere(begin, flat, self.random_state)
+                verdict = Verdict.of(layout, one, flat, rows, others)
+            self._flat, self._verdict = flat, verdict
             params = one.struct.params(one.whole(flat))
         self._loglik = self._verdict.loglik - layout.standard.log_jacobian(data.x[:, data.gaussian], data.weights)
-        self._keep(self._exact(params, n_iter) if fit is None else dataclasses.replace(fit, params=params, _cache={}))
-        self.certificate_ = self._verdict.certificate
+        self._keep(self._exact(params, n_iter) if fit is None else dataclasses.replace(fit, params=params))
         self.converged_, self.message_ = self._verdict.numbers.word != "failed", str(self.certificate_)
         if not self.converged_:
             warnings.warn(f"{type(self).__name__}: {self._verdict.numbers}", stacklevel=3)
@@ -202,7 +206,7 @@ class MissingGLM(AbstractRowAnswers):
         return run(
             model, rows, algorithms[self.method], estep, params=start,
             space=model.space(), n_iter=self.n_iter, batch_size=self.batch_size, key=self.random_state,
-            dtype=default_dtype(self.dtype), progress=bool(self.verbose),
+            dtype=default_dtype(self.dtype), progress=bool(self.verbose), polish=False,
         )  # fmt: skip
 
     def _keep(self, fit: Fit) -> None:
@@ -243,6 +247,12 @@ class MissingGLM(AbstractRowAnswers):
         """Standard errors from the observed information, shaped as `params_`; NaN of what is infinite, and of all that is at no
         maximum."""
         return self._errors("information")
+
+    @property
+    def certificate_(self) -> Certificate:
+        """Whether this is the maximum of the exact likelihood, its errors true, and the model that of the data."""
+        check_fitted(self)
+        return self._verdict.certificate
 
     @property
     def cells_(self) -> pd.DataFrame:

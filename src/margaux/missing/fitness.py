@@ -17,8 +17,8 @@ RARE, ENOUGH, MOST = 0.005, 50, 20_000
 #: groups of a calibration, and the rows of the rarer class for one of them
 GROUPS, SIDE = 10, 8
 #: what matters, however certain it is: skewness and excess kurtosis of a covariate and of the outcome's residuals, the
-#: correlation of squared residuals with the mean, and how far a dispersion is from one
-COVARIATE, RESIDUAL, TREND, DISPERSION = (0.5, 1.0), (0.4, 0.8), 0.1, 0.05
+#: correlation of squared residuals with the mean, how far a dispersion is from one, and the correlation of residuals with a square
+COVARIATE, RESIDUAL, TREND, DISPERSION, BEND = (0.5, 1.0), (0.4, 0.8), 0.1, 0.05, 0.05
 #: nodes over a Gaussian predictor
 NODES = 41
 
@@ -75,6 +75,42 @@ def evenness(z: np.ndarray, mean: np.ndarray) -> Check | None:
     bad = (f"Residuals spread {'more' if r > 0 else 'less'} where the outcome is larger (correlation {r:.2f}, p = {chance:.2g}), so the "
            'standard errors are wrong: transform the outcome, or use errors="robust".')  # fmt: skip
     return _check("spread", chance, RARE, chance >= RARE or abs(r) < TREND, "Residuals spread evenly.", bad)
+
+
+def class_residuals(expected: np.ndarray, y: np.ndarray) -> np.ndarray:
+    """Pearson's of each class but the first given what is observed, (n, K - 1)."""
+    p = expected[:, None] if expected.ndim == 1 else expected[:, 1:]
+    seen = y[:, None] == np.arange(1, p.shape[1] + 1)
+    return (seen - p) / np.sqrt(np.maximum(p * (1 - p), 1e-12))
+
+
+def linearity(residuals: np.ndarray, x: np.ndarray, names: list[str]) -> Check | None:
+    """Whether residuals (n,) or (n, K - 1) bend along a Gaussian covariate, (n, p) standardised: their correlation with its square,
+    less what is linear in it, by the score test of that term (White 1980)."""
+    r = residuals.reshape(len(residuals), -1)
+    worst, count = None, 0
+    for column, name in zip(x.T, names, strict=True):
+        seen = ~np.isnan(column)
+        if seen.sum() < ENOUGH:
+            continue
+        line = np.column_stack([np.ones(seen.sum()), column[seen]])
+        square = column[seen] ** 2
+        square = square - line @ np.linalg.lstsq(line, square, rcond=None)[0]
+        # A few rows far out must not carry it.
+        square = np.clip(square, *np.quantile(square, [0.01, 0.99]))
+        for one in r[seen].T:
+            count += 1
+            z = float(np.sum(square * one) / np.sqrt(np.maximum(np.sum((square * one) ** 2), 1e-300)))
+            share = float(np.sum(square * one) / np.sqrt(np.sum(square**2) * np.sum(one**2) + 1e-300))
+            if worst is None or abs(z) > abs(worst[0]):
+                worst = (z, share, name)
+    if worst is None:
+        return None
+    chance = 2 * float(scipy.special.ndtr(-abs(worst[0])))
+    bad = (f'The outcome bends along "{worst[2]}" (p = {chance:.2g}, correlation of its square with the residuals {worst[1]:.2f}): add a '
+           "squared term, or transform it.")  # fmt: skip
+    good = chance >= RARE / count or abs(worst[1]) < BEND
+    return _check("linearity", chance, RARE / count, good, "The outcome does not bend along any covariate.", bad)
 
 
 def covariates(residuals: np.ndarray, names: list[str]) -> Check | None:

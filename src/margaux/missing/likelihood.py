@@ -21,6 +21,8 @@ from .observed import Groups, Params, Rows
 NEWTON, NEAR = 50, 1e-7
 #: a step, in standard errors, so short that the information is what it was
 SHORT = 0.01
+#: climbs from random starts where the likelihood may have several maxima, and how near two log-likelihoods are the same
+STARTS, CLOSE = 3, 0.05
 #: rows whose scores are computed at a time
 BLOCK = 4096
 
@@ -233,6 +235,29 @@ class Likelihood:
         params = self.struct.params(self.whole(flat))
         found = Maximum(params, -value * self.size, n_iter + more, float(np.abs(gradient).max()))
         return found, self.information(flat)
+
+    def elsewhere(self, start: Params, flat: np.ndarray, seed: int) -> tuple[np.ndarray, np.ndarray]:
+        """The best of this and of climbs from random starts, and the log-likelihoods that those reach.
+
+        Where few rows are complete the likelihood may have several maxima: they begin from coefficients and correlations drawn at
+        random.
+        """
+        rng, values = np.random.default_rng(seed), []
+        best = self.objective(flat)[0]
+        for _ in range(STARTS):
+            p = self.struct.p
+            factors = rng.normal(size=(p, 2))
+            covariance = factors @ factors.T + np.eye(p)
+            scale = np.sqrt(np.diagonal(covariance))
+            beta = start["beta"] + rng.normal(size=np.shape(start["beta"]))
+            other, _, _ = self.climb(start | {"beta": beta, "covariance": covariance / np.outer(scale, scale)}, 200)
+            value = self.objective(other)[0]
+            if value < best - CLOSE / self.size:
+                other, _ = self.polish(other)
+                flat, best = other, self.objective(other)[0]
+                value = best
+            values.append(-value * self.size)
+        return flat, np.array(values)
 
     def polish(self, flat: np.ndarray) -> tuple[np.ndarray, int]:
         r"""Newton steps to the maximum: where it is, and how many.

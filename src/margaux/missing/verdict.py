@@ -13,8 +13,9 @@ from ..compiling import compiled
 from . import answers, fitness
 from .families import AbstractFamily, Gaussian, Poisson
 from .layout import Arranged, Layout
-from .likelihood import Likelihood, Sample, log_densities, newton_step
+from .likelihood import CLOSE, Likelihood, Sample, log_densities, newton_step
 from .multinomial import Multinomial
+from .table import Table
 
 #: standard errors from the maximum up to which an estimate is at it, and from which on it is nowhere
 AT, OFF = 0.03, 0.25
@@ -29,6 +30,8 @@ ALONG = 0.01
 SINGULAR, COLLINEAR, PERFECT, EMPTY = 1e-4, 1e-9, 1e-6, 0.5
 #: falls of the log-likelihood a standard error away (a half for a parabola) beyond which Wald intervals are not to be used
 SHALLOW, FLAT = 0.12, 0.02
+#: complete rows a column below which other starts are tried
+COMPLETE = 10
 #: how standard errors are worked out
 ERRORS = ("information", "robust")
 #: rows whose integrals are done again, and nodes for them
@@ -52,7 +55,8 @@ class Verdict(NamedTuple):
     certificate: Certificate
 
     @staticmethod
-    def of(layout: Layout, likelihood: Likelihood, flat: np.ndarray, data: Arranged) -> Verdict:
+    def of(layout: Layout, likelihood: Likelihood, flat: np.ndarray, data: Arranged, others: Any = ()) -> Verdict:
+        """Args: others: log-likelihoods that other starts reached."""
         value, slope = likelihood.objective(flat)
         information, table = likelihood.information(flat), layout.table
         params = likelihood.struct.params(likelihood.whole(flat))
@@ -64,7 +68,7 @@ class Verdict(NamedTuple):
         falls = _falls(likelihood, flat, information, kept) if distance < OFF else np.zeros(0)
         checks = (_gradient(distance), _likelihood(*error), _information(least), _separation(names),
                   _boundary(layout, likelihood, params, distance), *_shape(layout, likelihood, falls))  # fmt: skip
-        numbers = Certificate(checks)
+        numbers = Certificate(checks).and_also(_starts(-value * likelihood.size, np.asarray(others)))
         told = (Check(one.kind, one.figure, np.nan, np.nan, "careful", one.sentence + ".") for one in table.suspicions)
         certificate = numbers.and_also(*goodness(likelihood.family, params, data, layout).checks, *told)
         return Verdict(-value * likelihood.size, information, kept, distance, numbers, certificate)
@@ -152,12 +156,14 @@ def goodness(family: Any, params: Any, data: Arranged, layout: Layout) -> Certif
     else:
         expected = answers.expected_outcome(family, params, data)
         out = out.and_also(fitness.calibration(expected[kept], y[kept], layout.table.classes))
+        z = fitness.class_residuals(expected, y)[kept]
     table = layout.table
+    own = [name for name, kind in zip(table.names, table.gaussian, strict=True) if kind]
+    out = out.and_also(fitness.linearity(z, layout.standard.apply(table.x[:, table.gaussian])[kept], own))
     holes = np.isnan(table.x[:, table.gaussian]).any(axis=0)
-    names = [name for name, own in zip(table.names, table.gaussian, strict=True) if own]
     if holes.any():
         residuals = np.where(holes, fitness.left_out(params, data), np.nan)
-        out = out.and_also(fitness.covariates(residuals, names))
+        out = out.and_also(fitness.covariates(residuals, own))
     return out
 
 
@@ -281,6 +287,24 @@ def _shape(layout: Layout, likelihood: Likelihood, falls: np.ndarray) -> list[Ch
     else:
         level, said = "pass", "The likelihood falls on both sides of the estimate as its standard errors say."
     return [Check("shape", fall, float("nan"), SHALLOW, level, said)]  # type: ignore[arg-type]
+
+
+def few_complete(table: Table) -> bool:
+    """Whether so few rows are complete that the likelihood may have several maxima."""
+    complete = int((~np.isnan(table.x).any(axis=1)).sum())
+    return complete < min(COMPLETE * (table.x.shape[1] + 1), len(table.x))
+
+
+def _starts(loglik: float, others: np.ndarray) -> Check | None:
+    if not others.size:
+        return None
+    same = int(np.sum(others > loglik - 2 * CLOSE))
+    figure = float(same / len(others))
+    if same:
+        return Check("starts", figure, float("nan"), 0.0, "pass", f"{same} of {len(others)} other starts reach this maximum.")
+    return Check("starts", figure, float("nan"), 0.0, "careful",
+                 f"None of {len(others)} other starts reaches this maximum, the nearest ends {loglik - others.max():.2g} below: with so few "
+                 "complete rows there may be a higher one.")  # fmt: skip
 
 
 def _boundary(layout: Layout, likelihood: Likelihood, params: Any, distance: float) -> Check:

@@ -11,6 +11,7 @@ from ...missing import answers
 from ...naming import precision
 from .. import convergence
 from ..calibration import calibration
+from ..ending import ending
 from ..figures import drawn
 from ..page import Paragraph, Part, Section, Verdict, attempt, framed, listed, nats, number, section
 from . import fit as of_fit
@@ -39,7 +40,7 @@ def sections(model: Any, command: str | None = None) -> list[Section]:
                     ("Covariates", table.x.shape[1]),
                     ("Discrete", listed([one.name for one in table.discrete]) if table.discrete else ""), ("Classes", "" if table.classes is None else listed(list(table.classes))),
                     words=WORDS, names=answers.parameter_names(table, model.params_)),
-        fitted.end(model),
+        ending(model.result_, certificate=model.certificate_, converged=model.converged_),
         _certificate(model),
         fitted.estimated(model, "Coefficients with Wald intervals (observed information)."),
         _convergence(model),
