@@ -267,7 +267,8 @@ def test_the_page_and_the_command_begin_with_the_word(tmp_path):
     from margaux.report import write
 
     x, y, _, rng = data(300)
-    frame = pd.DataFrame(x, columns=list("abc")).assign(smoker=np.where(rng.random(300) < 0.2, np.nan, rng.random(300) < 0.4), y=y)
+    smoker = np.where(rng.random(300) < 0.2, np.nan, rng.random(300) < 0.4)
+    frame = pd.DataFrame(x, columns=list("abc")).assign(smoker=smoker, y=y)
     model = mx.MissingLogistic(discrete=["smoker"], verbose=False).fit(frame.drop(columns="y"), y)
     page = write(model, tmp_path / "report.html").read_text()
     word = model.certificate_.word

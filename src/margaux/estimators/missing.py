@@ -31,7 +31,7 @@ from ..missing.multinomial_model import MissingMultinomial
 from ..missing.observed import Params
 from ..missing.selection import search
 from ..missing.table import Table, table
-from ..missing.verdict import ERRORS, Verdict, few_complete
+from ..missing.verdict import ERRORS, Verdict
 from ..naming import default_dtype, precision
 from ..result import RESULTS, Fit
 from ..schedule import ConstantThenDecay, Growth
@@ -72,9 +72,9 @@ class MissingGLM(AbstractRowAnswers):
 
     Attributes:
         coef_ (p,), intercept_ (multinomial: (K - 1, p) and (K - 1,)), `classes_` where there are any, mean_ (p,) and
-        covariance_ (p, p) of the covariates (of the columns that have a distribution; with discrete ones the means are (k + w, p),
-        a row the intercept, each fixed dummy and each dummy of theirs), `params_`, `stderr_`, `loglik_` (of y and the observed x),
-        `certificate_`, and what `Fitted` says.
+        covariance_ (p, p) of the covariates (of the columns that have a distribution; with discrete ones the means are
+        (k + w, p), a row the intercept, each fixed dummy and each dummy of theirs), `params_`, `stderr_`, `loglik_` (of y and the
+        observed x), `certificate_`, and what `Fitted` says.
 
     Raises:
         ValueError, TypeError: bad input, before anything is compiled.
@@ -158,16 +158,16 @@ class MissingGLM(AbstractRowAnswers):
             self._likelihood = one = Likelihood(family, rows.rows, rows.groups, dropped, rows.completions)
             fit = None if self.method == "exact" else self._engine(rows, start(family, rows.rows))
             begin = start(family, rows.rows, rows.completions) if fit is None else fit.params
-            flat, n_iter = one.pack(begin), 0
+            flat, information, n_iter = one.pack(begin), None, 0
             if fit is None or self.polish:
                 flat, _, n_iter = one.climb(begin, max(self.n_iter, 200))
             if self.polish:
-                flat, n_polish = one.polish(flat)
-                n_iter += n_polish
-            verdict = Verdict.of(layout, one, flat, rows)
-            if self.polish and verdict.numbers.word != "failed" and few_complete(data):
+                flat, information, steps = one.polish(flat)
+                n_iter += steps
+            verdict = Verdict.of(layout, one, flat, rows, information)
+            if self.polish and verdict.may_have_rivals(layout, one):
                 flat, others = one.elsewhere(begin, flat, self.random_state)
-                verdict = Verdict.of(layout, one, flat, rows, others)
+                verdict = Verdict.of(layout, one, flat, rows, others=others)
             self._flat, self._verdict = flat, verdict
             params = one.struct.params(one.whole(flat))
         self._loglik = self._verdict.loglik - layout.standard.log_jacobian(data.x[:, data.gaussian], data.weights)
@@ -338,6 +338,7 @@ class MissingGLM(AbstractRowAnswers):
         shift = self._layout.standard.log_jacobian(self.table_.x[:, self.table_.gaussian], self.table_.weights)
         chosen.selection_ = tried.assign(loglik=tried["loglik"] - shift, criterion=tried["criterion"] + 2 * shift)
         return chosen
+
 
 class MissingLogistic(ClassifierMixin, MissingGLM):
     """`MissingGLM` of a binary outcome with logit link: the model of misaem (Jiang, Josse and Lavielle 2020)."""

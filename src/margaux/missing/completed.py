@@ -1,9 +1,10 @@
 r"""The general location model: rows with missing discrete covariates as mixtures of their completions.
 
 With d the discrete covariates of a row, of which some are missing, $d\sim\pi(c)$ with log odds linear in features of the cell,
-and $x\mid d\sim N(B^\top(c, w(d)), \Sigma)$ with w its dummies (Olkin and Tate 1961; Little and Schluchter 1985). Given d a row is one of
-`exact`, so that $\log p(y_i, x_{i,o}, d_{i,o}) = \log\sum_{d\supset d_{i,o}}\pi_d(c_i)\,p(x_{i,o}, y_i\mid d)$ takes a sum over what d may
-be, and nothing else is new: its gradient is that of the completions, each weighted by its probability given the row.
+and $x\mid d\sim N(B^\top(c, w(d)), \Sigma)$ with w its dummies (Olkin and Tate 1961; Little and Schluchter 1985). Given d a row
+is one of `exact`, so that
+$\log p(y_i, x_{i,o}, d_{i,o}) = \log\sum_{d\supset d_{i,o}}\pi_d(c_i)\,p(x_{i,o}, y_i\mid d)$ takes a sum over what d may be, and
+nothing else is new: its gradient is that of the completions, each weighted by its probability given the row.
 """
 
 from __future__ import annotations

@@ -40,8 +40,8 @@ class Discrete:
         values = np.unique(held[~np.isnan(held).any(axis=1)], axis=0)
         if len(values) > LEVELS:
             raise ValueError(
-                f'"{name}" has {len(values)} distinct values, and a discrete covariate may have {LEVELS}; leave it out of discrete, '
-                "or merge values"
+                f'"{name}" has {len(values)} distinct values, and a discrete covariate may have {LEVELS}; leave it out of '
+                "discrete, or merge values"
             )
         return Discrete(name, tuple(columns), values)
 
@@ -99,8 +99,8 @@ class Cells:
         count = int(np.prod(sizes))
         if count > CELLS:
             raise ValueError(
-                f"the discrete covariates {listed(one.name for one in discrete)} have {count} cells together, and at most {CELLS} "
-                "are enumerated; leave some out of discrete, or merge values"
+                f"the discrete covariates {listed(one.name for one in discrete)} have {count} cells together, and at most "
+                f"{CELLS} are enumerated; leave some out of discrete, or merge values"
             )
         levels = np.array(list(itertools.product(*map(range, sizes)))).reshape(count, len(sizes))
         scores = np.concatenate([one.values[levels[:, j]] for j, one in enumerate(discrete)], axis=1)
@@ -133,7 +133,7 @@ class Cells:
         return owner, np.concatenate([places[k] for k in which.ravel()]) if len(codes) else owner
 
     def turn(self, k: int, p: int, scores: np.ndarray) -> np.ndarray:
-        """(k + W + p, k + s + p): coefficients of (c, dummies, x) from those of (c, scores, x), scores (C, s) as the fit has them.
+        """(k + W + p, k + s + p): coefficients of (c, dummies, x) from those of (c, scores, x); scores (C, s) are as in the fit.
 
         A column of a covariate is its value at the first level and the steps from there, one a dummy.
         """

@@ -66,7 +66,8 @@ def score(family: Any, params: Params, rows: Rows, found: Moments, covariance: A
     second = gap.T @ weighted + covariance
     # Written for one predictor and for several: transposes put the rows last, where the weights are.
     push = w * g1.T
-    curved = (w * found.second.T).T.reshape(-1, *g1.shape[1:]).T @ found.along.reshape(math.prod(found.along.shape[:-1]), found.x.shape[1])
+    along = found.along.reshape(math.prod(found.along.shape[:-1]), found.x.shape[1])
+    curved = (w * found.second.T).T.reshape(-1, *g1.shape[1:]).T @ along
     out = {
         "beta": jnp.concatenate([push @ rows.c, push @ found.x + curved], axis=-1),
         "mean": rows.c.T @ weighted @ precision,

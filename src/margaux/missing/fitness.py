@@ -17,7 +17,8 @@ RARE, ENOUGH, MOST = 0.005, 50, 20_000
 #: groups of a calibration, and the rows of the rarer class for one of them
 GROUPS, SIDE = 10, 8
 #: what matters, however certain it is: skewness and excess kurtosis of a covariate and of the outcome's residuals, the
-#: correlation of squared residuals with the mean, how far a dispersion is from one, and the correlation of residuals with a square
+#: correlation of squared residuals with the mean, how far a dispersion is from one, and the correlation of residuals with a
+#: square
 COVARIATE, RESIDUAL, TREND, DISPERSION, BEND = (0.5, 1.0), (0.4, 0.8), 0.1, 0.05, 0.05
 #: nodes over a Gaussian predictor
 NODES = 41
@@ -37,7 +38,8 @@ def calibration(expected: np.ndarray, y: np.ndarray, classes: Any) -> Check | No
     chance = float(scipy.stats.chi2.sf(value, (len(groups) - 2) * (p.shape[1] - 1)))
     k, j = np.unravel_index(np.argmax(np.abs(seen - wanted) / np.sqrt(np.maximum(wanted, 0.5))), seen.shape)
     bad = (f"Predicted probabilities do not agree with the outcome (p = {chance:.2g}): of {len(groups[k])} rows in one group "
-           f"{seen[k, j]} are of class {classes[j]} where {wanted[k, j]:.1f} are expected; a term is missing or bends.")  # fmt: skip
+           f"{seen[k, j]} are of class {classes[j]} where {wanted[k, j]:.1f} are expected; a term is missing "
+           "or bends.")  # fmt: skip
     return _check("calibration", chance, RARE, chance >= RARE, "Predicted probabilities agree with the outcome.", bad)
 
 
@@ -49,8 +51,8 @@ def dispersion(z: np.ndarray, used: int) -> Check | None:
     ratio = float(np.sum(z**2) / df)
     chance = 2 * min(scipy.stats.chi2.sf(ratio * df, df), scipy.stats.chi2.cdf(ratio * df, df))
     word = "wider" if ratio > 1 else "narrower"
-    bad = (f"The counts are {word} than a Poisson outcome allows (residuals have variance {ratio:.2f} instead of 1, p = {chance:.2g}), so "
-           'the standard errors are wrong: use errors="robust", or another model.')  # fmt: skip
+    bad = (f"The counts are {word} than a Poisson outcome allows (residuals have variance {ratio:.2f} instead of 1, p = "
+           f'{chance:.2g}), so the standard errors are wrong: use errors="robust", or another model.')  # fmt: skip
     good = chance >= RARE or abs(ratio - 1) < DISPERSION
     return _check("dispersion", ratio, 1.0, good, "The counts vary as a Poisson outcome does.", bad)
 
@@ -61,8 +63,8 @@ def normality(z: np.ndarray) -> Check | None:
         return None
     chance, skew, heavy = _shape(z)
     good = chance >= RARE or (abs(skew) < RESIDUAL[0] and abs(heavy) < RESIDUAL[1])
-    bad = (f"Residuals are not normal (skewness {skew:.2f}, excess kurtosis {heavy:.2f}, p = {chance:.2g}): transform the outcome, "
-           'or use errors="robust".')  # fmt: skip
+    bad = (f"Residuals are not normal (skewness {skew:.2f}, excess kurtosis {heavy:.2f}, p = {chance:.2g}): transform the "
+           'outcome, or use errors="robust".')  # fmt: skip
     return _check("residuals", chance, RARE, good, "Residuals are normal.", bad)
 
 
@@ -72,8 +74,8 @@ def evenness(z: np.ndarray, mean: np.ndarray) -> Check | None:
         return None
     r = float(np.corrcoef(z**2, mean)[0, 1])
     chance = float(scipy.stats.chi2.sf(len(z) * r**2, 1))
-    bad = (f"Residuals spread {'more' if r > 0 else 'less'} where the outcome is larger (correlation {r:.2f}, p = {chance:.2g}), so the "
-           'standard errors are wrong: transform the outcome, or use errors="robust".')  # fmt: skip
+    bad = (f"Residuals spread {'more' if r > 0 else 'less'} where the outcome is larger (correlation {r:.2f}, p = {chance:.2g}), "
+           'so the standard errors are wrong: transform the outcome, or use errors="robust".')  # fmt: skip
     return _check("spread", chance, RARE, chance >= RARE or abs(r) < TREND, "Residuals spread evenly.", bad)
 
 
@@ -85,8 +87,8 @@ def class_residuals(expected: np.ndarray, y: np.ndarray) -> np.ndarray:
 
 
 def linearity(residuals: np.ndarray, x: np.ndarray, names: list[str]) -> Check | None:
-    """Whether residuals (n,) or (n, K - 1) bend along a Gaussian covariate, (n, p) standardised: their correlation with its square,
-    less what is linear in it, by the score test of that term (White 1980)."""
+    """Whether residuals (n,) or (n, K - 1) bend along a Gaussian covariate, (n, p) standardised: their correlation with its
+    square, less what is linear in it, by the score test of that term (White 1980)."""
     r = residuals.reshape(len(residuals), -1)
     worst, count = None, 0
     for column, name in zip(x.T, names, strict=True):
@@ -107,8 +109,8 @@ def linearity(residuals: np.ndarray, x: np.ndarray, names: list[str]) -> Check |
     if worst is None:
         return None
     chance = 2 * float(scipy.special.ndtr(-abs(worst[0])))
-    bad = (f'The outcome bends along "{worst[2]}" (p = {chance:.2g}, correlation of its square with the residuals {worst[1]:.2f}): add a '
-           "squared term, or transform it.")  # fmt: skip
+    bad = (f'The outcome bends along "{worst[2]}" (p = {chance:.2g}, correlation of its square with the residuals {worst[1]:.2f}): '
+           "add a squared term, or transform it.")  # fmt: skip
     good = chance >= RARE / count or abs(worst[1]) < BEND
     return _check("linearity", chance, RARE / count, good, "The outcome does not bend along any covariate.", bad)
 
@@ -131,8 +133,8 @@ def covariates(residuals: np.ndarray, names: list[str]) -> Check | None:
     if worst is None:
         return _check("covariates", 1.0, RARE / count, True, good, "")
     _, chance, skew, heavy, name = worst
-    bad = (f'"{name}" is not normal given the other covariates (skewness {skew:.2f}, excess kurtosis {heavy:.2f}, p = {chance:.2g}), and its '
-           "holes are filled as if it were: transform it, such as by a logarithm, or make it discrete.")  # fmt: skip
+    bad = (f'"{name}" is not normal given the other covariates (skewness {skew:.2f}, excess kurtosis {heavy:.2f}, p = '
+           f"{chance:.2g}), and its holes are filled as if it were: transform it, such as by a logarithm, or make it discrete.")  # fmt: skip
     return _check("covariates", chance, RARE / count, chance >= RARE / count, good, bad)
 
 

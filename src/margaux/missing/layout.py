@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -81,5 +81,6 @@ class Layout:
         centre, width = self.standard.scored
         turn = self.cells.turn(fixed.shape[1], inner.shape[1], (self.cells.scores - centre) / width)
         designs, design = np.unique(fixed, axis=0, return_inverse=True)
-        completions = Completions(owner[order], cell[order], self.cells.features, turn, designs, design.ravel())
+        parts: Any = (owner[order], cell[order], self.cells.features, turn, designs, design.ravel())
+        completions = Completions(*parts)
         return Arranged(rows, groups, owner[order], completions)

@@ -20,7 +20,7 @@ from .observed import Groups, Params, Rows
 #: Newton steps at most; the step, in standard errors, below which an estimate is at the maximum
 NEWTON, NEAR = 50, 1e-7
 #: a step, in standard errors, so short that the information is what it was
-SHORT = 0.01
+SHORT = 1e-3
 #: climbs from random starts where the likelihood may have several maxima, and how near two log-likelihoods are the same
 STARTS, CLOSE = 3, 0.05
 #: rows whose scores are computed at a time
@@ -143,7 +143,8 @@ def _scores(family: Any, struct: Struct, flat: Array, sample: Sample) -> Array:
         found, covariance = moments(family, ((1, row.places.shape[0]),), wide, one)
         slope = narrow(score(family, wide, one, found, covariance))[0]
         if completions is not None:
-            slope |= {"cells": jax.grad(lambda gamma: completions.log_prior(gamma)[at] * one.weights[0])(here["cells"])}
+            prior = completions.log_prior
+            slope |= {"cells": jax.grad(lambda gamma: prior(gamma)[at] * one.weights[0])(here["cells"])}
         return back(slope)[0]
 
     each = jax.lax.map(lambda args: of(*args), (rows, share, jnp.arange(len(rows.y))), batch_size=BLOCK)
@@ -223,18 +224,18 @@ class Likelihood:
         """L-BFGS: free coordinates, log-likelihood, iterations."""
         found = scipy.optimize.minimize(
             self.objective, self.pack(start), jac=True, method="L-BFGS-B", callback=callback,
-            options={"maxiter": max_iter, "maxcor": 30, "ftol": 1e-14, "gtol": 1e-6},
+            options={"maxiter": max_iter, "maxcor": 30, "ftol": 1e-15, "gtol": 1e-8},
         )  # fmt: skip
         return found.x, -float(found.fun) * self.size, int(found.nit)
 
     def maximise(self, start: Params, max_iter: int = 1000, callback: Any = None) -> tuple[Maximum, np.ndarray]:
         """L-BFGS, polished; and the observed information there."""
         flat, _, n_iter = self.climb(start, max_iter, callback)
-        flat, more = self.polish(flat)
+        flat, information, more = self.polish(flat)
         value, gradient = self.objective(flat)
         params = self.struct.params(self.whole(flat))
         found = Maximum(params, -value * self.size, n_iter + more, float(np.abs(gradient).max()))
-        return found, self.information(flat)
+        return found, information
 
     def elsewhere(self, start: Params, flat: np.ndarray, seed: int) -> tuple[np.ndarray, np.ndarray]:
         """The best of this and of climbs from random starts, and the log-likelihoods that those reach.
@@ -253,17 +254,16 @@ class Likelihood:
             other, _, _ = self.climb(start | {"beta": beta, "covariance": covariance / np.outer(scale, scale)}, 200)
             value = self.objective(other)[0]
             if value < best - CLOSE / self.size:
-                other, _ = self.polish(other)
-                flat, best = other, self.objective(other)[0]
-                value = best
+                flat, _, _ = self.polish(other)
+                best = value = self.objective(flat)[0]
             values.append(-value * self.size)
         return flat, np.array(values)
 
-    def polish(self, flat: np.ndarray) -> tuple[np.ndarray, int]:
-        r"""Newton steps to the maximum: where it is, and how many.
+    def polish(self, flat: np.ndarray) -> tuple[np.ndarray, np.ndarray, int]:
+        r"""Newton steps to the maximum: where it is, the information there (within a step of `SHORT`), and how many.
 
-        A step is $|I|^{-1}g$, with the absolute eigenvalues of the information, no longer than a radius in their metric: where the
-        information is indefinite it leaves the saddle. The radius grows with steps that raise the likelihood.
+        A step is $|I|^{-1}g$, with the absolute eigenvalues of the information, no longer than a radius in their metric: where
+        the information is indefinite it leaves the saddle. The radius grows with steps that raise the likelihood.
         """
         value, gradient = self.objective(flat)
         information, n_iter, radius = self.information(flat), 0, 3.0
@@ -283,7 +283,7 @@ class Likelihood:
             if share * length > SHORT:
                 information = self.information(flat)
             step, length = newton_step(information, self.size * gradient)
-        return flat, n_iter
+        return flat, information, n_iter
 
 
 def newton_step(information: np.ndarray, gradient: np.ndarray) -> tuple[np.ndarray, float]:

@@ -31,18 +31,19 @@ def suspicions(x: np.ndarray, names: list[str]) -> list[Suspicion]:
         if code is not None:
             times = int(counts[values == code][0])
             out.append(Suspicion("sentinel", name, code,
-                f'"{name}" holds {code:g} in {times} rows, far from all its other values: if that is a code for missing, make it NaN '
-                f"(X.replace({code:g}, np.nan)), and say so to whoever else uses the table"))  # fmt: skip
+                f'"{name}" holds {code:g} in {times} rows, far from all its other values: if that is a code for missing, make it '
+                f"NaN (X.replace({code:g}, np.nan)), and say so to whoever else uses the table"))  # fmt: skip
         elif len(seen) < len(column) and len(values) <= FEW and len(seen) >= EACH * len(values):
+            shown = ", ".join(f"{value:g}" for value in values)
             out.append(Suspicion("discrete", name, float(len(values)),
-                f'"{name}" has holes and {len(values)} distinct values ({", ".join(f"{v:g}" for v in values)}), and is modelled as Gaussian, '
+                f'"{name}" has holes and {len(values)} distinct values ({shown}), and is modelled as Gaussian, '
                 f'which biases its coefficient; pass discrete=["{name}"] to enumerate its values'))  # fmt: skip
     return out
 
 
 def sentinel(values: np.ndarray, counts: np.ndarray) -> float | None:
-    """The lowest or highest of distinct values in order, if it is repeated and looks like a code for missing: as far from the rest
-    as these are apart, or made of nines and outside, or the only negative one and repeated as no other is."""
+    """The lowest or highest of distinct values in order, if it is repeated and looks like a code for missing: as far from the
+    rest as these are apart, or made of nines and outside, or the only negative one and repeated as no other is."""
     if len(values) < 3:
         return None
     for place, rest in ((0, values[1:]), (-1, values[:-1])):

@@ -15,7 +15,6 @@ from .families import AbstractFamily, Gaussian, Poisson
 from .layout import Arranged, Layout
 from .likelihood import CLOSE, Likelihood, Sample, log_densities, newton_step
 from .multinomial import Multinomial
-from .table import Table
 
 #: standard errors from the maximum up to which an estimate is at it, and from which on it is nowhere
 AT, OFF = 0.03, 0.25
@@ -25,13 +24,13 @@ EXACT, WRONG = 0.02, 0.5
 FINITE, WIDE = 15.0, 10.0
 #: share of a parameter's gradient along the directions of infinite coefficients from which it is infinite itself
 ALONG = 0.01
-#: smallest eigenvalue of a correlation matrix of covariates, without and with a maximum, smallest share of a residual variance, and rows expected in a cell,
-#: below which the estimate lies on the edge
+#: smallest eigenvalue of a correlation matrix of covariates, without and with a maximum, smallest share of a residual
+#: variance, and rows expected in a cell, below which the estimate lies on the edge
 SINGULAR, COLLINEAR, PERFECT, EMPTY = 1e-4, 1e-9, 1e-6, 0.5
 #: falls of the log-likelihood a standard error away (a half for a parabola) beyond which Wald intervals are not to be used
 SHALLOW, FLAT = 0.12, 0.02
-#: complete rows a column below which other starts are tried
-COMPLETE = 10
+#: complete rows a column below which, and standard errors a standard deviation above which, other starts are tried
+COMPLETE, VAGUE = 10, 0.3
 #: how standard errors are worked out
 ERRORS = ("information", "robust")
 #: rows whose integrals are done again, and nodes for them
@@ -55,10 +54,11 @@ class Verdict(NamedTuple):
     certificate: Certificate
 
     @staticmethod
-    def of(layout: Layout, likelihood: Likelihood, flat: np.ndarray, data: Arranged, others: Any = ()) -> Verdict:
-        """Args: others: log-likelihoods that other starts reached."""
+    def of(layout: Layout, likelihood: Likelihood, flat: np.ndarray, data: Arranged, information: Any = None,
+           others: Any = ()) -> Verdict:  # fmt: skip
+        """Args: information: where it is known. others: log-likelihoods that other starts reached."""
         value, slope = likelihood.objective(flat)
-        information, table = likelihood.information(flat), layout.table
+        information, table = likelihood.information(flat) if information is None else information, layout.table
         params = likelihood.struct.params(likelihood.whole(flat))
         infinite, names = _runaway(layout, likelihood, information, np.asarray(params["beta"]))
         kept = scipy.linalg.null_space(infinite.T) if infinite.size else np.eye(len(flat))
@@ -73,9 +73,18 @@ class Verdict(NamedTuple):
         certificate = numbers.and_also(*goodness(likelihood.family, params, data, layout).checks, *told)
         return Verdict(-value * likelihood.size, information, kept, distance, numbers, certificate)
 
+    def may_have_rivals(self, layout: Layout, likelihood: Likelihood) -> bool:
+        """Whether so few rows are complete, and coefficients so uncertain, that the likelihood may have several maxima."""
+        x = layout.table.x
+        complete = int((~np.isnan(x).any(axis=1)).sum())
+        if self.numbers.word == "failed" or complete >= min(COMPLETE * (x.shape[1] + 1), len(x)):
+            return False
+        slopes = (likelihood.free < likelihood.struct.sizes[0]) & (likelihood.free > 0)
+        return bool(np.diagonal(np.linalg.pinv(self.information))[slopes].max(initial=0.0) > VAGUE**2)
+
     def errors(self, layout: Layout, likelihood: Likelihood, flat: np.ndarray, kind: str) -> dict[str, np.ndarray]:
-        """Standard errors of beta, mean, ... in natural units, flat, by the delta method; zero of what is left out, NaN of what is
-        infinite, and of everything where there is no maximum."""
+        """Standard errors of beta, mean, ... in natural units, flat, by the delta method; zero of what is left out, NaN of what
+        is infinite, and of everything where there is no maximum."""
         jacobians = layout.standard.jacobians(likelihood.struct, likelihood.whole(flat))
         out = {name: np.full(len(jacobian), np.nan) for name, jacobian in jacobians.items()}
         if not self.distance < OFF:
@@ -173,7 +182,7 @@ def _densities(family: Any, groups: Any, params: Any, sample: Any) -> Any:
 
 
 def likelihood_error(likelihood: Likelihood, params: Any, share: Any) -> tuple[float, float]:
-    """How far the log-likelihood is from that of another, finer rule, on a thousand rows at most, and the sampling error of that."""
+    """How far the log-likelihood is from that of another, finer rule, on a thousand rows at most, and its sampling error."""
     family, rows = likelihood.family, likelihood.data
     if isinstance(family, Gaussian):
         return 0.0, 0.0
@@ -229,15 +238,16 @@ def _gradient(distance: float) -> Check:
         return Check("gradient", distance, 0.0, AT, "failed", said)
     level: Level = "pass" if distance < AT else "careful" if distance < OFF else "failed"
     said = f"The estimate is {distance:.2g} standard errors from the maximum" + (
-        "." if level == "pass" else ": the search for it ended early, as where it has not been polished or hardly has an end.")
+        "." if level == "pass" else ": the search for it ended early, as where it has not been polished or hardly has an end."
+    )
     return Check("gradient", distance, 0.0, AT, level, said)
 
 
 def _likelihood(error: float, missed: float) -> Check:
     level: Level = "pass" if error < EXACT else "careful" if error < WRONG else "failed"
     good = f"The log-likelihood agrees with a finer rule to {error:.1g}."
-    bad = (f"The log-likelihood is off by {error:.2g} by a finer rule: the predictor is too uncertain for the quadrature, as where "
-           "coefficients are very large or more than three classes miss much.")  # fmt: skip
+    bad = (f"The log-likelihood is off by {error:.2g} by a finer rule: the predictor is too uncertain for the quadrature, as "
+           "where coefficients are very large or more than three classes miss much.")  # fmt: skip
     return Check("likelihood", error, missed, EXACT, level, good if level == "pass" else bad)
 
 
@@ -280,19 +290,15 @@ def _shape(layout: Layout, likelihood: Likelihood, falls: np.ndarray) -> list[Ch
     name = index[k * len(table.order) + int(np.flatnonzero(table.order == place)[0])]
     fall = float(falls[j])
     if fall < -FLAT:
-        level, said = "failed", f"The likelihood is higher by {-fall:.2g} a standard error away along {name}: the estimate is no maximum."
+        level = "failed"
+        said = f"The likelihood is higher by {-fall:.2g} a standard error away along {name}: the estimate is no maximum."
     elif fall < SHALLOW:
-        level, said = "careful", (f"The likelihood falls by {fall:.2g} only a standard error away along {name}, where a half is expected: "
-                                  "too much is missing for its standard error and interval to mean much.")  # fmt: skip
+        level = "careful"
+        said = (f"The likelihood falls by {fall:.2g} only a standard error away along {name}, where a half is expected: too "
+                "much is missing for its standard error and interval to mean much.")  # fmt: skip
     else:
         level, said = "pass", "The likelihood falls on both sides of the estimate as its standard errors say."
     return [Check("shape", fall, float("nan"), SHALLOW, level, said)]  # type: ignore[arg-type]
-
-
-def few_complete(table: Table) -> bool:
-    """Whether so few rows are complete that the likelihood may have several maxima."""
-    complete = int((~np.isnan(table.x).any(axis=1)).sum())
-    return complete < min(COMPLETE * (table.x.shape[1] + 1), len(table.x))
 
 
 def _starts(loglik: float, others: np.ndarray) -> Check | None:
@@ -303,8 +309,8 @@ def _starts(loglik: float, others: np.ndarray) -> Check | None:
     if same:
         return Check("starts", figure, float("nan"), 0.0, "pass", f"{same} of {len(others)} other starts reach this maximum.")
     return Check("starts", figure, float("nan"), 0.0, "careful",
-                 f"None of {len(others)} other starts reaches this maximum, the nearest ends {loglik - others.max():.2g} below: with so few "
-                 "complete rows there may be a higher one.")  # fmt: skip
+                 f"None of {len(others)} other starts reaches this maximum, the nearest ends {loglik - others.max():.2g} below: with "
+                 "so few complete rows there may be a higher one.")  # fmt: skip
 
 
 def _boundary(layout: Layout, likelihood: Likelihood, params: Any, distance: float) -> Check:
@@ -318,8 +324,8 @@ def _boundary(layout: Layout, likelihood: Likelihood, params: Any, distance: flo
         if values[0] < (SINGULAR if not distance < AT else COLLINEAR):
             involved = [f'"{names[j]}"' for j in np.argsort(-np.abs(vectors[:, 0]))[:3]]
             return Check("boundary", float(values[0]), float("nan"), SINGULAR, "failed",
-                         f"The covariance of the covariates is all but singular along {', '.join(involved)}: too few rows have them "
-                         "together, so that the likelihood grows towards its edge; drop one of them.")  # fmt: skip
+                         f"The covariance of the covariates is all but singular along {', '.join(involved)}: too few rows "
+                         "have them together, so that the likelihood grows towards its edge; drop one of them.")  # fmt: skip
     if "scale" in params and float(params["scale"]) < PERFECT * float(np.var(table.y)):
         return Check("boundary", float(params["scale"]), float("nan"), PERFECT * float(np.var(table.y)), "failed",
                      "The residual variance is all but zero: the covariates tell the outcome exactly, as where there are as many "
@@ -331,8 +337,8 @@ def _boundary(layout: Layout, likelihood: Likelihood, params: Any, distance: flo
         least = float(likelihood.size * share.max(axis=0).min())
         if least < EMPTY:
             return Check("boundary", least, float("nan"), EMPTY, "careful",
-                         f"A cell of the discrete covariates is expected to hold {least:.2g} rows: standard errors near it are rough; "
-                         "merge levels.")  # fmt: skip
+                         f"A cell of the discrete covariates is expected to hold {least:.2g} rows: standard errors near it are "
+                         "rough; merge levels.")  # fmt: skip
         return Check("boundary", least, float("nan"), EMPTY, "pass", "No parameter lies on the edge of what it may be.")
     figure = float("nan") if not len(covariance) else float(values[0])
     return Check("boundary", figure, float("nan"), SINGULAR, "pass", "No parameter lies on the edge of what it may be.")

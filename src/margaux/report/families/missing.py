@@ -38,7 +38,8 @@ def sections(model: Any, command: str | None = None) -> list[Section]:
     return [
         fitted.what(model, ("Family", model.family), ("Method", model.method), ("Rows", f"{len(table.x):,}, {whole:,} complete"),
                     ("Covariates", table.x.shape[1]),
-                    ("Discrete", listed([one.name for one in table.discrete]) if table.discrete else ""), ("Classes", "" if table.classes is None else listed(list(table.classes))),
+                    ("Discrete", listed([one.name for one in table.discrete]) if table.discrete else ""),
+                    ("Classes", "" if table.classes is None else listed(list(table.classes))),
                     words=WORDS, names=answers.parameter_names(table, model.params_)),
         ending(model.result_, certificate=model.certificate_, converged=model.converged_),
         _certificate(model),
