@@ -272,7 +272,7 @@ def test_the_page_and_the_command_begin_with_the_word(tmp_path):
     model = mx.MissingLogistic(discrete=["smoker"], verbose=False).fit(frame.drop(columns="y"), y)
     page = write(model, tmp_path / "report.html").read_text()
     word = model.certificate_.word
-    assert word.capitalize() + ":" in page and "Certificate" in page
+    assert word.capitalize() + ":" in page and "What was measured, and what it was held to" in page
     # Coefficients, means by cell, covariances, and the odds of the cell.
     assert model.n_params_ == 5 + 6 + 6 + 1 and "18: intercept, a, b, c, smoker" in page
     frame.to_csv(tmp_path / "table.csv", index=False)

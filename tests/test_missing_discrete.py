@@ -250,7 +250,8 @@ def test_what_cannot_be_enumerated_is_refused():
     with pytest.raises(TypeError, match="names or positions"):
         mx.MissingLogistic(discrete=[1.5]).fit(table, y)
     frame = pd.DataFrame(table, columns=["u", "a", "b", "v"]).assign(y=y)
-    with pytest.raises(ValueError, match='"a" is discrete and shares columns with u'):
+    with pytest.raises(ValueError, match='"a" is discrete and shares columns with u'), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
         mx.MissingLogistic(discrete=["a"]).fit("y ~ u * a + v", frame)
     model = mx.MissingLogistic(discrete=["x1", "x2"], verbose=False).fit(table, y)
     with pytest.raises(ValueError, match='"x1" is discrete and holds 3 at row 0, which it never does in the fit'):

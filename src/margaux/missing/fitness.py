@@ -109,8 +109,8 @@ def linearity(residuals: np.ndarray, x: np.ndarray, names: list[str]) -> Check |
     if worst is None:
         return None
     chance = 2 * float(scipy.special.ndtr(-abs(worst[0])))
-    bad = (f'The outcome bends along "{worst[2]}" (p = {chance:.2g}, correlation of its square with the residuals {worst[1]:.2f}): '
-           "add a squared term, or transform it.")  # fmt: skip
+    bad = (f'The outcome bends along "{worst[2]}" (p = {chance:.2g}, correlation of its square with the residuals '
+           f"{worst[1]:.2f}): add a squared term, or transform it.")  # fmt: skip
     good = chance >= RARE / count or abs(worst[1]) < BEND
     return _check("linearity", chance, RARE / count, good, "The outcome does not bend along any covariate.", bad)
 
@@ -133,8 +133,9 @@ def covariates(residuals: np.ndarray, names: list[str]) -> Check | None:
     if worst is None:
         return _check("covariates", 1.0, RARE / count, True, good, "")
     _, chance, skew, heavy, name = worst
-    bad = (f'"{name}" is not normal given the other covariates (skewness {skew:.2f}, excess kurtosis {heavy:.2f}, p = '
-           f"{chance:.2g}), and its holes are filled as if it were: transform it, such as by a logarithm, or make it discrete.")  # fmt: skip
+    bad = (f'"{name}" is not normal given the other covariates (skewness {skew:.2f}, excess kurtosis {heavy:.2f}, '
+           f"p = {chance:.2g}), and its holes are filled as if it were: transform it, as by a logarithm, or "
+           "make it discrete.")  # fmt: skip
     return _check("covariates", chance, RARE / count, chance >= RARE / count, good, bad)
 
 

@@ -309,8 +309,8 @@ def _starts(loglik: float, others: np.ndarray) -> Check | None:
     if same:
         return Check("starts", figure, float("nan"), 0.0, "pass", f"{same} of {len(others)} other starts reach this maximum.")
     return Check("starts", figure, float("nan"), 0.0, "careful",
-                 f"None of {len(others)} other starts reaches this maximum, the nearest ends {loglik - others.max():.2g} below: with "
-                 "so few complete rows there may be a higher one.")  # fmt: skip
+                 f"None of {len(others)} other starts reaches this maximum, the nearest ends {loglik - others.max():.2g} below: "
+                 "with so few complete rows there may be a higher one.")  # fmt: skip
 
 
 def _boundary(layout: Layout, likelihood: Likelihood, params: Any, distance: float) -> Check:

@@ -14,7 +14,6 @@ from ..calibration import calibration
 from ..ending import ending
 from ..figures import drawn
 from ..page import Paragraph, Part, Section, Verdict, attempt, framed, listed, nats, number, section
-from . import fit as of_fit
 from . import fitted
 
 #: classes of an outcome whose calibration is drawn
@@ -42,7 +41,6 @@ def sections(model: Any, command: str | None = None) -> list[Section]:
                     ("Classes", "" if table.classes is None else listed(list(table.classes))),
                     words=WORDS, names=answers.parameter_names(table, model.params_)),
         ending(model.result_, certificate=model.certificate_, converged=model.converged_),
-        _certificate(model),
         fitted.estimated(model, "Coefficients with Wald intervals (observed information)."),
         _convergence(model),
         fitted.criteria(model, ("Log-likelihood of the outcome alone", _outcome(model)), more=_goodness(model)),
@@ -60,23 +58,22 @@ def _outcome(model: Any) -> str:
 MARKS = {"pass": "good", "careful": "careful", "failed": "bad"}
 
 
-def _certificate(model: Any) -> Section:
-    """The checks, one sentence each, with their figures."""
-    checks = model.certificate_.checks
-    rows = [Verdict(MARKS[check.level], f"{check.name[:1].upper()}{check.name[1:]}: {check.sentence}") for check in checks]
-    frame = model.certificate_.table().drop(columns="sentence")
-    return section("certificate", "Certificate", *rows, [framed(frame, "What was measured, and what it was held to.", "check",
-                                                              rest="model.certificate_.table() has all of them")])  # fmt: skip
-
-
 def _convergence(model: Any) -> Section:
+    """The checks, a sentence each, with their figures; and the traces of methods that have some."""
     fit = model.result_
-    if model.method != "exact":
-        names = {f"beta[{j}]": f"{name} (standardised)" for j, name in enumerate(["intercept", *model.table_.names])}
-        return of_fit.convergence_of(fit, names=names)
-    one = model.certificate_["gradient"]
-    text = f"The exact likelihood was maximised in {fit.n_iter} iterations by L-BFGS and Newton steps. {one.sentence}"
-    return section(convergence.ID, convergence.TITLE, Verdict(MARKS[one.level], text))
+    checks = [
+        Verdict(MARKS[one.level], f"{one.name[:1].upper()}{one.name[1:]}: {one.sentence}") for one in model.certificate_.checks
+    ]
+    frame = model.certificate_.table().drop(columns="sentence")
+    table = framed(
+        frame, "What was measured, and what it was held to.", "check", rest="model.certificate_.table() has all of them"
+    )
+    if model.method == "exact":
+        how = Paragraph(f"The exact likelihood was maximised in {fit.n_iter} iterations by L-BFGS and Newton steps.")
+        return section(convergence.ID, convergence.TITLE, how, checks, table)
+    names = {f"beta[{j}]": f"{name} (standardised)" for j, name in enumerate(["intercept", *model.table_.names])}
+    return section(convergence.ID, convergence.TITLE, checks, table, convergence.course(fit),
+                   attempt("The trace plot", lambda: convergence.trace(fit, names)))  # fmt: skip
 
 
 def _goodness(model: Any) -> list[Part]:
