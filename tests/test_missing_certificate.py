@@ -78,9 +78,12 @@ def test_with_much_missing_what_is_at_no_maximum_has_no_errors():
 def test_with_much_missing_and_many_rows_errors_are_as_large_as_they_are():
     x, y, _, _ = data(2000, 4, 0, 0.8)
     model = quietly("logistic", x, y)
-    assert model.converged_ and model.certificate_["starts"].figure > 0
+    assert model.converged_ and model.certificate_.word == "certified"
     gap = (model.coef_ - [0.8, -0.8, 0.5, 0.8]) / model.summary()["se"].iloc[1:]
     assert np.all(np.abs(gap) < 4)
+    # Where coefficients are uncertain other starts are tried.
+    x, y, _, _ = data(600, 3, 0, 0.75)
+    assert quietly("logistic", x, y).certificate_["starts"].figure == 1.0
 
 
 def test_a_fit_stopped_early_says_so():
