@@ -162,14 +162,15 @@ def test_scores_add_up_and_give_robust_errors(fitted):
 
 @pytest.mark.slow
 def test_a_gaussian_covariate_is_biased_where_a_discrete_one_is_not():
+    """A rare exposure that is recorded less often where the outcome is present: missing at random."""
     gaps = {"discrete": [], "Gaussian": []}
-    for seed in range(20):
+    for seed in range(10):
         rng = np.random.default_rng(seed)
         a = (rng.random(1500) < 0.12).astype(float)
         x = rng.normal(size=1500) + 1.5 * a
         y = (rng.random(1500) < special.expit(-1 + 2 * a + 0.5 * x)).astype(int)
         table = np.column_stack([a, x])
-        table[rng.random(1500) < 0.6, 0] = np.nan
+        table[rng.random(1500) < np.where(y == 1, 0.75, 0.25), 0] = np.nan
         for name in gaps:
             settings = {"discrete": [0]} if name == "discrete" else {}
             with contextlib.nullcontext() if settings else pytest.warns(UserWarning, match='pass discrete=\\["x0"\\]'):
@@ -179,9 +180,9 @@ def test_a_gaussian_covariate_is_biased_where_a_discrete_one_is_not():
             said = mx.MissingLogistic(verbose=False, discrete=0).fit(table, y).certificate_
             assert "discrete" not in said
     mean = {name: np.mean(values) for name, values in gaps.items()}
-    error = {name: np.std(values) / 20**0.5 for name, values in gaps.items()}
+    error = {name: np.std(values) / 10**0.5 for name, values in gaps.items()}
     assert abs(mean["discrete"]) < 3 * error["discrete"]
-    assert abs(mean["Gaussian"]) > 4 * error["Gaussian"], (mean, error)
+    assert mean["Gaussian"] > 4 * error["Gaussian"], (mean, error)
 
 
 def test_frames_formulas_and_categories():
