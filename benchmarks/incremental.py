@@ -53,8 +53,8 @@ from matplotlib.figure import Figure
 from scipy import optimize
 
 import margaux as mx
-from margaux.missing.exact import Likelihood
 from margaux.missing.families import Logistic
+from margaux.missing.likelihood import Likelihood
 from margaux.missing.model import MissingCovariates
 from margaux.missing.observed import arrange
 from margaux.missing.standard import Standard

@@ -13,8 +13,9 @@ from scipy import special, stats
 import margaux as mx
 from margaux import job
 from margaux.missing.conditional import at_places, conditionals, group_rows, in_rows, sweep
-from margaux.missing.exact import Likelihood, moments, score
+from margaux.missing.exact import moments, score
 from margaux.missing.families import FAMILIES
+from margaux.missing.likelihood import Likelihood
 from margaux.missing.model import MissingCovariates
 from margaux.missing.observed import arrange
 from margaux.packing import symmetric

@@ -160,7 +160,7 @@ def _apart(y):
         (_f("y ~ a + C(site, levels=['u', 'v'])"), "holds w at row 2, which is not among its categories .u, v.; recode"),
         (_f("y ~ center(a)"), r'"center\(a\)" is not a number at row 0'),
         (_f("y ~ a + site", site=_hole("site", 4)), 'column "site" is missing at row 4 .1 in all.; drop those rows, recode'),
-        (_f("y ~ a + C(b)", b=_hole("b", 4)), 'categorical column "b" is missing at row 4 .*code an ordered factor as numbers'),
+        (_f("y ~ a + C(b)", b=_hole("b", 4)), r'categorical column "b" is missing at row 4 .*pass discrete=\["b"\]'),
         (_f("y ~ a + flag", flag=pd.array([True, None] * 30, dtype="boolean")), 'categorical column "flag" is missing at row 1'),
         (_f("y ~ a + C(one)", one="u"), r'column "C\(one\)" is the same in every row \(u\); drop'),
         (_f("y ~ a + day", day=pd.Timestamp("2020-01-01")), r'column "day" must be numeric, but holds Timestamp'),

@@ -12,7 +12,8 @@ from scipy import special, stats
 from sklearn.linear_model import LogisticRegression
 
 import margaux as mx
-from margaux.missing.exact import Likelihood, moments, score
+from margaux.missing.exact import moments, score
+from margaux.missing.likelihood import Likelihood
 from margaux.missing.multinomial import Multinomial, by_holes, factor, given_observed_each
 from margaux.missing.multinomial_model import MissingMultinomial
 from margaux.missing.observed import arrange
@@ -47,7 +48,8 @@ def simulated(n=300, p=3, n_classes=3, seed=0, share=0.22, k=1, split=True) -> S
     x = np.where(rng.random((n, p)) < share, np.nan, x)
     rows, groups, _ = arrange(x, c, y, weights, np.zeros(n))
     if split:
-        rows, groups = by_holes(rows, groups, n_classes)
+        order, groups = by_holes(rows, groups, n_classes)
+        rows = jax.tree.map(lambda leaf: leaf[order], rows)
     return Simulated(params, start, x, c, y, weights, rows, groups, Multinomial(n_classes))
 
 

@@ -15,6 +15,7 @@ from .tables import among, outcome_name, read_table, regression_of
 
 METHODS = ("exact", "saem", "mcem", "misso")
 LIKELIHOODS = ("logistic", "probit", "gaussian", "poisson", "multinomial")
+ERRORS = ("information", "robust")
 SEARCHES = ("backward", "forward", "exhaustive")
 
 Method = Annotated[str, typer.Option(help=f"{', '.join(METHODS[:-1])} or {METHODS[-1]}.", autocompletion=words(*METHODS))]
@@ -24,23 +25,33 @@ Select = Annotated[
         help="backward, forward or exhaustive: drop columns by BIC.", show_default=False, autocompletion=words(*SEARCHES)
     ),
 ]
+Discrete = Annotated[
+    str | None,
+    typer.Option(help="Columns of few values whose missing ones are enumerated, separated by commas.", show_default=False),
+]
+Errors = Annotated[
+    str, typer.Option(help="Standard errors: information, or robust to a model that is not that of the data.",
+                      autocompletion=words(*ERRORS)),
+]  # fmt: skip
 Draws = Annotated[int, typer.Option(help="Completed tables to write to --out.", min=0)]
 
 
 def missing_logistic(
     data: Data, run: Run, y: OptionalY = None, columns: Columns = None, formula: Formula = None, method: Method = "exact",
-    select: Select = None, draws: Draws = 0, n_iter: Iterations = None,
+    select: Select = None, draws: Draws = 0, n_iter: Iterations = None, discrete: Discrete = None, errors: Errors = "information",
 ) -> Answer:  # fmt: skip
     """Fit a logistic regression with missing covariates (empty cells)."""
-    return _fit("MissingLogistic", {}, "logistic regression", data, y, columns, formula, method, select, draws, n_iter, run)
+    return _fit("MissingLogistic", {}, "logistic regression", data, y, columns, formula, method, select, draws, n_iter, discrete,
+                errors, run)  # fmt: skip
 
 
 def missing_linear(
     data: Data, run: Run, y: OptionalY = None, columns: Columns = None, formula: Formula = None, method: Method = "exact",
-    select: Select = None, draws: Draws = 0, n_iter: Iterations = None,
+    select: Select = None, draws: Draws = 0, n_iter: Iterations = None, discrete: Discrete = None, errors: Errors = "information",
 ) -> Answer:  # fmt: skip
     """Fit a linear regression with missing covariates (empty cells)."""
-    return _fit("MissingLinear", {}, "linear regression", data, y, columns, formula, method, select, draws, n_iter, run)
+    return _fit("MissingLinear", {}, "linear regression", data, y, columns, formula, method, select, draws, n_iter, discrete,
+                errors, run)  # fmt: skip
 
 
 def missing_glm(
@@ -50,33 +61,37 @@ def missing_glm(
                           autocompletion=words(*LIKELIHOODS)),
     ] = "logistic",
     y: OptionalY = None, columns: Columns = None, formula: Formula = None, method: Method = "exact", select: Select = None,
-    draws: Draws = 0, n_iter: Iterations = None,
+    draws: Draws = 0, n_iter: Iterations = None, discrete: Discrete = None, errors: Errors = "information",
 ) -> Answer:  # fmt: skip
     """Fit a generalised linear model with missing covariates (empty cells)."""
     family = among(likelihood, LIKELIHOODS, "--likelihood")
     title = f"{family} regression"
-    return _fit("MissingGLM", {"family": family}, title, data, y, columns, formula, method, select, draws, n_iter, run)
+    return _fit("MissingGLM", {"family": family}, title, data, y, columns, formula, method, select, draws, n_iter, discrete,
+                errors, run)  # fmt: skip
 
 
 def _fit(
     kind: str, settings: dict[str, Any], title: str, data: Path, y: str | None, columns: str | None, formula: str | None,
-    method: str, select: str | None, draws: int, n_iter: int | None, run: Run,
+    method: str, select: str | None, draws: int, n_iter: int | None, discrete: str | None, errors: str, run: Run,
 ) -> Answer:  # fmt: skip
     from ..estimators import missing as estimators
 
     frame = read_table(data)
     among(method, METHODS, "--method")
     among(select, SEARCHES, "--select")
+    among(errors, ERRORS, "--errors")
     regression = regression_of(frame, y, columns, formula, data)
-    more = {} if n_iter is None else {"n_iter": n_iter}
+    more: dict[str, Any] = {} if n_iter is None else {"n_iter": n_iter}
+    more |= {} if discrete is None else {"discrete": [name.strip() for name in discrete.split(",")]}
     with run.fitting():
         fitted: Any = getattr(estimators, kind)(method=method, **settings, **more, **run.settings).fit(*regression)
         if select:
             fitted = fitted.select(select)
-    return answer(fitted, f"{title} of {outcome_name(y, formula)} on {data.name}", run.level, draws, run.seed)
+    return answer(fitted, f"{title} of {outcome_name(y, formula)} on {data.name}", run.level, draws, run.seed, errors)
 
 
-def answer(fitted: Any, title: str, level: float = 0.95, draws: int = 0, seed: int = 0) -> Answer:
+def answer(fitted: Any, title: str, level: float = 0.95, draws: int = 0, seed: int = 0,
+           errors: str = "information") -> Answer:  # fmt: skip
     """What is said and written of a fitted regression with missing covariates."""
     import pandas as pd
 
@@ -84,27 +99,33 @@ def answer(fitted: Any, title: str, level: float = 0.95, draws: int = 0, seed: i
     missing = pd.isna(x)
     complete = int((~missing.any(axis=1)).sum())
     tables: dict[str, Callable[[], Any]] = {"covariates": lambda: covariates(fitted)}
+    tables["certificate"] = lambda: fitted.certificate_.table()
+    if fitted.table_.discrete:
+        tables["cells"] = lambda: fitted.cells_.set_index([one.name for one in fitted.table_.discrete])
     if hasattr(fitted, "selection_"):
         tables["selection"] = lambda: fitted.selection_
     for j, table in enumerate(fitted.impute(draws, seed) if draws else []):
         tables[f"completed_{j + 1}"] = lambda table=table: pd.DataFrame(table, columns=fitted.table_.names)
     says = [
+        f"{fitted.certificate_}",
         f"{len(x)} rows, {complete} complete; {100 * missing.mean():.1f}% of the entries missing",
         f"log-likelihood {float(fitted.loglik_):.3f} of the outcome and the observed covariates, "
         f"{fitted.loglik_outcome_:.3f} of the outcome given them",
-        f"AIC {fitted.aic_:.2f}, BIC {fitted.bic_:.2f}; {fitted.message_}",
+        f"AIC {fitted.aic_:.2f}, BIC {fitted.bic_:.2f}; {fitted.n_params_} parameters, those of the covariates included",
     ]
     return Answer(
-        fitted, title, fitted.summary(level), says, tables,
+        fitted, title, fitted.summary(level, errors), says, tables,
         figures={name: getattr(fitted.plot, name) for name in ("coefficients", "missingness")},
-        facts={"n_observations": len(x), "n_complete": complete, "share_missing": float(missing.mean())}, level=level,
+        facts={"n_observations": len(x), "n_complete": complete, "share_missing": float(missing.mean()),
+               "certificate": fitted.certificate_.word}, level=level,
     )  # fmt: skip
 
 
 def covariates(fitted: Any) -> Any:
     """Mean and covariance of the covariates that have a distribution."""
+    import numpy as np
     import pandas as pd
 
     names = [name for name, own in zip(fitted.table_.names, fitted.table_.gaussian, strict=True) if own]
-    mean = fitted.mean_ if fitted.mean_.ndim == 1 else fitted.mean_[0]
+    mean = np.atleast_2d(fitted.mean_)[0]
     return pd.DataFrame(fitted.covariance_, index=names, columns=names).assign(mean=mean)

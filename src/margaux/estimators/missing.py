@@ -2,46 +2,48 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
+import warnings
 from typing import Any
 
 import jax
 import numpy as np
 import pandas as pd
 from sklearn.base import ClassifierMixin, RegressorMixin, clone
-from sklearn.utils.metaestimators import available_if
 
 from ..algorithm import AbstractAlgorithm
 from ..algorithms import mcem, misso, saem
 from ..average import LastIterate, LinearlyWeighted
+from ..certificate import Certificate
 from ..compiling import keep_compilations
 from ..esteps import MCMC
 from ..fit import fit as run
 from ..inference.marginal import LogLikelihood
 from ..kernels import AbstractKernel, CrankNicolson
 from ..missing import answers
-from ..missing.exact import Likelihood, start
+from ..missing.discrete import cell_table
+from ..missing.layout import Arranged, Layout
+from ..missing.likelihood import Likelihood, start
 from ..missing.model import CURVATURES, MissingCovariates
-from ..missing.multinomial import Multinomial, by_holes, check_classes, family_of, warn_if_infinite
+from ..missing.multinomial import Multinomial, by_holes, check_classes
 from ..missing.multinomial_model import MissingMultinomial
-from ..missing.observed import Params, arrange
+from ..missing.observed import Params
 from ..missing.selection import search
-from ..missing.standard import Standard
-from ..missing.table import Table, covariates, table
+from ..missing.table import Table, table
+from ..missing.verdict import ERRORS, Verdict
 from ..naming import default_dtype, precision
 from ..result import RESULTS, Fit
 from ..schedule import ConstantThenDecay, Growth
-from .base import AbstractEstimator
 from .fitted import check_fitted
+from .missing_rows import OUTCOMES, AbstractRowAnswers
 
-OUTCOMES = {"logistic": "binary", "probit": "binary", "gaussian": "continuous", "poisson": "count",
-            "multinomial": "categorical"}  # fmt: skip
 METHODS = ("exact", "saem", "mcem", "misso")
 #: chains of all rows together, at least
 ENOUGH = 6000
 
 
-class MissingGLM(AbstractEstimator):
+class MissingGLM(AbstractRowAnswers):
     r"""Maximum likelihood of $y_i\mid x_i$, a generalised linear model, when entries of x are missing at random.
 
     $x_i\sim N(\mu, \Sigma)$ (given any fully observed categorical covariates $c_i$, $N(B^\top c_i, \Sigma)$) and
@@ -63,11 +65,16 @@ class MissingGLM(AbstractEstimator):
         n_chains: chains a row; by default enough for 6000 in all.
         kernel: sampler of the whitened predictor; by default `CrankNicolson()`, the paper's independence sampler.
         random_state: an int. dtype: "float32" or "float64". verbose: show progress.
+        discrete: names or positions of covariates of few values (of a frame also categories), with holes or without, whose
+            missing values are enumerated: the general location model (`margaux.missing.completed`). `cells_` has their
+            probabilities.
+        polish: end at the maximum of the exact likelihood by Newton steps, whatever the method.
 
     Attributes:
         coef_ (p,), intercept_ (multinomial: (K - 1, p) and (K - 1,)), `classes_` where there are any, mean_ (p,) and
-        covariance_ (p, p) of the covariates (of the columns that have a distribution), `params_`, `stderr_`, `loglik_` (of y
-        and the observed x), and what `Fitted` says.
+        covariance_ (p, p) of the covariates (of the columns that have a distribution; with discrete ones the means are
+        (k + w, p), a row the intercept, each fixed dummy and each dummy of theirs), `params_`, `stderr_`, `loglik_` (of y and the
+        observed x), `certificate_`, and what `Fitted` says.
 
     Raises:
         ValueError, TypeError: bad input, before anything is compiled.
@@ -97,6 +104,8 @@ class MissingGLM(AbstractEstimator):
         random_state: int = 0,
         dtype: Any = None,
         verbose: bool = True,
+        discrete: Any = None,
+        polish: bool = True,
     ) -> None:
         self.family = family
         self.method = method
@@ -110,6 +119,8 @@ class MissingGLM(AbstractEstimator):
         self.random_state = random_state
         self.dtype = dtype
         self.verbose = verbose
+        self.discrete = discrete
+        self.polish = polish
 
     def fit(self, X: Any, y: Any = None, sample_weight: Any = None, offset: Any = None) -> Any:
         """Estimate.
@@ -125,7 +136,9 @@ class MissingGLM(AbstractEstimator):
         if self.curvature not in CURVATURES:
             raise ValueError(f"curvature must be one of {', '.join(CURVATURES)}; got {self.curvature!r}")
         self._refuse_offset(offset)
-        data = table(X, y, OUTCOMES[self.family], sample_weight, offset)
+        data = table(X, y, OUTCOMES[self.family], sample_weight, offset, self.discrete)
+        if data.discrete and self.method != "exact":
+            raise ValueError("discrete covariates are enumerated by the exact method only; the others have Gaussian ones")
         if self.family == "multinomial" and data.classes is not None:
             check_classes(data, data.classes)
         return self._estimate(data)
@@ -137,50 +150,42 @@ class MissingGLM(AbstractEstimator):
             self.classes_ = data.classes
         self.n_observations_, self.n_features_in_ = len(data.y), data.x.shape[1]
         self._dropped = dropped
-        x, c = self._split(data.x)
-        self.standard_ = Standard.of(x)
-        family = self._family()
-        rows, groups, _ = arrange(self.standard_.apply(x), c, data.y, data.weights, data.offset)
+        self._layout = layout = Layout.of(data)
+        family, rows = self._family(), layout.arranged(data.x, data.y, data.weights, data.offset)
         if isinstance(family, Multinomial):
-            rows, groups = by_holes(rows, groups, family.n_classes)
+            rows = rows.reordered(*by_holes(rows.rows, rows.groups, family.n_classes))
         with precision(np.dtype("float64")):
-            likelihood = Likelihood(family, rows, groups, dropped)
-            begin, information = start(family, rows), None
-            if self.method == "exact":
-                fit, information = self._exact(likelihood, begin)
-            else:
-                fit = self._engine(rows, groups, begin)
-            flat = likelihood.pack(fit.params)
-            value = -likelihood.objective(flat)[0] * likelihood.size
-        self._loglik = value - self.standard_.log_jacobian(x, data.weights)
-        self._likelihood, self._flat, self._information = likelihood, flat, information
-        self._keep(fit)
-        if isinstance(family, Multinomial):
-            warn_if_infinite(fit.params)
+            self._likelihood = one = Likelihood(family, rows.rows, rows.groups, dropped, rows.completions)
+            fit = None if self.method == "exact" else self._engine(rows, start(family, rows.rows))
+            begin = start(family, rows.rows, rows.completions) if fit is None else fit.params
+            flat, information, n_iter = one.pack(begin), None, 0
+            if fit is None or self.polish:
+                flat, _, n_iter = one.climb(begin, max(self.n_iter, 200))
+            if self.polish:
+                flat, information, steps = one.polish(flat)
+                n_iter += steps
+            verdict = Verdict.of(layout, one, flat, rows, information)
+            if self.polish and verdict.may_have_rivals(layout, one):
+                flat, others = one.elsewhere(begin, flat, self.random_state)
+                verdict = Verdict.of(layout, one, flat, rows, others=others)
+            self._flat, self._verdict = flat, verdict
+            params = one.struct.params(one.whole(flat))
+        self._loglik = self._verdict.loglik - layout.standard.log_jacobian(data.x[:, data.gaussian], data.weights)
+        self._keep(self._exact(params, n_iter) if fit is None else dataclasses.replace(fit, params=params))
+        self.converged_, self.message_ = self._verdict.numbers.word != "failed", str(self.certificate_)
+        if not self.converged_:
+            warnings.warn(f"{type(self).__name__}: {self._verdict.numbers}", stacklevel=3)
         return self
 
-    def _split(self, x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Columns with a distribution, and the intercept with those without."""
-        gaussian = self.table_.gaussian
-        return x[:, gaussian], np.concatenate([np.ones((len(x), 1)), x[:, ~gaussian]], axis=1)
-
-    def _family(self) -> Any:
-        return family_of(self.family, self.table_.classes)
-
-    def _refuse_offset(self, offset: Any) -> None:
-        if self.family == "multinomial" and offset is not None:
-            raise ValueError("a multinomial outcome has a predictor a class, so one offset a row says too little; leave it out")
-
-    def _exact(self, likelihood: Likelihood, start: Params) -> tuple[Fit, np.ndarray]:
-        found, information = likelihood.maximise(start, max(self.n_iter, 200))
-        result = RESULTS.successful if found.gradient < 1e-5 else RESULTS.max_iterations
-        params = {name: np.asarray(value) for name, value in found.params.items()}
+    def _exact(self, params: Params, n_iter: int) -> Fit:
+        result = RESULTS.max_iterations if self._verdict.numbers.word == "failed" else RESULTS.successful
+        params = {name: np.asarray(value) for name, value in params.items()}
         whole = jax.tree.map(lambda leaf: leaf[None], params)
-        how = f"{type(self).__name__}: L-BFGS on the exact likelihood"
-        fit = Fit(params, params, whole, {}, result, found.n_iter, {}, how, np.dtype("float64"), 0)
-        return fit, information
+        how = f"{type(self).__name__}: L-BFGS and Newton steps on the exact likelihood"
+        return Fit(params, params, whole, {}, result, n_iter, {}, how, np.dtype("float64"), 0)
 
-    def _engine(self, rows: Any, groups: Any, start: Params) -> Fit:
+    def _engine(self, data: Arranged, start: Params) -> Fit:
+        rows, groups = data.rows, data.groups
         if self._dropped:
             raise ValueError('coefficients can be left out with method="exact" only')
         family = self._family()
@@ -201,48 +206,65 @@ class MissingGLM(AbstractEstimator):
         return run(
             model, rows, algorithms[self.method], estep, params=start,
             space=model.space(), n_iter=self.n_iter, batch_size=self.batch_size, key=self.random_state,
-            dtype=default_dtype(self.dtype), progress=bool(self.verbose),
+            dtype=default_dtype(self.dtype), progress=bool(self.verbose), polish=False,
         )  # fmt: skip
 
     def _keep(self, fit: Fit) -> None:
         super()._keep(fit)
         vars(self).pop("_covariances", None)
         with precision(np.dtype("float64")):
-            natural = {name: np.asarray(value) for name, value in self.standard_.natural(fit.params).items()}
-        mean = natural["mean"]
-        self.params_ = self._named(natural["beta"]) | {"mean": mean[0] if len(mean) == 1 else mean,
-                                                       "covariance": natural["covariance"]}  # fmt: skip
-        if "scale" in natural:
-            self.params_["scale"] = float(natural["scale"])
+            natural = {name: np.asarray(value) for name, value in self._layout.standard.natural(fit.params).items()}
+        self.params_ = self._shaped(natural)
         self.coef_, self.intercept_ = self.params_["coef"], self.params_["intercept"]
         self.mean_, self.covariance_ = self.params_["mean"], self.params_["covariance"]
 
-    def _named(self, beta: np.ndarray) -> dict[str, Any]:
-        """Intercept and coefficients in the order of the table's columns."""
-        own = beta[..., answers.beta_positions(self.table_.gaussian)]
-        return {"intercept": own[..., 0] if own.ndim == 2 else float(own[0]), "coef": own[..., 1:]}
+    def _shaped(self, natural: dict[str, Any]) -> dict[str, Any]:
+        """Intercept and coefficients in the order of the table's columns, the covariates' mean, and the rest by name."""
+        own, mean = natural["beta"][..., self.table_.order], natural["mean"]
+        out = {"intercept": own[..., 0] if own.ndim == 2 else float(own[0]), "coef": own[..., 1:],
+               "mean": mean[0] if len(mean) == 1 else mean, "covariance": natural["covariance"]}  # fmt: skip
+        out |= {"cells": natural["cells"]} if "cells" in natural else {}
+        return out | ({"scale": float(natural["scale"])} if "scale" in natural else {})
 
     @functools.cached_property
-    def _covariances(self) -> dict[str, np.ndarray]:
+    def _standard_errors(self) -> dict[str, dict[str, np.ndarray]]:
+        """By how they are worked out."""
+        return {}
+
+    def _errors(self, errors: str) -> dict[str, Any]:
+        """Standard errors shaped as `params_`."""
         check_fitted(self)
-        one = self._likelihood
-        with precision(np.dtype("float64")):
-            if self._information is None:
-                self._information = one.information(self._flat)
-            return self.standard_.covariance(one.struct, one.whole(self._flat), self._information, one.free)
+        if errors not in ERRORS:
+            raise ValueError(f"errors must be one of {', '.join(ERRORS)}; got {errors!r}")
+        if errors not in self._standard_errors:
+            with precision(np.dtype("float64")):
+                self._standard_errors[errors] = self._verdict.errors(self._layout, self._likelihood, self._flat, errors)
+        shapes = {name: np.shape(value) for name, value in self.result_.params.items()}
+        return self._shaped({name: flat.reshape(shapes[name]) for name, flat in self._standard_errors[errors].items()})
 
     @property
     def stderr_(self) -> dict[str, Any]:  # type: ignore[override]
-        """Standard errors from the observed information, shaped as `params_`."""
-        errors = {name: np.sqrt(np.maximum(np.diagonal(matrix), 0.0)) for name, matrix in self._covariances.items()}
-        shapes = {name: np.shape(value) for name, value in self.result_.params.items()}
-        errors = {name: error.reshape(shapes[name]) for name, error in errors.items()}
-        mean = errors["mean"]
-        out = self._named(errors["beta"]) | {"mean": mean[0] if len(mean) == 1 else mean, "covariance": errors["covariance"]}
-        return out | ({"scale": float(errors["scale"])} if "scale" in errors else {})
+        """Standard errors from the observed information, shaped as `params_`; NaN of what is infinite, and of all that is at no
+        maximum."""
+        return self._errors("information")
+
+    @property
+    def certificate_(self) -> Certificate:
+        """Whether this is the maximum of the exact likelihood, its errors true, and the model that of the data."""
+        check_fitted(self)
+        return self._verdict.certificate
+
+    @property
+    def cells_(self) -> pd.DataFrame:
+        """Probabilities of the cells of the discrete covariates, averaged over the rows: a column a covariate, and theirs."""
+        check_fitted(self)
+        if self._layout.cells is None:
+            raise AttributeError("there are no discrete covariates: cells_ is for fits with discrete=")
+        shares = self._verdict.cell_shares(self._likelihood, self.result_.params)
+        return cell_table(self.table_.discrete, self._layout.cells, shares)
 
     def _costs_nothing(self, answer: str) -> bool:
-        return answer == "loglik" or self._information is not None
+        return True
 
     @property
     def loglik_(self) -> Any:  # type: ignore[override]
@@ -262,14 +284,27 @@ class MissingGLM(AbstractEstimator):
         """Free parameters, those of the covariates' distribution included."""
         return len(self._flat)
 
-    def summary(self, level: float = 0.95) -> pd.DataFrame:
+    def summary(self, level: float = 0.95, errors: str = "information") -> pd.DataFrame:
         """Coefficients: estimate, standard error, z, p and interval, one named row each. Those left out have none. Of a
-        multinomial outcome the rows are named "class: column", and the index "against" the reference."""
+        multinomial outcome the rows are named "class: column", and the index "against" the reference.
+
+        `frame.attrs["message"]` is the certificate: its word, then what did not pass.
+
+        Args:
+            errors: "information", or "robust": the sandwich of the information and the rows' scores (Huber 1967, White 1982),
+                which holds for large tables where the model is not that of the data.
+        """
         check_fitted(self)
-        errors = self.stderr_
+        found = self._errors(errors)
         estimate, se = (np.concatenate([np.asarray(one["intercept"])[..., None], one["coef"]], axis=-1)
-                        for one in (self.params_, errors))  # fmt: skip
-        return answers.coefficient_table(self.table_.names, self.table_.classes, estimate, se, level)
+                        for one in (self.params_, found))  # fmt: skip
+        frame = answers.coefficient_table(self.table_.names, self.table_.classes, estimate, se, level)
+        frame.attrs["message"] = self.message_
+        return frame
+
+    def conf_int(self, level: float = 0.95, errors: str = "information") -> pd.DataFrame:
+        """Wald confidence intervals."""
+        return self.summary(level, errors).filter(["ci_low", "ci_high"])
 
     def select(self, direction: str = "backward", criterion: str = "bic") -> Any:
         """A copy fitted without the columns that the criterion does without; `selection_` holds every model tried.
@@ -281,14 +316,15 @@ class MissingGLM(AbstractEstimator):
         if criterion not in ("bic", "aic"):
             raise ValueError(f'criterion must be "bic" or "aic", got {criterion!r}')
         one, start = self._likelihood, self.result_.params
-        columns = answers.beta_positions(self.table_.gaussian)[1:]
+        columns = self.table_.order[1:]
         whole = np.arange(np.size(start["beta"])).reshape(np.shape(start["beta"]))
 
         def positions(out: tuple[int, ...]) -> tuple[int, ...]:
             return tuple(map(int, np.ravel(whole[..., columns[list(out)]])))
 
         def fitted(out: tuple[int, ...]) -> tuple[float, int]:
-            less = Likelihood(one.family, jax.tree.map(np.asarray, one.data), one.groups, positions(out))
+            rows, completions = jax.tree.map(np.asarray, one.sample)
+            less = Likelihood(one.family, rows, one.groups, positions(out), completions)
             beta = np.array(start["beta"])
             beta[..., columns[list(out)]] = 0.0
             flat, value, _ = less.climb(start | {"beta": beta})
@@ -299,68 +335,9 @@ class MissingGLM(AbstractEstimator):
             out, tried = search(fitted, self.n_features_in_, self.table_.names, direction, penalty)
         copy: Any = clone(self)
         chosen = copy.set_params(method="exact")._estimate(self.table_, positions(out))
-        shift = self.standard_.log_jacobian(self._split(self.table_.x)[0], self.table_.weights)
+        shift = self._layout.standard.log_jacobian(self.table_.x[:, self.table_.gaussian], self.table_.weights)
         chosen.selection_ = tried.assign(loglik=tried["loglik"] - shift, criterion=tried["criterion"] + 2 * shift)
         return chosen
-
-    def _expected(self, X: Any, offset: Any = None) -> np.ndarray:
-        check_fitted(self)
-        self._refuse_offset(offset)
-        x, c = self._split(covariates(X, self.table_))
-        shift = np.zeros(len(x)) if offset is None else np.asarray(offset, float)
-        with precision(np.dtype("float64")):
-            return answers.expected_outcome(self._family(), self.result_.params, self.standard_.apply(x), c, shift)
-
-    def conditional_mean(self, X: Any = None, y: Any = None) -> np.ndarray:
-        """E[x | observed x] of each row, (n, p), in the table's columns; E[x | observed x, y] of the training rows."""
-        check_fitted(self)
-        whole = self.table_.x if X is None else covariates(X, self.table_)
-        outcome = self.table_.y if X is None else None if y is None else answers.codes(y, self.table_.classes)
-        offset = self.table_.offset if X is None else np.zeros(len(whole))
-        x, c = self._split(whole)
-        with precision(np.dtype("float64")):
-            found = answers.conditional_mean(self._family(), self.result_.params, self.standard_.apply(x), c, outcome, offset)
-        out = whole.copy()
-        out[:, self.table_.gaussian] = self.standard_.restore(found)
-        return out
-
-    def impute(self, draws: int = 1, seed: int = 0) -> np.ndarray:
-        """Independent draws of the completed training table given y and what is observed, (draws, n, p)."""
-        check_fitted(self)
-        if draws < 1:
-            raise ValueError(f"draws must be at least 1, got {draws}")
-        x, c = self._split(self.table_.x)
-        with precision(np.dtype("float64")):
-            drawn = answers.draw_completed(self._family(), self.result_.params, self.standard_.apply(x), c, self.table_.y,
-                                           self.table_.offset, draws, seed)  # fmt: skip
-        out = np.broadcast_to(self.table_.x, (draws, *self.table_.x.shape)).copy()
-        out[:, :, self.table_.gaussian] = self.standard_.restore(drawn)
-        return out
-
-    @property
-    def plot(self) -> Any:
-        """Figures: `.coefficients() .missingness()`."""
-        from ..plots.missing import MissingPlots
-
-        check_fitted(self)
-        return MissingPlots(self)
-
-    def predict(self, X: Any, offset: Any = None) -> np.ndarray:
-        """E[y | observed x], averaged over what is missing; where there are classes, the likeliest."""
-        expected = self._expected(X, offset)
-        if self.table_.classes is None:
-            return expected
-        return self.table_.classes[expected.argmax(axis=1) if expected.ndim == 2 else (expected > 0.5).astype(int)]
-
-    @available_if(lambda self: OUTCOMES.get(self.family) in ("binary", "categorical"))
-    def predict_proba(self, X: Any, offset: Any = None) -> np.ndarray:
-        """P(y = k | observed x), (n, K), averaged over what is missing; of outcomes with classes."""
-        expected = self._expected(X, offset)
-        return expected if expected.ndim == 2 else np.stack([1 - expected, expected], axis=1)
-
-    def score(self, X: Any, y: Any, sample_weight: Any = None) -> float:
-        """Accuracy where there are classes, otherwise R^2."""
-        return answers.score(self.table_.classes, self.predict(X), y, sample_weight)
 
 
 class MissingLogistic(ClassifierMixin, MissingGLM):
@@ -385,8 +362,11 @@ class MissingLinear(RegressorMixin, MissingGLM):
         random_state: int = 0,
         dtype: Any = None,
         verbose: bool = True,
+        discrete: Any = None,
+        polish: bool = True,
     ) -> None:
         super().__init__(
             family=family, method=method, curvature=curvature, n_iter=n_iter, n_burn=n_burn, batch_size=batch_size,
             n_steps=n_steps, n_chains=n_chains, kernel=kernel, random_state=random_state, dtype=dtype, verbose=verbose,
+            discrete=discrete, polish=polish,
         )  # fmt: skip

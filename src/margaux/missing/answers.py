@@ -12,8 +12,11 @@ import scipy
 from ..compiling import compiled
 from .exact import moments
 from .families import AbstractFamily
+from .layout import Arranged
+from .likelihood import Sample, log_densities
 from .multinomial import Multinomial, given_observed_each
-from .observed import Groups, Params, Rows, arrange, by_group, given_observed
+from .observed import Groups, Params, Rows, by_group, given_observed
+from .table import Table
 
 
 @compiled
@@ -21,6 +24,19 @@ def predictors(params: Params, rows: Rows, groups: Groups) -> tuple[Any, Any]:
     """Mean and variance of the linear predictor given the observed covariates, (b,) each."""
     found, _ = given_observed(params, rows, groups)
     return found.mean, found.sd**2
+
+
+@compiled
+def _shares(family: Any, params: Params, sample: Sample, groups: Groups, outcome: bool) -> Any:
+    _, after, before = log_densities(family, groups, params, sample)
+    return sample.completions.gather(after if outcome else before)[1]  # type: ignore[union-attr]
+
+
+def shares(family: Any, params: Params, data: Arranged, outcome: bool) -> np.ndarray | None:
+    """Probabilities of the completions given what is observed of their rows, with the outcome or without; None without any."""
+    if data.completions is None:
+        return None
+    return np.asarray(_shares(family, params, Sample(data.rows, data.completions), data.groups, outcome))
 
 
 @compiled
@@ -73,10 +89,7 @@ def coefficient_table(names: list[str], classes: np.ndarray | None, estimate: np
                       level: float) -> pd.DataFrame:  # fmt: skip
     """Estimate, standard error, z, p and interval of coefficients, (1 + p,), or (K - 1, 1 + p) with a row a class after the
     first, which is the reference."""
-    index = pd.Index(["intercept", *names])
-    if np.ndim(estimate) == 2 and classes is not None:
-        rows = [f"{label}: {name}" for label in classes[1:] for name in index]
-        index = pd.Index(rows, name=f"against {classes[0]}")
+    index = coefficient_index(names, classes if np.ndim(estimate) == 2 else None)
     estimate, se = np.ravel(estimate), np.ravel(errors)
     se = np.where(se > 0, se, np.nan)
     z = estimate / se
@@ -86,54 +99,60 @@ def coefficient_table(names: list[str], classes: np.ndarray | None, estimate: np
     return pd.DataFrame(out, index=index)
 
 
-def beta_positions(gaussian: np.ndarray) -> np.ndarray:
-    """Where the coefficients of the intercept and the table's columns, (1 + p,), stand in beta: fixed columns come first."""
-    k = int(np.sum(~gaussian)) + 1
-    own = np.where(gaussian, k + np.cumsum(gaussian) - 1, np.cumsum(~gaussian))
-    return np.concatenate([[0], own])
+def coefficient_index(names: list[str], classes: np.ndarray | None) -> pd.Index:
+    """Names of the coefficients, the intercept's first, of each class after the first where there are several predictors."""
+    if classes is None:
+        return pd.Index(["intercept", *names])
+    rows = [f"{label}: {name}" for label in classes[1:] for name in ["intercept", *names]]
+    return pd.Index(rows, name=f"against {classes[0]}")
 
 
-def new_rows(x: np.ndarray, c: np.ndarray, y: np.ndarray | None, offset: np.ndarray) -> tuple[Rows, Groups, np.ndarray]:
-    """Rows of a new table; the outcome is of no account where it is None."""
-    n = len(x)
-    return arrange(x, c, np.zeros(n) if y is None else y, np.ones(n), offset)
+def parameter_names(table: Table, params: Any) -> list[str]:
+    """Of every free parameter in the units of the data: coefficients, then the covariates' part."""
+    own = [name for name, kept in zip(table.names, table.gaussian, strict=True) if kept]
+    out = list(coefficient_index(table.names, table.classes if np.ndim(params["coef"]) == 2 else None))
+    many = np.ndim(params["mean"]) == 2
+    out += [f"mean {name}" + (f"[{k}]" if many else "") for k in range(len(np.atleast_2d(params["mean"]))) for name in own]
+    out += [f"cov {own[i]}, {own[j]}" if i != j else f"var {own[i]}" for i in range(len(own)) for j in range(i + 1)]
+    out += [f"cells[{k}, {j}]" for k, j in np.ndindex(np.shape(params["cells"]))] if "cells" in params else []
+    return out + (["residual variance"] if "scale" in params else [])
 
 
-def expected_outcome(family: Any, params: Params, x: np.ndarray, c: np.ndarray, offset: np.ndarray) -> np.ndarray:
+def expected_outcome(family: Any, params: Params, data: Arranged) -> np.ndarray:
     """E[y | x_o], averaged over what is missing, (n,); of a multinomial family P(y | x_o), (n, K)."""
-    rows, groups, order = new_rows(x, c, None, offset)
+    wide = data.wide(params)
     if isinstance(family, Multinomial):
-        found = np.asarray(_class_probabilities(family, params, rows, groups))
+        found = np.asarray(_class_probabilities(family, wide, data.rows, data.groups))
     else:
-        found = np.asarray(_expected(family, *predictors(params, rows, groups)))
-    out = np.empty_like(found)
-    out[order] = found
-    return out
+        found = np.asarray(_expected(family, *predictors(wide, data.rows, data.groups)))
+    return data.totals(found, shares(family, params, data, False))
 
 
-def conditional_mean(family: Any, params: Params, x: np.ndarray, c: np.ndarray, y: np.ndarray | None,
-                     offset: np.ndarray) -> np.ndarray:  # fmt: skip
-    """E[x | x_o, y], or E[x | x_o] without y, (n, p)."""
-    rows, groups, order = new_rows(x, c, y, offset)
-    if y is None:
+def conditional_mean(family: Any, params: Params, data: Arranged, scores: Any, outcome: bool) -> tuple[np.ndarray, np.ndarray]:
+    """E[x | x_o, y], or E[x | x_o] without the outcome: Gaussian columns (n, p), and those of discrete covariates (n, s), with
+    their values `scores` (C, s) in the cells."""
+    share, wide = shares(family, params, data, outcome), data.wide(params)
+    if not outcome:
         # With a coefficient of zero the outcome says nothing.
-        params = params | {"beta": np.zeros_like(params["beta"])}
-    out = np.empty_like(x)
-    out[order] = np.asarray(_means(family, params, rows, groups))
-    return out
+        wide = wide | {"beta": np.zeros_like(wide["beta"])}
+    x = data.totals(np.asarray(_means(family, wide, data.rows, data.groups)), share)
+    if data.completions is None:
+        return x, np.zeros((len(x), 0))
+    return x, data.totals(scores[data.completions.cell], share)
 
 
-def draw_completed(family: Any, params: Params, x: np.ndarray, c: np.ndarray, y: np.ndarray, offset: np.ndarray,
-                   draws: int, seed: int) -> np.ndarray:  # fmt: skip
-    """Independent draws of the table given everything observed, (draws, n, p)."""
+def draw_completed(family: Any, params: Params, data: Arranged, draws: int, seed: int) -> tuple[np.ndarray, np.ndarray | None]:
+    """Independent draws of the table given everything observed: Gaussian columns (draws, n, p), and the cells (draws, n) where
+    covariates are discrete."""
     rng = np.random.default_rng(seed)
-    rows, groups, order = new_rows(x, c, y, offset)
-    found, known = _given(params, rows, groups)
+    rows, groups = data.rows, data.groups
+    wide, share = data.wide(params), shares(family, params, data, True)
+    found, known = _given(wide, rows, groups)
     given: Any = _classes_given_outcome if isinstance(family, Multinomial) else _predictors_given_outcome
-    z = given(family, params, rows, found, draws, rng)
-    mean = np.asarray(rows.c @ params["mean"])
+    z = given(family, wide, rows, found, draws, rng)
+    mean = np.asarray(rows.c @ wide["mean"])
     filled = np.where(rows.observed > 0, rows.x, 0.0)
-    out = np.broadcast_to(filled, (draws, *x.shape)).copy()
+    out = np.broadcast_to(filled, (draws, *filled.shape)).copy()
     for part, places, span in by_group(known, groups, rows):
         if not places.shape[1]:
             continue
@@ -145,11 +164,25 @@ def draw_completed(family: Any, params: Params, x: np.ndarray, c: np.ndarray, y:
         padded = np.concatenate([mean[span], np.zeros((len(here), 1))], axis=1)
         xi = np.take_along_axis(padded, np.asarray(places), axis=1) - shift
         drawn = xi + np.einsum("mjb,dbj->dbm", along.reshape(len(along), -1, len(xi)), z[:, span]) + noise
-        row, slot = np.nonzero(np.asarray(places) < x.shape[1])
+        row, slot = np.nonzero(np.asarray(places) < filled.shape[1])
         out[:, here[row], np.asarray(places)[row, slot]] = drawn[:, row, slot]
-    back = np.empty_like(out)
-    back[:, order] = out
-    return back
+    if data.completions is None or share is None:
+        back = np.empty_like(out)
+        back[:, data.owner] = out
+        return back, None
+    chosen = _one_each(data.owner, share, draws, rng)
+    return np.take_along_axis(out, chosen[:, :, None], axis=1), np.asarray(data.completions.cell)[chosen]
+
+
+def _one_each(owner: np.ndarray, share: np.ndarray, draws: int, rng: Any) -> np.ndarray:
+    """Of each row one of its completions by their shares, (draws, n)."""
+    order = np.argsort(owner, kind="stable")
+    firsts = np.flatnonzero(np.diff(owner[order], prepend=-1))
+    total = np.cumsum(share[order])
+    below = np.concatenate([[0.0], total])[firsts]
+    wanted = below + rng.random((draws, len(firsts))) * (np.append(below[1:], total[-1]) - below)
+    last = np.append(firsts[1:], len(owner)) - 1
+    return order[np.clip(np.searchsorted(total, wanted, side="right"), firsts, last)]
 
 
 def _predictors_given_outcome(family: AbstractFamily, params: Params, rows: Rows, found: Any, draws: int, rng: Any) -> np.ndarray:

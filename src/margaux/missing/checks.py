@@ -66,7 +66,7 @@ def check_category(values: pd.Series, name: str) -> None:
     if missing.size:
         raise ValueError(
             f'the categorical column "{name}" is missing at row {missing[0]} ({missing.size} in all); drop those rows, '
-            "recode missing as a category of its own, or code an ordered factor as numbers"
+            f'recode missing as a category of its own, or pass discrete=["{name}"] to have it modelled'
         )
 
 

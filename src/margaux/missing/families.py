@@ -13,8 +13,10 @@ from jax.scipy.special import gammaln, log_ndtr
 from jax.scipy.stats import norm
 from jaxtyping import Array, Float, PRNGKeyArray
 
-#: nodes of the adaptive Gauss-Hermite rule; Newton steps to its centre, and how far one may go
-NODES, NEWTON, FARTHEST = 31, 12, 2.0
+#: nodes of the adaptive trapezoidal rule; Newton steps to its centre at most, and how far one may go
+NODES, NEWTON, FARTHEST = 41, 100, 2.0
+#: where the rule ends: how far the logarithm of the integrand has fallen there, and Newton steps to it
+DROP, REACH = 20.0, 4
 
 
 class AbstractFamily(eqx.Module):
@@ -64,26 +66,17 @@ class AbstractFamily(eqx.Module):
 
 
 def _quadrature(family: AbstractFamily, y: Array, mean: Array, variance: Array, scale: Array) -> tuple[Array, Array, Array]:
-    def newton(_, u):
-        first, second = family.slopes(y, u, scale)
-        step = (variance * first - (u - mean)) / (1 - variance * second)
-        return u + jnp.clip(step, -FARTHEST, FARTHEST)
-
-    mode = jax.lax.fori_loop(0, NEWTON, newton, family.near_mode(y, mean))
-    _, second = family.slopes(y, mode, scale)
-    sd = jnp.sqrt(variance / (1 - variance * second))
-    nodes, weights = np.polynomial.hermite_e.hermegauss(NODES)
-    logs = np.log(weights / np.sqrt(2 * np.pi)) + nodes**2 / 2
-
+    """The trapezoidal rule between the points where the integrand has fallen by exp(-DROP): it vanishes at both, so that the
+    error falls exponentially in the number of nodes."""
+    mode, sd = _mode(family, y, mean, variance, scale)
     # In units of the prior's SD, so that nothing is lost where the variance is tiny or zero.
     wide = jnp.sqrt(jnp.where(variance > 0, variance, 1.0))
-    ratio = jnp.where(variance > 0, sd / wide, 1.0)
-    gap = (mode - mean) / wide
+    below, above = (_reach(family, y, mean, variance, scale, mode, sd, side) for side in (-1.0, 1.0))
+    step = (below + above) / (NODES - 1)
 
-    def add(state, pair):
-        node, log_weight = pair
-        u = mode + sd * node
-        value = family.log_density(y, u, scale) - (gap + ratio * node) ** 2 / 2 + log_weight
+    def add(state, node):
+        u = mode + (node * step - below)
+        value = family.log_density(y, u, scale) - ((u - mean) / wide) ** 2 / 2
         first, second = family.slopes(y, u, scale)
         top, total, slope, square = state
         new = jnp.maximum(top, value)
@@ -92,9 +85,48 @@ def _quadrature(family: AbstractFamily, y: Array, mean: Array, variance: Array, 
 
     zero = jnp.zeros_like(mean)
     start = (jnp.full_like(mean, -jnp.inf), zero, zero, zero)
-    (top, total, slope, square), _ = jax.lax.scan(add, start, (jnp.asarray(nodes, mean.dtype), jnp.asarray(logs, mean.dtype)))
+    (top, total, slope, square), _ = jax.lax.scan(add, start, jnp.arange(NODES, dtype=mean.dtype))
     first = slope / total
-    return top + jnp.log(total * ratio), first, square / total - first**2
+    # Without variance all nodes are the one point, and each weighs the same.
+    weight = jnp.where(variance > 0, step / wide / np.sqrt(2 * np.pi), 1 / NODES)
+    return top + jnp.log(total * weight), first, square / total - first**2
+
+
+def _mode(family: AbstractFamily, y: Array, mean: Array, variance: Array, scale: Array) -> tuple[Array, Array]:
+    """Where p(y | u) N(u; m, v) is highest, to a thousandth of its width, and that width by the curvature there."""
+
+    def curved(u):
+        first, second = family.slopes(y, u, scale)
+        return variance * first - (u - mean), 1 - variance * second
+
+    def newton(state):
+        u, _, count = state
+        slope, curvature = curved(u)
+        step = slope / curvature
+        # Far out the curvature is all but gone, and a whole step would overshoot.
+        return u + jnp.clip(step, -FARTHEST, FARTHEST), jnp.max(step**2 * curvature - 1e-6 * variance), count + 1
+
+    going = lambda state: (state[1] > 0) & (state[2] < NEWTON)  # noqa: E731
+    begin = (family.near_mode(y, mean), jnp.asarray(jnp.inf, mean.dtype), 0)
+    mode, _, _ = jax.lax.while_loop(going, newton, begin)
+    return mode, jnp.sqrt(variance / curved(mode)[1])
+
+
+def _reach(family: AbstractFamily, y: Array, mean: Array, variance: Array, scale: Array, mode: Array, sd: Array,
+           side: float) -> Array:  # fmt: skip
+    """How far from the mode, on one side, the integrand falls by exp(-DROP); Newton steps, as its logarithm is concave."""
+    width = jnp.where(variance > 0, variance, 1.0)
+    height = family.log_density(y, mode, scale) - (mode - mean) ** 2 / (2 * width)
+    farthest = jnp.sqrt(2 * DROP * variance)
+
+    def newton(_, t):
+        u = mode + side * t
+        fallen = height - family.log_density(y, u, scale) + (u - mean) ** 2 / (2 * width) - DROP
+        slope = side * ((u - mean) / width - family.slopes(y, u, scale)[0])
+        return jnp.clip(t - fallen / jnp.where(slope > 0, slope, 1.0), sd, farthest)
+
+    # Halfway steps overshoot outwards, never inwards, so that whatever is left of the way is only range to spare.
+    return jax.lax.fori_loop(0, REACH, newton, jnp.minimum(np.sqrt(2 * DROP) * sd, farthest))
 
 
 class Logistic(AbstractFamily):

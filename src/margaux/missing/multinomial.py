@@ -27,9 +27,9 @@ from .observed import Groups, Params, Rows, by_group, filled, given_observed
 from .table import Table
 
 #: Gauss-Hermite nodes an axis by number of axes, points of the Sobol rule beyond, and Newton steps to its centre
-NODES, POINTS, NEWTON = {1: 31, 2: 15, 3: 9, 4: 5}, 2048, 15
-#: coefficients per standard deviation beyond which an estimate is taken for infinite: odds change by three million
-FINITE = 15.0
+NODES, POINTS, NEWTON = {1: 31, 2: 15, 3: 9, 4: 5}, 2048, 100
+#: nodes an axis of the rule that another is held against
+FINER = {1: 101, 2: 41, 3: 21, 4: 11}
 #: nodes of a product that weigh less than this share of the heaviest are left out
 LEAST = 1e-8
 
@@ -67,17 +67,21 @@ class Multinomial(eqx.Module):
             parts = jnp.sum(p[:, None, None] * root[:, :, None] * root[:, None, :], axis=0)
             return sweep(identity + parts - push[:, None] * push[None])[0]
 
-        def newton(_, z):
+        def newton(state):
+            z, _, count = state
             p = self.probabilities(mean + _times(root, z))
             slope = jnp.sum(root * (chosen - p)[:, None], axis=0) - z
             step = _times(curved(p), slope)
             # Far out the curvature is all but gone, and a whole step would overshoot.
-            return z + step * jnp.minimum(1.0, FARTHEST / jnp.maximum(jnp.abs(_times(root, step)).max(axis=0), 1e-300))
+            short = jnp.minimum(1.0, FARTHEST / jnp.maximum(jnp.abs(_times(root, step)).max(axis=0), 1e-300))
+            return z + step * short, jnp.max(jnp.abs(step)), count + 1
 
-        z = jax.lax.fori_loop(0, NEWTON, newton, jnp.zeros_like(root[0]))
+        begin = (jnp.zeros_like(root[0]), jnp.asarray(jnp.inf, mean.dtype), 0)
+        z = jax.lax.while_loop(lambda state: (state[1] > 1e-4) & (state[2] < NEWTON), newton, begin)[0]
         return z, curved(self.probabilities(mean + _times(root, z)))
 
-    def marginal(self, y: Array, mean: Float[Array, "j n"], root: Float[Array, "j d n"]) -> tuple[Array, Array, Array]:
+    def marginal(self, y: Array, mean: Float[Array, "j n"], root: Float[Array, "j d n"],
+                 finer: bool = False) -> tuple[Array, Array, Array]:  # fmt: skip
         r"""$\log\int p(y\mid m+Lz)N(z; 0, I)\,dz$, (n,), and its first and second derivatives in m, (j, n) and (j, j, n): the
         means of $\ell'$ and, less the square of that, of $\ell''+\ell'\ell'^\top$ under the posterior.
 
@@ -110,7 +114,7 @@ class Multinomial(eqx.Module):
 
         zero = jnp.zeros_like(mean[0])
         start = (zero - jnp.inf, zero, jnp.zeros_like(mean), jnp.zeros((len(mean), *mean.shape), mean.dtype))
-        nodes = jax.tree.map(lambda leaf: jnp.asarray(leaf, mean.dtype), rule(count))
+        nodes = jax.tree.map(lambda leaf: jnp.asarray(leaf, mean.dtype), rule(count, finer))
         (top, total, slope, square), _ = jax.lax.scan(add, start, nodes)
         slope, square = slope / total, square / total
         scale = jnp.prod(turn[jnp.arange(count), jnp.arange(count)], axis=0)
@@ -124,7 +128,7 @@ class Multinomial(eqx.Module):
 
 
 @functools.cache
-def rule(size: int) -> tuple[np.ndarray, np.ndarray]:
+def rule(size: int, finer: bool = False) -> tuple[np.ndarray, np.ndarray]:
     r"""Points u (q, size) and $\log w + |u|^2/2$ (q,) with $\sum_q w_qf(u_q)\approx E f(U)$, $U\sim N(0, I)$.
 
     The tensor product of Gauss-Hermite nodes up to four axes, without its far corners; beyond, 2048 points, half a scrambled
@@ -132,18 +136,19 @@ def rule(size: int) -> tuple[np.ndarray, np.ndarray]:
     the same at every call, so that likelihoods are smooth.
     """
     if size in NODES:
-        nodes, weights = np.polynomial.hermite_e.hermegauss(NODES[size])
+        nodes, weights = np.polynomial.hermite_e.hermegauss((FINER if finer else NODES)[size])
         points = np.stack([part.ravel() for part in np.meshgrid(*[nodes] * size, indexing="ij")], axis=1)
         logs = np.log(weights / weights.sum())
         log_weights: Any = sum(part.ravel() for part in np.meshgrid(*[logs] * size, indexing="ij"))
         kept = (log_weights > log_weights.max() + np.log(LEAST)) | (size == 1)
         points, log_weights = points[kept], log_weights[kept] - np.log(np.exp(log_weights[kept]).sum())
     else:
-        sobol = scipy.stats.qmc.Sobol(size, scramble=True, rng=0).random_base2(int(np.log2(POINTS)) - 1)
+        count = 4 * POINTS if finer else POINTS
+        sobol = scipy.stats.qmc.Sobol(size, scramble=True, rng=int(finer)).random_base2(int(np.log2(count)) - 1)
         points = scipy.special.ndtri(sobol)
         points = np.concatenate([points, -points])
-        points = np.linalg.solve(np.linalg.cholesky(points.T @ points / POINTS), points.T).T
-        log_weights = np.full(POINTS, -np.log(POINTS))
+        points = np.linalg.solve(np.linalg.cholesky(points.T @ points / count), points.T).T
+        log_weights = np.full(count, -np.log(count))
     return points, log_weights + np.sum(points**2, axis=1) / 2
 
 
@@ -249,15 +254,14 @@ def _(family: Multinomial, groups: Groups, params: Params, rows: Rows) -> tuple[
     return Moments(log_y, before.log_x, before.mean, variance, first, second, x, along), covariance
 
 
-def by_holes(rows: Rows, groups: Groups, n_classes: int) -> tuple[Rows, Groups]:
-    """Rows of one group put into groups by missing entries up to K - 1: integrals over fewer are shorter."""
+def by_holes(rows: Rows, groups: Groups, n_classes: int) -> tuple[np.ndarray, Groups]:
+    """Order and groups of rows of one group by missing entries up to K - 1: integrals over fewer are shorter."""
     if len(groups) > 1:
-        return rows, groups
+        return np.arange(len(rows.y)), groups
     counts = np.sum(np.asarray(rows.observed) == 0, axis=1)
-    order = np.argsort(counts, kind="stable")
     own = np.where(counts < n_classes - 1, counts, counts.max())
     sizes = tuple((int(np.sum(own == width)), int(width)) for width in np.unique(own))
-    return jax.tree.map(lambda leaf: leaf[order], rows), sizes
+    return np.argsort(counts, kind="stable"), sizes
 
 
 def family_of(name: str, classes: np.ndarray | None) -> Any:
@@ -278,21 +282,6 @@ def check_classes(data: Table, classes: np.ndarray) -> None:
                 raise ValueError(f"class {label} (1 in what follows) against the rest (0): {problem}") from problem
         for one in told:
             warnings.warn(f"class {label} against the rest: {one.message}", stacklevel=3)
-
-
-def warn_if_infinite(params: Params) -> None:
-    """Of standardised covariates.
-
-    Warns:
-        UserWarning: a coefficient is beyond any that data could tell from an infinite one.
-    """
-    slopes = np.abs(params["beta"][:, params["mean"].shape[0] :])
-    if slopes.size and slopes.max() > FINITE:
-        warnings.warn(
-            f"a coefficient is {slopes.max():.0f} a standard deviation, so the covariates all but tell the classes apart and the "
-            "estimate may be infinite; drop some of them, and do not trust the standard errors",
-            stacklevel=4,
-        )
 
 
 def _times(matrix: Float[Array, "j l n"], vector: Float[Array, "l n"]) -> Float[Array, "j n"]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -10,21 +11,26 @@ import numpy as np
 from jaxtyping import Array
 
 from ..compiling import compiled
-from .exact import Struct
+from .likelihood import Struct
 from .observed import Params
 
 
 @dataclasses.dataclass(frozen=True)
 class Standard:
-    """x = centre + width * standardised x, column by column; the intercept is the first of the k fixed columns."""
+    """x = centre + width * standardised x, column by column; the intercept is the first of the k fixed columns.
+
+    `scored`: (2, s), centres and widths of the columns of discrete covariates, which stand before x in beta.
+    """
 
     centre: np.ndarray
     width: np.ndarray
+    scored: np.ndarray = dataclasses.field(default_factory=lambda: np.zeros((2, 0)))
 
     @staticmethod
-    def of(x: np.ndarray) -> Standard:
-        """By mean and standard deviation of what is observed."""
-        return Standard(np.nanmean(x, axis=0), np.nanstd(x, axis=0))
+    def of(x: np.ndarray, scores: np.ndarray | None = None) -> Standard:
+        """By mean and standard deviation of what is observed; of scores, columns of discrete covariates, too."""
+        scored = np.zeros((2, 0)) if scores is None else np.stack([np.nanmean(scores, axis=0), np.nanstd(scores, axis=0)])
+        return Standard(np.nanmean(x, axis=0), np.nanstd(x, axis=0), scored)
 
     def apply(self, x: np.ndarray) -> np.ndarray:
         return (x - self.centre) / self.width
@@ -32,26 +38,28 @@ class Standard:
     def restore(self, x: np.ndarray) -> np.ndarray:
         return self.centre + self.width * x
 
+    def _sloped(self, beta: Any) -> tuple[int, Any, Any]:
+        """The number of fixed columns, and centres and widths of those that follow."""
+        centre, width = (jnp.concatenate([a, b]) for a, b in zip(self.scored, (self.centre, self.width), strict=True))
+        return beta.shape[-1] - len(centre), centre, width
+
     def natural(self, params: Params) -> dict[str, Array]:
         """Parameters in the units of the data."""
-        k = params["mean"].shape[0]
-        slopes = params["beta"][..., k:] / self.width
+        k, centre, width = self._sloped(params["beta"])
+        slopes = params["beta"][..., k:] / width
         fixed = params["beta"][..., :k]
-        intercept = jnp.arange(k) == 0
-        mean = params["mean"] * self.width + intercept[:, None] * self.centre
+        mean = params["mean"] * self.width + _first(len(params["mean"]))[:, None] * self.centre
         covariance = params["covariance"] * self.width[:, None] * self.width
-        beta = jnp.concatenate([fixed - intercept * (slopes @ self.centre)[..., None], slopes], axis=-1)
-        out = {"beta": beta, "mean": mean, "covariance": covariance}
-        return out | ({"scale": params["scale"]} if "scale" in params else {})
+        beta = jnp.concatenate([fixed - _first(k) * (slopes @ centre)[..., None], slopes], axis=-1)
+        return dict(params) | {"beta": beta, "mean": mean, "covariance": covariance}
 
     def internal(self, params: Params) -> Params:
         """The other way round."""
-        k = params["mean"].shape[0]
-        slopes = params["beta"][..., k:] * self.width
-        intercept = np.arange(k) == 0
-        shift = params["beta"][..., k:] @ self.centre
-        beta = np.concatenate([params["beta"][..., :k] + intercept * shift[..., None], slopes], axis=-1)
-        mean = (params["mean"] - intercept[:, None] * self.centre) / self.width
+        k, centre, width = (np.asarray(part) for part in self._sloped(params["beta"]))
+        slopes = params["beta"][..., k:] * width
+        shift = params["beta"][..., k:] @ centre
+        beta = np.concatenate([params["beta"][..., :k] + _first(int(k)) * shift[..., None], slopes], axis=-1)
+        mean = (params["mean"] - _first(len(params["mean"]))[:, None] * self.centre) / self.width
         covariance = params["covariance"] / self.width[:, None] / self.width
         return params | {"beta": beta, "mean": mean, "covariance": covariance}
 
@@ -59,17 +67,16 @@ class Standard:
         """What a log density of standardised entries is too large by."""
         return float(weights @ (~np.isnan(x) @ np.log(self.width)))
 
-    def covariance(self, struct: Struct, flat: np.ndarray, information: np.ndarray, free: np.ndarray) -> dict[str, np.ndarray]:
-        """Covariance matrices of the estimates of beta, mean, ... in natural units, by the delta method."""
-        jacobians = _jacobians(self.centre, self.width, struct, jnp.asarray(flat))
-        inverse = np.linalg.inv(information)
-        out = {}
-        for name, jacobian in jacobians.items():
-            j = np.asarray(jacobian).reshape(-1, len(flat))[:, free]
-            out[name] = j @ inverse @ j.T
-        return out
+    def jacobians(self, struct: Struct, flat: np.ndarray) -> dict[str, np.ndarray]:
+        """Derivatives of beta, mean, ... in natural units in the free coordinates, (entries, size)."""
+        found = _jacobians(self.centre, self.width, self.scored, struct, jnp.asarray(flat))
+        return {name: np.asarray(jacobian).reshape(-1, len(flat)) for name, jacobian in found.items()}
+
+
+def _first(count: int) -> np.ndarray:
+    return np.arange(count) == 0
 
 
 @compiled
-def _jacobians(centre: Array, width: Array, struct: Struct, flat: Array) -> dict[str, Array]:
-    return jax.jacfwd(lambda u: Standard(centre, width).natural(struct.natural(u)))(flat)  # type: ignore[arg-type]
+def _jacobians(centre: Array, width: Array, scored: Array, struct: Struct, flat: Array) -> dict[str, Array]:
+    return jax.jacfwd(lambda u: Standard(centre, width, scored).natural(struct.natural(u)))(flat)  # type: ignore[arg-type]

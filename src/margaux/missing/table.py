@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-import re
 import warnings
 from typing import Any
 
 import numpy as np
 import pandas as pd
 
-from ..formulas import fault
 from .checks import (
     check_category,
     check_covariates,
@@ -22,9 +20,10 @@ from .checks import (
     numbers_of,
     refuse_rows,
 )
+from .discrete import Discrete, asked, find
+from .formula import Columns, by_formula, of_formula
+from .suspicion import Suspicion, suspicions
 
-#: what a formula says that fills or marks holes on purpose
-DELIBERATE = re.compile(r"(fill|is|not)(na|null|nan)\(|nan_to_num\(")
 OUTCOMES = ("binary", "categorical", "continuous", "count")
 
 
@@ -37,6 +36,8 @@ class Table:
         y: (n,), codes 0, ..., K - 1 of `classes` for "binary" and "categorical". weights, offset: (n,).
         classes: labels in order (of the categories, of a pandas categorical); None for "continuous" and "count".
         spec: what codes new frames: formulaic's specification, `Coding`, or None for arrays.
+        discrete: covariates of few values, with holes or without; their columns are neither Gaussian nor fixed.
+        suspicions: sentences about columns that may not be what they are taken for.
     """
 
     x: np.ndarray
@@ -47,34 +48,55 @@ class Table:
     classes: np.ndarray | None
     spec: Any
     gaussian: np.ndarray
+    discrete: tuple[Discrete, ...] = ()
+    suspicions: tuple[Suspicion, ...] = ()
+
+    @property
+    def order(self) -> np.ndarray:
+        """Where the coefficients of the intercept and the columns stand, (1 + p,): fixed ones, discrete ones, Gaussian ones."""
+        kind = np.where(self.gaussian, 2, 0)
+        kind[self.scored] = 1
+        return np.concatenate([[0], 1 + np.argsort(np.argsort(kind, kind="stable"))])
+
+    @property
+    def scored(self) -> np.ndarray:
+        """Places of the columns of discrete covariates."""
+        return np.array([j for one in self.discrete for j in one.columns], int)
+
+    @property
+    def fixed(self) -> np.ndarray:
+        """(p,), the columns that are always observed and have no distribution."""
+        out = ~self.gaussian
+        out[self.scored] = False
+        return out
+
+    def codes(self, x: np.ndarray) -> np.ndarray:
+        """Levels of the discrete covariates of rows (m, p), -1 where missing: (m, q)."""
+        return np.stack([one.codes(x) for one in self.discrete], axis=1) if self.discrete else np.zeros((len(x), 0), int)
 
 
 @dataclasses.dataclass(frozen=True)
 class Coding:
-    """Columns of a frame without formula, and the levels of the categorical ones."""
+    """Columns of a frame without formula, the levels of the categorical ones, and those that may have holes all the same."""
 
     columns: list[str]
     levels: dict[str, pd.Index]
+    open: tuple[str, ...] = ()
 
 
-@dataclasses.dataclass(frozen=True)
-class _Columns:
-    """Covariates as numbers."""
-
-    x: np.ndarray
-    names: list[str]
-    gaussian: np.ndarray
-    spec: Any = None
-
-
-def table(X: Any, y: Any, outcome: str, weights: Any = None, offset: Any = None) -> Table:
+def table(X: Any, y: Any, outcome: str, weights: Any = None, offset: Any = None, discrete: Any = None) -> Table:
     """Checked arrays from arrays or a frame, and from a formula and a frame: `table("y ~ a + b", frame, "binary")`.
 
-    Missing (NaN, None, NA) may be any numeric covariate. Text, categories and truth values of a frame become dummies.
+    Missing (NaN, None, NA) may be any numeric covariate, and any discrete one. Text, categories and truth values of a frame
+    become dummies.
 
     Args:
         outcome: "binary", "categorical", "continuous" or "count".
         weights, offset: (n,), ones and zeros unless given.
+        discrete: names or positions of covariates of few values, which may have holes whatever they hold.
+
+    Warns:
+        UserWarning: a column with holes looks discrete and is not called so, or holds what looks like a code for missing.
 
     Raises:
         TypeError, ValueError: what is wrong, with row (by position) and column.
@@ -82,7 +104,7 @@ def table(X: Any, y: Any, outcome: str, weights: Any = None, offset: Any = None)
     if outcome not in OUTCOMES:
         raise ValueError(f"outcome must be one of {', '.join(OUTCOMES)}, got {outcome!r}")
     label = "y"
-    columns, y, label = _formula(X, y) if isinstance(X, str) else (_plain(X), y, label)
+    columns, y, label = of_formula(X, y, discrete) if isinstance(X, str) else (_plain(X, discrete), y, label)
     rows, p = columns.x.shape
     if p == 0:
         raise ValueError("X has no columns; give at least one covariate")
@@ -99,7 +121,13 @@ def table(X: Any, y: Any, outcome: str, weights: Any = None, offset: Any = None)
     check_covariates(columns.x, columns.names)
     if outcome == "binary":
         check_separation(columns.x, codes, columns.names)
-    return Table(columns.x, codes, w, shift, columns.names, classes, columns.spec, columns.gaussian)
+    found = find(discrete, columns.made, columns.x)
+    gaussian = columns.gaussian.copy()
+    gaussian[[j for one in found for j in one.columns]] = False
+    told = tuple(suspicions(columns.x[:, gaussian], [name for name, own in zip(columns.names, gaussian, strict=True) if own]))
+    for one in told:
+        warnings.warn(one.sentence, stacklevel=4)
+    return Table(columns.x, codes, w, shift, columns.names, classes, columns.spec, gaussian, found, told)
 
 
 def covariates(X: Any, like: Table) -> np.ndarray:
@@ -121,7 +149,7 @@ def covariates(X: Any, like: Table) -> np.ndarray:
         else:
             columns = _plain(X)
     elif framed:
-        columns = _by_formula(spec, X)[0]
+        columns = by_formula(spec, X, [one.name for one in like.discrete])[0]
     else:
         raise TypeError(f"the fit had a formula, so new rows must be a data frame, got {type(X).__name__}")
     if columns.x.shape[1] != len(like.names):
@@ -181,10 +209,10 @@ def _outcome(y: pd.Series, outcome: str, label: str) -> tuple[np.ndarray, np.nda
     return codes, classes
 
 
-def _plain(X: Any) -> _Columns:
+def _plain(X: Any, discrete: Any = None) -> Columns:
     """Covariates of an array or a frame."""
     if isinstance(X, pd.DataFrame):
-        return _frame(X)
+        return _frame(X, discrete=discrete)
     try:
         if isinstance(X, np.ma.MaskedArray):
             X = np.ma.filled(X.astype(float), np.nan)
@@ -201,12 +229,14 @@ def _plain(X: Any) -> _Columns:
     else:
         columns = [numbers_of(pd.Series(values[:, j]), f'column "{name}"') for j, name in enumerate(names)]
         x = np.stack(columns, axis=1) if columns else np.empty(values.shape)
-    return _Columns(x, names, np.ones(len(names), bool))
+    return Columns(x, names, np.ones(len(names), bool), {name: [j] for j, name in enumerate(names)})
 
 
-def _frame(X: pd.DataFrame, coding: Coding | None = None) -> _Columns:
+def _frame(X: pd.DataFrame, coding: Coding | None = None, discrete: Any = None) -> Columns:
     """Covariates of a frame without formula, coded as before where there is a coding."""
     given = list(map(str, X.columns))
+    may_lack = tuple(asked(discrete, given)) if coding is None else coding.open
+    made: dict[str, list[int]] = {}
     twice = sorted({name for name in given if given.count(name) > 1}) if len(set(given)) < len(given) else []
     if twice:
         raise ValueError(f'X has two columns called "{twice[0]}"; rename one')
@@ -222,136 +252,22 @@ def _frame(X: pd.DataFrame, coding: Coding | None = None) -> _Columns:
         values = X.iloc[:, place[name]].reset_index(drop=True)
         known = None if coding is None else coding.levels.get(name)
         if known is None and (coding is not None or is_number(values) or values.dtype.kind in "mMc"):
+            made[name] = [len(parts)]
             parts.append(numbers_of(values, f'column "{name}"'))
             names.append(name)
             gaussian.append(True)
             continue
-        check_category(values, name)
+        missing = values.isna().to_numpy() if name in may_lack else np.zeros(len(values), bool)
+        check_category(values[~missing], name)
         levels[name] = known = pd.Categorical(values).remove_unused_categories().categories if known is None else known
-        codes = level_codes(values, known, name)
+        codes = np.zeros(len(values))
+        codes[~missing] = level_codes(values[~missing], known, name)
         if len(known) < 2:
             raise ValueError(f'column "{name}" is the same in every row ({known[0]}); drop it')
+        made[name] = list(range(len(parts), len(parts) + len(known) - 1))
         for k, level in enumerate(known[1:], start=1):
-            parts.append((codes == k).astype(float))
+            parts.append(np.where(missing, np.nan, codes == k))
             names.append(f"{name}[T.{level}]")
             gaussian.append(False)
     x = np.stack(parts, axis=1) if parts else np.empty((len(X), 0))
-    return _Columns(x, names, np.array(gaussian, bool), coding or Coding(given, levels))
-
-
-def _formula(formula: str, frame: Any) -> tuple[_Columns, Any, str]:
-    """Covariates, outcome and the outcome's name."""
-    if not isinstance(frame, pd.DataFrame):
-        raise TypeError(f"after a formula pass the data frame it is about, got {type(frame).__name__}")
-    if not formula.partition("~")[0].strip() or "~" not in formula:
-        raise ValueError(f'the formula "{formula}" has no outcome; write it as "y ~ a + b"')
-    return _by_formula(formula, frame)
-
-
-def _tidy(frame: Any) -> pd.DataFrame:
-    """Objects that are numbers as floats, truth values as plain ones, no empty categories; rows counted from zero."""
-    changed = {}
-    for name in frame.columns[~frame.columns.duplicated(keep=False)]:
-        values = pd.Series(frame[name]).reset_index(drop=True)
-        if values.dtype == object and is_number(values):
-            changed[name] = numbers_of(values, str(name))
-        elif values.dtype == object and values.notna().all() and pd.api.types.infer_dtype(values) == "boolean":
-            changed[name] = values.astype(bool)
-        elif isinstance(values.dtype, pd.BooleanDtype):
-            changed[name] = values.astype(object if values.isna().any() else bool)
-        elif isinstance(values.dtype, pd.CategoricalDtype):
-            changed[name] = values.cat.remove_unused_categories()
-    frame = frame.reset_index(drop=True)
-    return frame.assign(**{str(name): values for name, values in changed.items()}) if changed else frame
-
-
-def _by_formula(source: Any, frame: Any) -> tuple[_Columns, Any, str]:
-    """Covariates, outcome and its name by a formula, or covariates by the specification of an earlier one."""
-    from formulaic.errors import FormulaicError
-    from formulaic.materializers import FormulaMaterializer
-
-    first = isinstance(source, str)
-    shown = source if first else f"{source.formula}"
-    frame = _tidy(frame)
-    known = None if first else {str(factor): state.levels for factor, state in source.factor_contrasts.items()}
-    # The materializer keeps the evaluated factors; only columns, np and formulaic's own functions can be named.
-    maker: Any = FormulaMaterializer.for_data(frame)(frame, context={"np": np})
-    try:
-        with np.errstate(all="ignore"), warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # what they are about `_check_factors` refuses, with its row
-            parts: Any = maker.get_model_matrix(source, **({"na_action": "ignore"} if first else {}))
-    except (FormulaicError, NameError, KeyError, ValueError, TypeError, SyntaxError) as error:
-        outcome = shown.partition("~")[0].strip() if first else ""
-        _check_factors(maker.factor_cache, [name for name in maker.factor_cache if name != outcome], frame, known)
-        raise ValueError(f'cannot build "{shown}" from columns {listed(frame.columns)}: {fault(shown, error)}') from error
-    right = parts.rhs if first else parts
-    if isinstance(right, tuple):
-        raise ValueError(f'the formula "{shown}" has several right-hand sides; join them with +')
-    spec = right.model_spec
-    _check_factors(maker.factor_cache, [str(factor) for factor in spec.factors], frame, known)
-    for factor, state in spec.factor_contrasts.items():
-        level_codes(pd.Series(maker.factor_cache[str(factor)].values.__wrapped__), state.levels, str(factor))
-    table = pd.DataFrame(right).drop(columns=["Intercept"], errors="ignore")
-    names = list(map(str, table.columns))
-    dummies, parents = set(), {}
-    for part in spec.structure:
-        factors = [maker.factor_cache[str(factor)] for factor in part.term.factors]
-        if all(_is_category(factor) or np.asarray(factor.values).dtype == bool for factor in factors):
-            dummies.update(part.columns)
-        for variable in {str(variable) for factor in factors for variable in factor.variables or ()}:
-            parents.setdefault(variable, []).extend(part.columns)
-    x = table.to_numpy(float, na_value=np.nan)
-    columns = _Columns(x, names, np.array([name not in dummies for name in names], bool), spec)
-    if not first:
-        return columns, None, ""
-    for variable, made in parents.items():
-        if len(made) > 1 and variable in frame.columns and frame[variable].isna().any():
-            warnings.warn(
-                f'"{variable}" has missing values and makes {len(made)} columns ({listed(made)}), each of which is modelled '
-                "as a covariate of its own",
-                stacklevel=4,
-            )
-            break
-    terms = list(parts.lhs.model_spec.terms)
-    factor = maker.factor_cache[str(terms[0].factors[0])] if len(terms) == 1 and len(terms[0].factors) == 1 else None
-    if factor is None or np.ndim(factor.values.__wrapped__) != 1:
-        raise ValueError(f'the outcome of "{shown}" makes {parts.lhs.shape[1]} columns; it must be one column')
-    return columns, factor.values.__wrapped__, str(terms[0])
-
-
-def _is_category(factor: Any) -> bool:
-    return factor.metadata.kind.value == "categorical"
-
-
-def _check_factors(cache: dict, names: list[str], frame: Any, known: dict | None) -> None:
-    """No holes in categorical factors, none that a transformation makes or fills, and factors of the kind of the fit."""
-    for name in sorted(names):
-        factor = cache[name]
-        values = factor.values.__wrapped__
-        if np.ndim(values) == 0 or len(values) != len(frame):
-            continue
-        sources = sorted(str(variable) for variable in factor.variables or () if str(variable) in frame.columns)
-        if known is not None and _is_category(factor) != (name in known):
-            was = "categories" if name in known else "numbers"
-            raise TypeError(f'column "{name}" held {was} in the fit, and other values in the new rows; code it in the same way')
-        if _is_category(factor):
-            values = pd.Series(values).reset_index(drop=True)
-            check_category(values, sources[0] if len(sources) == 1 else name)
-            if known is None and values.nunique() < 2:
-                raise ValueError(f'column "{name}" is the same in every row ({values.iloc[0]}); drop it')
-        elif np.asarray(values).dtype.kind in "mMcOU":
-            numbers_of(pd.Series(values), f'column "{name}"')
-        holes = pd.isna(np.asarray(pd.DataFrame(values))).any(axis=1)
-        missing = frame[sources].isna().any(axis=1).to_numpy()
-        made = np.flatnonzero(holes & ~missing)
-        if made.size:
-            raise ValueError(
-                f'"{name}" is not a number at row {made[0]} ({made.size} in all), though {listed(sources)} is not missing '
-                "there; transform the column in the frame, and make NaN there what is to count as missing"
-            )
-        filled = np.flatnonzero(missing & ~holes)
-        if filled.size and not DELIBERATE.search(name):
-            raise ValueError(
-                f'"{name}" has a value at row {filled[0]} ({filled.size} in all), though {listed(sources)} is missing there; '
-                "compute the column in the frame, with NaN where it is missing"
-            )
+    return Columns(x, names, np.array(gaussian, bool), made, coding or Coding(given, levels, may_lack))

@@ -39,8 +39,8 @@ from scipy import special
 
 import margaux as mx
 from margaux.callbacks import AbstractCallback
-from margaux.missing.exact import Likelihood
 from margaux.missing.families import Logistic
+from margaux.missing.likelihood import Likelihood
 from margaux.missing.model import MissingCovariates
 from margaux.missing.observed import arrange
 from margaux.missing.standard import Standard

@@ -11,9 +11,9 @@ from ...missing import answers
 from ...naming import precision
 from .. import convergence
 from ..calibration import calibration
+from ..ending import ending
 from ..figures import drawn
 from ..page import Paragraph, Part, Section, Verdict, attempt, framed, listed, nats, number, section
-from . import fit as of_fit
 from . import fitted
 
 #: classes of an outcome whose calibration is drawn
@@ -36,9 +36,11 @@ def sections(model: Any, command: str | None = None) -> list[Section]:
     data = (table.x, table.y, table.weights, table.offset)
     return [
         fitted.what(model, ("Family", model.family), ("Method", model.method), ("Rows", f"{len(table.x):,}, {whole:,} complete"),
-                    ("Covariates", table.x.shape[1]), ("Classes", "" if table.classes is None else listed(list(table.classes))),
-                    words=WORDS, names=["intercept", *table.names]),
-        fitted.end(model),
+                    ("Covariates", table.x.shape[1]),
+                    ("Discrete", listed([one.name for one in table.discrete]) if table.discrete else ""),
+                    ("Classes", "" if table.classes is None else listed(list(table.classes))),
+                    words=WORDS, names=answers.parameter_names(table, model.params_)),
+        ending(model.result_, certificate=model.certificate_, converged=model.converged_),
         fitted.estimated(model, "Coefficients with Wald intervals (observed information)."),
         _convergence(model),
         fitted.criteria(model, ("Log-likelihood of the outcome alone", _outcome(model)), more=_goodness(model)),
@@ -52,27 +54,34 @@ def _outcome(model: Any) -> str:
     return "" if model.result_.result.failed else nats(model.loglik_outcome_)
 
 
+#: how a page marks the levels of a check
+MARKS = {"pass": "good", "careful": "careful", "failed": "bad"}
+
+
 def _convergence(model: Any) -> Section:
+    """The checks, a sentence each, with their figures; and the traces of methods that have some."""
     fit = model.result_
-    if model.method != "exact":
-        names = {f"beta[{j}]": f"{name} (standardised)" for j, name in enumerate(["intercept", *model.table_.names])}
-        return of_fit.convergence_of(fit, names=names)
-    text = f"the exact likelihood was maximised in {fit.n_iter} iterations"
-    good = (
-        "its gradient is below 1e-5 an observation" if model.converged_ else "its gradient is not yet below 1e-5 an observation"
+    checks = [
+        Verdict(MARKS[one.level], f"{one.name[:1].upper()}{one.name[1:]}: {one.sentence}") for one in model.certificate_.checks
+    ]
+    frame = model.certificate_.table().drop(columns="sentence")
+    table = framed(
+        frame, "What was measured, and what it was held to.", "check", rest="model.certificate_.table() has all of them"
     )
-    return section(
-        convergence.ID, convergence.TITLE, Verdict("good" if model.converged_ else "careful", f"Gradient: {text}; {good}.")
-    )
+    if model.method == "exact":
+        how = Paragraph(f"The exact likelihood was maximised in {fit.n_iter} iterations by L-BFGS and Newton steps.")
+        return section(convergence.ID, convergence.TITLE, how, checks, table)
+    names = {f"beta[{j}]": f"{name} (standardised)" for j, name in enumerate(["intercept", *model.table_.names])}
+    return section(convergence.ID, convergence.TITLE, checks, table, convergence.course(fit),
+                   attempt("The trace plot", lambda: convergence.trace(fit, names)))  # fmt: skip
 
 
 def _goodness(model: Any) -> list[Part]:
     table = model.table_
-    x, c = model._split(table.x)
 
     def calibrated() -> list[Part]:
         with precision(np.dtype(float)):
-            expected = answers.expected_outcome(model._family(), model.result_.params, model.standard_.apply(x), c, table.offset)
+            expected = answers.expected_outcome(model._family(), model.result_.params, model._own())
         note = "Of the rows of the fit, given what is observed of each."
         if expected.ndim == 1:
             what = f"P({table.classes[1]})" if table.classes is not None else "outcome"
