@@ -2,7 +2,7 @@
 PYTHON ?= python3
 PIP := .venv/bin/python -m pip --disable-pip-version-check -q
 
-.PHONY: demo test test-slow lint docs bench mutate clean
+.PHONY: demo test test-slow verdicts lint docs bench mutate clean
 
 demo: .venv/.demo
 	.venv/bin/margaux demo
@@ -13,6 +13,10 @@ test: .venv/.test
 
 test-slow: .venv/.test
 	.venv/bin/python -m pytest -n 2 -m slow -rP tests
+
+# As PROBLEMS=60 (600 by default), SEED=1.
+verdicts: .venv/.test
+	.venv/bin/python tests/contract/verdicts.py $(if $(PROBLEMS),--problems $(PROBLEMS)) $(if $(SEED),--seed $(SEED))
 
 lint: .venv/.dev
 	.venv/bin/ruff check .

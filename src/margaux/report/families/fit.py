@@ -18,7 +18,7 @@ from ...inference.posterior import latent_size
 from .. import convergence, estimates, facts, reproducing
 from ..ending import ending
 from ..figures import drawn
-from ..page import Paragraph, Part, Section, Verdict, attempt, framed, listed, nats, number, section
+from ..page import Paragraph, Part, Section, attempt, framed, nats, number, section
 
 #: numbers in the draws up to which information is computed, latents of a unit up to which the likelihood is, and parameters up to
 #: which there are standard errors
@@ -73,23 +73,6 @@ def why_not(fit: Any) -> str:
     if 2000 * fit.problem.n * (size + len(fit.names)) > WORK and not any(name.startswith("information/") for name in fit._cache):
         return f"for {fit.problem.n:,} units of {size:,} latents that takes long; call fit.summary() first, and the page has them"
     return ""
-
-
-def concerns(fit: Any) -> list[Part]:
-    """A line about checks that are not fine, so that nobody stops reading before them."""
-    if why_not(fit):
-        return []
-    return attempt("The diagnostics", lambda: _concerns(fit.diagnostics()))
-
-
-def _concerns(frame: pd.DataFrame) -> list[Part]:
-    frame = frame.drop(index="result")  # which is said above
-    names = [convergence.CHECKS.get(str(check), (str(check), ""))[0].lower() for check in frame.index]
-    bad = [name for name, ok in zip(names, frame["ok"], strict=True) if not ok]
-    if not bad:
-        return [Verdict("good", f"All {len(frame)} checks are fine.")]
-    return [Verdict("careful", f"{len(bad)} of {len(frame)} checks ask for a look: {listed(bad)}; "
-                                           "see convergence and diagnostics.")]  # fmt: skip
 
 
 def estimated(fit: Any) -> Section:

@@ -39,7 +39,7 @@ def sections(model: Any, command: str | None = None) -> list[Section]:
                     ("Covariates", words.covariates(model)), ("Observations", f"{model.n_observations_:,}"),
                     ("Roles of columns", words.roles(model)),
                     words=WORDS, names=list(model.params_)),
-        ending(fit, extra=of_fit.concerns(fit)),  # what else its message says stands by the estimates
+        ending(fit, certificate=None if of_fit.why_not(fit) else model.certificate_),
         fitted.estimated(model, "Estimates on their natural scale; intervals by Student's t, on the scale they are normal on.",
                          against),
         _convergence(model),
