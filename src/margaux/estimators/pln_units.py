@@ -25,7 +25,7 @@ from .fitted import check_fitted
 class OfUnits(TransformerMixin):
     """A part of `PLNPCA`, which sets what is declared here."""
 
-    loadings_: np.ndarray
+    loadings_: Any
     table_: Table
     loglik_tol: float
     random_state: int

@@ -12,7 +12,7 @@ come close where many features tell the latents.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -143,15 +143,20 @@ def distance(design: Design, loadings: Loadings, posterior: Posterior, informati
     """How far the maximum is."""
     found = scores(design, loadings, posterior, "student", plan)
     every = [jax.tree.map(np.asarray, information.solve(loadings, s)) for s in found]
-    scaled = np.stack([_flat(Loadings(*map(np.divide, each, information.sd))) for each in every])
+    scaled = np.stack([_flat(*map(np.divide, each, information.sd)) for each in every])
     off = float(np.max(np.abs(scaled.mean(axis=0))))
-    norm, norm_error = _size(np.stack([_flat(Loadings(np.asarray(s["B"]), np.asarray(s["C"]))) for s in found]))
+    norm, norm_error = _size(np.stack([_flat(s["B"], s["C"]) for s in found]))
     error = _size(scaled)[1] / np.sqrt(scaled.shape[1])
     return Distance(jax.tree.map(lambda *leaf: np.mean(leaf, axis=0), *every), off, error, norm, norm_error)
 
 
-def _flat(both: Loadings) -> np.ndarray:
-    return np.concatenate([np.ravel(both.B), np.ravel(both.C)]).astype(float)
+def _flat(B: Any, C: Any) -> np.ndarray:
+    return np.concatenate([np.ravel(B), np.ravel(C)]).astype(float)
+
+
+def _split(rows: Any, k: int) -> Loadings:
+    """B and C, of a row a feature with both."""
+    return Loadings(rows[:, :k].T, rows[:, k:])
 
 
 def _size(replicates: Float[np.ndarray, "R m"]) -> tuple[float, float]:
@@ -177,7 +182,7 @@ def informed(design: Design, loadings: Loadings, posterior: Posterior, seed: int
         move = preconditioned(levels, loadings.C, jax.tree.map(lambda leaf: leaf / n, s))
         return Loadings(move["B"], move["C"])
 
-    return Information(solve, Loadings(sd[:, :k].T, sd[:, k:]), np.nan)
+    return Information(solve, _split(sd, k), np.nan)
 
 
 def _of_louis(
@@ -198,10 +203,10 @@ def _of_louis(
     def solve(loadings: Loadings, s: dict) -> Loadings:
         both = np.concatenate([np.asarray(s["B"]).T, np.asarray(s["C"])], axis=1)
         step = (inverse @ both.ravel()).reshape(p, u)
-        return Loadings(step[:, :k].T, step[:, k:])
+        return _split(step, k)
 
     sd = np.sqrt(np.maximum(np.diag(inverse), np.finfo(float).tiny)).reshape(p, u)
-    return Information(solve, Loadings(sd[:, :k].T, sd[:, k:]), float(values[0]))
+    return Information(solve, _split(sd, k), float(values[0]))
 
 
 def _moved(loadings: Loadings, step: Loadings, share: float) -> Loadings:

@@ -32,8 +32,8 @@ def diverging(counts: Counts, x: Float[np.ndarray, "n k"]) -> Bool[np.ndarray, "
     """Coefficients without finite estimate.
 
     >>> counts = Counts([[0, 4, 2], [0, 2, 0], [3, 1, 0], [2, 5, 0]])
-    >>> x = np.column_stack([np.ones(4), [0.0, 0.4, 0.7, 0.9]])
-    >>> diverging(counts, x).tolist()                                   # the last feature: at the smallest value alone
+    >>> x = np.column_stack([np.ones(4), [0.1, 0.4, 0.7, 0.9]])
+    >>> diverging(counts, x).tolist()  # the last feature: at the smallest value alone
     [[False, False, True], [False, False, True]]
     """
     n, k = x.shape
@@ -50,7 +50,7 @@ def diverging(counts: Counts, x: Float[np.ndarray, "n k"]) -> Bool[np.ndarray, "
     known: dict[bytes, np.ndarray] = {}
     for j in suspects:
         seen = np.zeros(len(rows), bool)
-        seen[place.ravel()[_units(counts, j)]] = True
+        seen[place.ravel()[_units(counts, int(j))]] = True
         key = seen.tobytes()
         if key not in known:
             known[key] = _moving(rows, seen, R)
@@ -81,7 +81,7 @@ def _separated(moves: Float[np.ndarray, "m r"]) -> Bool[np.ndarray, " m"]:
     moves = np.where(np.abs(moves) > ZERO, moves, 0.0)
     if moves.shape[1] == 1:
         one = moves[:, 0]
-        return (one != 0) & ((one <= 0).all() or (one >= 0).all())
+        return np.asarray((one != 0) & bool((one <= 0).all() or (one >= 0).all()))
     m, r = moves.shape
     # As much as a sum of s_i <= 1 can be: directions add up, so that the best one separates all that any separates.
     found = scipy.optimize.linprog(

@@ -77,7 +77,7 @@ def _maximum(polished: End | None) -> list[Check]:
 
 def _likelihoods(one: pd.DataFrame, two: pd.DataFrame, tol: float) -> list[Check]:
     (first, e1), (second, e2) = (
-        (float(each["loglik"].sum()), float(np.sqrt(np.sum(each["error"].to_numpy() ** 2)))) for each in (one, two)
+        (float(np.sum(each["loglik"].to_numpy())), float(np.sqrt(np.sum(each["error"].to_numpy() ** 2)))) for each in (one, two)
     )
     wanted = max(tol, 1e-7 * abs(first))
     if e1 <= wanted:
@@ -93,13 +93,14 @@ def _likelihoods(one: pd.DataFrame, two: pd.DataFrame, tol: float) -> list[Check
         else f"Two log-likelihoods, by other proposals and draws, differ by {gap:.2g}: their errors are not to be trusted."
     )  # fmt: skip
     checks.append(Check("second log-likelihood", gap, error, APART * error, "pass" if good else "failed", sentence))
-    worst, heavy = float(one["pareto"].max()), int((one["pareto"] > HEAVY).sum())
+    shapes = one["pareto"].to_numpy()
+    worst, heavy = float(np.max(shapes)), int(np.sum(shapes > HEAVY))
     sentence = (
         "The weights of every unit are even enough for these errors." if not heavy
         else f"The weights of {heavy} units are uneven, so that the error of the log-likelihood is not to be trusted."
     )  # fmt: skip
     checks.append(Check("weights", worst, NAN, HEAVY, "careful" if heavy else "pass", sentence))
-    share = float((one["ess"] / one["draws"]).min())
+    share = float(np.min(one["ess"].to_numpy() / one["draws"].to_numpy()))
     checks.append(
         Check("effective draws", share, NAN, NAN, "pass", f"Of the draws of any unit at least {100 * share:.0f}% count.")
     )
