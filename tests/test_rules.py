@@ -261,7 +261,7 @@ def test_checkpoints_are_saved_at_the_end_and_when_they_are_due(tmp_path, monkey
     checkpoint = mx.Checkpoint(tmp_path / "file", seconds=30.0)
     for clock, iteration, due in ((29.0, 10, False), (30.0, 20, True), (59.0, 30, False), (60.0, 40, True), (61.0, 1000, True)):
         now[0], before = clock, len(saved)
-        told = Progress(iteration, 1000, [], {}, saved.append, lambda: np.zeros(0), dict)
+        told = Progress(iteration, 1000, [], {}, saved.append, lambda: np.zeros(0), dict, ends=iteration == 1000)
         assert checkpoint(told) is False
         assert (len(saved) > before) == due
     assert saved[0] == tmp_path / "file"
