@@ -109,7 +109,7 @@ def modules(only: str) -> list[str]:
     return [name for name in wanted if fnmatch.fnmatch(name, only)]
 
 
-def annotations(source: str) -> list[tuple[tuple[int, int], tuple[int, int]]]:
+def annotated(source: str) -> list[tuple[tuple[int, int], tuple[int, int]]]:
     """Where annotations stand, which are never evaluated: changes there change nothing."""
     tree, spans = ast.parse(source), []
     for node in ast.walk(tree):
@@ -125,7 +125,7 @@ def mutants(module: str) -> Iterator[Mutant]:
     import cosmic_ray.plugins
 
     source = (SOURCE / module).read_text()
-    lines, spans, tree = source.splitlines(), annotations(source), cosmic_ray.ast.get_ast(source)
+    lines, spans, tree = source.splitlines(), annotated(source), cosmic_ray.ast.get_ast(source)
     for name in sorted(cosmic_ray.plugins.operator_names()):
         if not any(fnmatch.fnmatch(name, "core/" + pattern) for pattern in SETTINGS["operators"]):
             continue
@@ -143,7 +143,7 @@ def mutated(mutant: Mutant) -> str:
     from cosmic_ray.mutating import mutate_code
 
     operator = cosmic_ray.plugins.get_operator("core/" + mutant.operator)()
-    return mutate_code((SOURCE / mutant.module).read_text(), operator, mutant.occurrence)
+    return str(mutate_code((SOURCE / mutant.module).read_text(), operator, mutant.occurrence))
 
 
 def difference(mutant: Mutant) -> str:

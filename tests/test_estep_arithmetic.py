@@ -1,5 +1,7 @@
 """What E-steps average, how often they move, and what they adapt, against NumPy."""
 
+from typing import Any
+
 import equinox as eqx
 import jax
 import jax.numpy as jnp
@@ -47,6 +49,11 @@ class Counter(mx.RandomWalk):
         return z + scale, kstate + 1, jnp.asarray(0.1)
 
 
+def counter(step: float, **settings: Any) -> Any:
+    kind: Any = Counter
+    return kind(step, **settings)
+
+
 def parts(estep, units=Y, seed=0, params=PARAMS, model=None):
     model = Gaussian() if model is None else model
     params, batch = jax.tree.map(jnp.asarray, params), jnp.asarray(units)
@@ -89,7 +96,7 @@ def expectation(estep, k=1, rows=None, **settings):
     ],
 )
 def test_chains_average_the_states_after_the_burn_in_that_thinning_keeps(settings, kept):
-    estep = mx.MCMC(Counter(1.0, target_acceptance=None), **settings)
+    estep = mx.MCMC(counter(1.0, target_acceptance=None), **settings)
     ((total, mean, square), rows, info), first = expectation(estep)
     z = np.asarray(first["z"])
     np.testing.assert_allclose(total, 1.0)
@@ -102,8 +109,8 @@ def test_chains_average_the_states_after_the_burn_in_that_thinning_keeps(setting
 
 
 def test_chains_warm_up_and_start_apart():
-    estep = mx.MCMC(Counter(1.0, target_acceptance=None), warm_up=5, n_chains=2)
-    cold = parts(mx.MCMC(Counter(1.0, target_acceptance=None), n_chains=2))[3]
+    estep = mx.MCMC(counter(1.0, target_acceptance=None), warm_up=5, n_chains=2)
+    cold = parts(mx.MCMC(counter(1.0, target_acceptance=None), n_chains=2))[3]
     warm = parts(estep)[3]
     np.testing.assert_allclose(warm["z"], np.asarray(cold["z"]) + 5)
     np.testing.assert_array_equal(warm["kernel"], 505)
@@ -111,7 +118,7 @@ def test_chains_warm_up_and_start_apart():
 
 
 def test_chains_that_restart_start_from_new_latents_of_each_chain():
-    estep = mx.MCMC(Counter(1.0, target_acceptance=None), n_steps=2, n_chains=2, warm_start=False)
+    estep = mx.MCMC(counter(1.0, target_acceptance=None), n_steps=2, n_chains=2, warm_start=False)
     (_, rows, _), first = expectation(estep)
     again, _ = expectation(estep, rows=jax.tree.map(lambda leaf: leaf + 7, first))
     np.testing.assert_array_equal(again[1]["z"], rows["z"])
@@ -119,14 +126,14 @@ def test_chains_that_restart_start_from_new_latents_of_each_chain():
 
 
 def test_scales_are_adapted_with_a_falling_gain_towards_the_goal():
-    estep = mx.MCMC(Counter(0.5, target_acceptance=0.35), n_steps=3)
+    estep = mx.MCMC(counter(0.5, target_acceptance=0.35), n_steps=3)
     (_, rows, _), first = expectation(estep)
     assert np.all(np.asarray(first["log_scale"]) == 0) and np.all(np.asarray(first["n_transitions"]) == 1)
     log_scales = np.r_[0.0, np.cumsum([t**-0.6 * (0.1 - 0.35) for t in (1, 2, 3)])]
     np.testing.assert_allclose(rows["log_scale"], log_scales[-1])
     np.testing.assert_allclose(rows["n_transitions"], 4.0)
     np.testing.assert_allclose(rows["z"] - np.asarray(first["z"]), 0.5 * np.exp(log_scales[:3]).sum())
-    kept = mx.MCMC(Counter(0.5, target_acceptance=None), n_steps=3)
+    kept = mx.MCMC(counter(0.5, target_acceptance=None), n_steps=3)
     assert set(parts(kept)[3]) == {"z", "kernel"}
 
 
@@ -200,6 +207,7 @@ def test_noise_is_standard_normal_with_signs_for_integers(antithetic):
     many = mx.Noise(20_000).noise(jax.random.key(2), latents)
     assert stats.kstest(np.ravel(many["a"]), "norm").pvalue > 1e-3
     assert abs(np.mean(many["s"])) < 4 / np.sqrt(80_000)
+    bad: Any
     for bad in ({"n_draws": 0}, {"n_draws": 3, "antithetic": True}):
         with pytest.raises(ValueError, match="n_draws"):
             mx.Noise(**bad)
@@ -242,6 +250,7 @@ def test_quadrature_in_two_dimensions_and_what_it_refuses():
     refusal = mx.Quadrature(20).requires(Gaussian(), jnp.zeros(4))
     assert refusal is not None and "20 nodes in 4 dimensions has 10^5.2 points" in refusal
     assert mx.Quadrature(20).requires(Gaussian(), jnp.zeros(3)) is None
+    bad: Any
     for bad in ({"n_nodes": 0}, {"n_nodes": 101}, {"n_newton": 0}):
         with pytest.raises(ValueError):
             mx.Quadrature(**bad)

@@ -1,5 +1,7 @@
 """Preconditioners and steps that kernels find, gradients that they estimate, and blocks, against NumPy."""
 
+from typing import Any
+
 import equinox as eqx
 import jax
 import jax.numpy as jnp
@@ -277,14 +279,16 @@ def test_blocks_move_the_units_then_the_shared_and_adapt_each():
 
 def test_blocks_draw_noise_of_their_own_and_refuse_kernels_that_never_reject():
     kernel = mx.Blocked()
-    latents = Shared().init_latents(None, None, None)
+    model: Any = Shared()
+    latents = model.init_latents(None, None, None)
     noise = kernel.noise(jax.random.key(0), latents)
     numbers = np.r_[np.ravel(noise["units"][0]), np.ravel(noise["shared"][0])]
     assert len(np.unique(numbers)) == 5 and noise["units"][1].shape == (4,)
     start = kernel.init(latents)
     assert not np.any(start["log_scale"]["units"]) and float(start["n_transitions"]) == 1
+    blocked: Any = mx.Blocked
     for name in ("units", "shared"):
         with pytest.raises(ValueError, match=f"{name} is ULA, which never rejects"):
             mx.Blocked(**{name: mx.ULA()})
         with pytest.raises(TypeError, match=f"{name} must be a margaux kernel"):
-            mx.Blocked(**{name: "mala"})
+            blocked(**{name: "mala"})

@@ -1,5 +1,7 @@
 """One transition of every kernel from given noise, against its formula in NumPy."""
 
+from typing import Any
+
 import blackjax
 import equinox as eqx
 import jax
@@ -122,6 +124,7 @@ def test_independence(inflation):
     refreshed = mx.IndependenceMH(n_newton=30).refresh(jnp.asarray(Z), state, density)
     np.testing.assert_allclose(refreshed["mode"], np.zeros(3), atol=1e-10)
     np.testing.assert_allclose(refreshed["cholesky"] @ refreshed["cholesky"].T, np.linalg.inv(A), atol=1e-9)
+    bad: Any
     for bad in ({"inflation": 0.0}, {"n_newton": 0}):
         with pytest.raises(ValueError, match="must be"):
             mx.IndependenceMH(**bad)
@@ -193,6 +196,7 @@ def test_first_scales_of_alternating():
     first = np.exp(mx.Alternating().init(jnp.asarray(Z))["log_scale"])
     np.testing.assert_allclose(first, [1.0, 2.38 / np.sqrt(3), 2.38, 0.6 / 3 ** (1 / 3), 0.1])
     assert mx.Alternating().every == 20 and mx.Alternating().inflation == 1.3
+    bad: Any
     for bad in ({"pattern": ()}, {"pattern": ("nuts",)}, {"every": 0}, {"inflation": 0.0}):
         with pytest.raises(ValueError, match="must be"):
             mx.Alternating(**bad)
@@ -250,20 +254,21 @@ def test_elliptical_slice_shrinks_its_bracket_towards_the_state(seed):
         count += 1
         angle = low + (high - low) * draw(count)
     assert count > 0
-    z, _, probability = mx.EllipticalSlice().step((XI, jnp.asarray(0.7), key), jnp.asarray(Z), (), target, 1.0)
+    z, _, probability = mx.EllipticalSlice().step((XI, jnp.asarray(0.7), key), jnp.asarray(Z), (), target, jnp.asarray(1.0))
     np.testing.assert_allclose(z, np.cos(angle) * Z + np.sin(angle) * XI)
     assert float(probability) == 1.0
 
 
 def test_elliptical_slice_ends_where_nothing_is_a_number():
     z, _, _ = mx.EllipticalSlice().step((jnp.asarray(XI), jnp.asarray(0.5), jax.random.key(0)), jnp.asarray(Z), (),
-                                        lambda z: jnp.nan * z[0], 1.0)  # fmt: skip
+                                        lambda z: jnp.nan * z[0], jnp.asarray(1.0))  # fmt: skip
     np.testing.assert_array_equal(z, Z)
 
 
 def test_samplers_of_blackjax_take_their_step_and_settings():
     kernel, key = mx.BlackJAX("hmc", 0.4, num_integration_steps=3), jax.random.key(0)
-    sampler = blackjax.hmc(density, step_size=0.3, inverse_mass_matrix=jnp.ones(3), num_integration_steps=3)
+    hmc: Any = blackjax.hmc
+    sampler = hmc(density, step_size=0.3, inverse_mass_matrix=jnp.ones(3), num_integration_steps=3)
     state, info = sampler.step(key, sampler.init(jnp.asarray(Z)))
     z, _, probability = kernel.step(key, jnp.asarray(Z), (), density, jnp.asarray(0.3))
     np.testing.assert_array_equal(z, state.position)

@@ -1,5 +1,7 @@
 """Memories, updates, averages and what composes them, one step at a time against NumPy."""
 
+from typing import Any
+
 import equinox as eqx
 import jax
 import jax.numpy as jnp
@@ -134,7 +136,7 @@ def test_the_weight_by_default_is_at_most_one():
 def test_a_total_in_single_precision_loses_nothing(first):
     """The lost part of every addition is kept, whichever of the two numbers is the larger."""
     rng = np.random.default_rng(0)
-    rows = np.float32(np.r_[first, rng.normal(size=40)])
+    rows = np.r_[first, rng.normal(size=40)].astype(np.float32)
     memory = Table()
     state = {"total": jnp.asarray(rows.astype(float).sum(), jnp.float32), "lost": jnp.zeros((), jnp.float32)}
     state["lost"] = jnp.asarray(rows.astype(float).sum() - float(state["total"]), jnp.float32)
@@ -236,7 +238,7 @@ def test_quadratic_surrogates_take_gradient_steps_of_one_over_their_curvature():
     """A full batch of MISSO is a gradient step; E[d log p / d mu_1 | y], with the other mean equal to it, is (y - mu) / 3."""
     lipschitz = 2.5
     trace, _ = iterate(mx.misso(lipschitz), 3)
-    mu = [0.3]
+    mu: list[Any] = [0.3]
     for _ in range(3):
         mu.append(mu[-1] + np.mean((TABLE - mu[-1]) / 3) / lipschitz)
     np.testing.assert_allclose(trace, mu[1:], rtol=1e-9)
@@ -284,6 +286,8 @@ def test_online_em_waits_for_twice_as_many_units_as_parameters_and_twenty_at_lea
 
 
 def test_recipes_say_what_they_are_made_of():
+    recipes: Any = mx
+
     def parts(algorithm):
         kinds = tuple(
             type(part).__name__ for part in (algorithm.statistic, algorithm.memory, algorithm.update, algorithm.average)
@@ -291,35 +295,37 @@ def test_recipes_say_what_they_are_made_of():
         return kinds, algorithm.refresh_epochs, algorithm.held, algorithm.first_pass, algorithm.sampling
 
     score = ("Score", "NoMemory", "Ascent")
-    assert parts(mx.soul(0.1)) == ((*score, "StepWeighted"), None, False, True, "reshuffled")
-    assert parts(mx.isgd(0.1)) == parts(mx.aisgd(0.1)) == ((*score, "PolyakRuppert"), None, False, True, "reshuffled")
-    assert parts(mx.soul(optax.adam(0.1)))[0] == ("Score", "NoMemory", "Optax", "PolyakRuppert")
-    assert float(mx.soul(optax.adam(0.1)).update.step(3)) == 1.0
+    assert parts(recipes.soul(0.1)) == ((*score, "StepWeighted"), None, False, True, "reshuffled")
+    assert parts(recipes.isgd(0.1)) == parts(recipes.aisgd(0.1)) == ((*score, "PolyakRuppert"), None, False, True, "reshuffled")
+    assert parts(recipes.soul(optax.adam(0.1)))[0] == ("Score", "NoMemory", "Optax", "PolyakRuppert")
+    assert float(recipes.soul(optax.adam(0.1)).update.step(3)) == 1.0
     statistics = "SufficientStatistics"
-    assert parts(mx.saem())[0] == (statistics, "RobbinsMonro", "MStep", "LastIterate")
-    assert parts(mx.online_em()) == ((statistics, "RobbinsMonro", "MStep", "PolyakRuppert"), None, True, True, "reshuffled")
-    assert parts(mx.mcem())[0] == (statistics, "NoMemory", "MStep", "PolyakRuppert")
-    assert parts(mx.misso())[0] == parts(mx.miso())[0] == (statistics, "Table", "MStep", "LastIterate")
-    assert parts(mx.misso(1.0, first_pass=False))[::3] == (("SurrogateMinimiser", "Table", "Mean", "PolyakRuppert"), False)
-    assert parts(mx.miso(1.0))[0][-1] == "LastIterate"
-    assert parts(mx.sag(0.1))[0] == ("Score", "Table", "Ascent", "PolyakRuppert")
-    assert parts(mx.saga()) == (("Score", "Saga", "Ascent", "PolyakRuppert"), None, False, True, "reshuffled")
-    assert parts(mx.saga(of="suffstats")) == ((statistics, "Saga", "MStep", "LastIterate"), None, False, True, "uniform")
-    assert parts(mx.svrg(refresh_epochs=3)) == (("Score", "Anchor", "Ascent", "PolyakRuppert"), 3, False, True, "reshuffled")
-    assert parts(mx.svrg(of="suffstats"))[1] == 1
-    gain = [float(mx.saem().memory.step(k)) for k in (1, 100, 101, 102, 116)]
+    assert parts(recipes.saem())[0] == (statistics, "RobbinsMonro", "MStep", "LastIterate")
+    assert parts(recipes.online_em()) == ((statistics, "RobbinsMonro", "MStep", "PolyakRuppert"), None, True, True, "reshuffled")
+    assert parts(recipes.mcem())[0] == (statistics, "NoMemory", "MStep", "PolyakRuppert")
+    assert parts(recipes.misso())[0] == parts(recipes.miso())[0] == (statistics, "Table", "MStep", "LastIterate")
+    assert parts(recipes.misso(1.0, first_pass=False))[::3] == (("SurrogateMinimiser", "Table", "Mean", "PolyakRuppert"), False)
+    assert parts(recipes.miso(1.0))[0][-1] == "LastIterate"
+    assert parts(recipes.sag(0.1))[0] == ("Score", "Table", "Ascent", "PolyakRuppert")
+    assert parts(recipes.saga()) == (("Score", "Saga", "Ascent", "PolyakRuppert"), None, False, True, "reshuffled")
+    assert parts(recipes.saga(of="suffstats")) == ((statistics, "Saga", "MStep", "LastIterate"), None, False, True, "uniform")
+    assert parts(recipes.svrg(refresh_epochs=3)) == (("Score", "Anchor", "Ascent", "PolyakRuppert"), 3, False, True, "reshuffled")
+    assert parts(recipes.svrg(of="suffstats"))[1] == 1
+    gain = [float(recipes.saem().memory.step(k)) for k in (1, 100, 101, 102, 116)]
     np.testing.assert_allclose(gain, [1, 1, 1, 2**-0.8, 16**-0.8])
-    np.testing.assert_allclose([float(mx.soul().gain(k)) for k in (1, 32)], [1, 1 / 8])
-    np.testing.assert_allclose(float(mx.online_em().memory.step(32)), 1 / 8)
-    assert float(mx.saga().memory.weight(5)) == float(mx.svrg().memory.weight(5)) == 1.0
-    assert mx.saga(of="suffstats").memory.weight is None
-    assert float(mx.saga(0.4).update.step(3)) == pytest.approx(0.4) and float(mx.svrg().update.step(1)) == pytest.approx(0.1)
-    for make in (lambda: mx.svrg(refresh_epochs=0), lambda: mx.saga(of="nothing")):
+    np.testing.assert_allclose([float(recipes.soul().gain(k)) for k in (1, 32)], [1, 1 / 8])
+    np.testing.assert_allclose(float(recipes.online_em().memory.step(32)), 1 / 8)
+    assert float(recipes.saga().memory.weight(5)) == float(recipes.svrg().memory.weight(5)) == 1.0
+    assert recipes.saga(of="suffstats").memory.weight is None
+    assert float(recipes.saga(0.4).update.step(3)) == pytest.approx(0.4) and float(
+        recipes.svrg().update.step(1)
+    ) == pytest.approx(0.1)
+    for make in (lambda: recipes.svrg(refresh_epochs=0), lambda: recipes.saga(of="nothing")):
         with pytest.raises(ValueError):
             make()
-    assert describe(mx.saem(), mx.Exact(), Gaussian()) == "Gaussian: SufficientStatistics x RobbinsMonro x MStep, Exact"
-    assert describe(mx.soul(), mx.Quadrature(), Gaussian()) == "Gaussian: ScaledAscent, Quadrature"
-    particles = [mx.pgd(0.1), mx.ipla(0.1), mx.slow_fast(0.1, 50.0)]
+    assert describe(recipes.saem(), recipes.Exact(), Gaussian()) == "Gaussian: SufficientStatistics x RobbinsMonro x MStep, Exact"
+    assert describe(recipes.soul(), recipes.Quadrature(), Gaussian()) == "Gaussian: ScaledAscent, Quadrature"
+    particles = [recipes.pgd(0.1), recipes.ipla(0.1), recipes.slow_fast(0.1, 50.0)]
     assert [p.noise for p in particles] == ["none", "per particle", "fixed"]
     assert float(particles[2].temperature) == pytest.approx(1 / 50)
 
@@ -340,7 +346,7 @@ def test_scaled_ascent_is_the_em_gradient_algorithm(size):
     """With exact expectations: mu + gain J^-1 s, J the complete information (one a unit), s = (y - mu) / (1 + size)."""
     algorithm = ScaledAscent(gain=as_schedule(0.8), average=mx.LastIterate())
     trace, _ = iterate(algorithm, 3, size=size)
-    mu = [0.3]
+    mu: list[Any] = [0.3]
     for _ in range(3):
         mu.append(mu[-1] + 0.8 * np.mean((TABLE - mu[-1]) / (1 + size)))
     np.testing.assert_allclose(trace, mu[1:], rtol=1e-9)
@@ -366,5 +372,6 @@ def test_scaled_ascent_with_a_penalty_steps_by_the_largest_eigenvalue():
 
 def test_an_algorithm_of_rows_needs_a_statistic_that_can_rest():
     algorithm = eqx.tree_at(lambda a: a.average, mx.incremental_em(), mx.LastIterate())
-    hasty = Algorithm(algorithm.statistic, algorithm.memory, algorithm.update, algorithm.average, None, False, False)
+    kind: Any = Algorithm
+    hasty = kind(algorithm.statistic, algorithm.memory, algorithm.update, algorithm.average, None, False, False)
     assert "first full pass" in (hasty.requires(problem()) or "") and algorithm.requires(problem()) is None

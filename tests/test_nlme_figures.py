@@ -1,5 +1,7 @@
 """What the artists of mixed-effects figures show, against predictions, residuals and simulations worked out beside them."""
 
+from typing import Any
+
 import jax
 import numpy as np
 import pytest
@@ -32,7 +34,7 @@ def effects(fitted):
     return answers.effects(fitted)
 
 
-def labelled(axis):
+def labelled(axis: Any) -> dict[str, Any]:
     return {line.get_label(): line for line in axis.lines}
 
 
@@ -149,7 +151,7 @@ def test_bands_are_drawn_where_they_lie():
     from matplotlib.figure import Figure
 
     x, one = np.array([1.0, 2.0, 4.0]), np.array([[0.0], [1.0], [2.0]])
-    axis = Figure().subplots()
+    axis: Any = Figure().subplots()
     draw(axis, Bands(x, one + 0.1, one - 1, one, one + 2))
     shown = labelled(axis)
     np.testing.assert_array_equal(shown["observed"].get_xydata(), np.column_stack([x, one + 0.1]))

@@ -1,6 +1,7 @@
 """Penalties, coordinates of spaces, what theory says of schedules, and stopping rules: values worked out by hand."""
 
 import re
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -145,11 +146,13 @@ def test_spaces_by_name_and_what_does_not_fit():
 
 
 def test_schedules_refuse_what_is_no_sequence_of_positive_numbers():
+    loose: Any = mx
     for make, kind in (
         (lambda: mx.Constant(0.0), ValueError), (lambda: mx.Polynomial(-1.0, 0.5), ValueError),
         (lambda: mx.Polynomial(1.0, -0.1), ValueError), (lambda: mx.Polynomial(1.0, 0.5, offset=-1.0), ValueError),
         (lambda: mx.Growth(-1.0), ValueError), (lambda: mx.Growth(epoch=0), ValueError), (lambda: mx.Growth(cap=0.5), ValueError),
-        (lambda: mx.Constant(np.inf), ValueError), (lambda: mx.Constant("1"), TypeError), (lambda: mx.Constant(True), TypeError),
+        (lambda: mx.Constant(np.inf), ValueError), (lambda: loose.Constant("1"), TypeError),
+        (lambda: mx.Constant(True), TypeError),
         (lambda: as_schedule(0.0), ValueError), (lambda: as_schedule(np.inf), ValueError), (lambda: as_schedule("1"), TypeError),
         (lambda: as_schedule(True), TypeError), (lambda: as_schedule(1j), TypeError),
     ):  # fmt: skip
@@ -202,9 +205,9 @@ def test_what_theory_says_of_schedules(step, size, draws, words):
 # -- progress and stopping ---------------------------------------------------------------------------------------
 
 
-def progress(params, iteration=None):
+def progress(params: Any, iteration: Any = None) -> Progress:
     trace = {} if params is None else {"params": np.asarray(params, float)}
-    iteration = len(params) if iteration is None else iteration
+    iteration = len(trace["params"]) if iteration is None else iteration
     return Progress(iteration, 1000, ["a"], {}, lambda path: None, lambda: np.zeros((1, 1)), lambda: trace)
 
 
@@ -249,6 +252,7 @@ def test_a_floor_is_kept():
     calm = trace_with(0.0)
     assert mx.EarlyStopping(window=100, floor=140)(progress(calm))
     assert not mx.EarlyStopping(window=100, floor=141)(progress(calm))
+    bad: Any
     for bad in ({"window": 9}, {"tolerance": 0.0}, {"absolute": -1.0}):
         with pytest.raises(ValueError):
             mx.EarlyStopping(**bad)
@@ -261,7 +265,7 @@ def test_checkpoints_are_saved_at_the_end_and_when_they_are_due(tmp_path, monkey
     checkpoint = mx.Checkpoint(tmp_path / "file", seconds=30.0)
     for clock, iteration, due in ((29.0, 10, False), (30.0, 20, True), (59.0, 30, False), (60.0, 40, True), (61.0, 1000, True)):
         now[0], before = clock, len(saved)
-        told = Progress(iteration, 1000, [], {}, saved.append, lambda: np.zeros(0), dict)
+        told = Progress(iteration, 1000, [], {}, saved.append, lambda: np.zeros(0), dict, ends=iteration == 1000)
         assert checkpoint(told) is False
         assert (len(saved) > before) == due
     assert saved[0] == tmp_path / "file"
