@@ -77,11 +77,11 @@ def _moving(rows: np.ndarray, seen: np.ndarray, R: np.ndarray) -> np.ndarray:
 
 
 def _separated(moves: Float[np.ndarray, "m r"]) -> Bool[np.ndarray, " m"]:
-    """Units whose rate some u lowers, with $m_i^\top u\\le0$ for all."""
+    r"""Units whose rate some u lowers, with $m_i^\top u\le0$ for all."""
     moves = np.where(np.abs(moves) > ZERO, moves, 0.0)
     if moves.shape[1] == 1:
         one = moves[:, 0]
-        return np.asarray((one != 0) & bool((one <= 0).all() or (one >= 0).all()))
+        return np.array((one != 0) & bool((one <= 0).all() or (one >= 0).all()), dtype=bool)
     m, r = moves.shape
     # As much as a sum of s_i <= 1 can be: directions add up, so that the best one separates all that any separates.
     found = scipy.optimize.linprog(
