@@ -189,7 +189,7 @@ def test_robust_errors_are_the_spread_of_estimates_where_counts_are_wide():
     # The standard deviation of 60 has an error of 9%, and the sandwich of 400 rows falls short by some.
     np.testing.assert_allclose(np.median(robust, axis=0), spread, rtol=0.25)
     assert np.all(np.mean(plain, axis=0) < 0.7 * spread)
-    with pytest.raises(ValueError, match="errors must be one of information, robust"):
+    with pytest.raises(ValueError, match="errors must be one of model, robust"):
         model.summary(errors="bootstrap")
     assert model.conf_int(errors="robust").shape == (3, 2)
 

@@ -15,7 +15,7 @@ from .tables import among, outcome_name, read_table, regression_of
 
 METHODS = ("exact", "saem", "mcem", "misso")
 LIKELIHOODS = ("logistic", "probit", "gaussian", "poisson", "multinomial")
-ERRORS = ("information", "robust")
+ERRORS = ("model", "robust")
 SEARCHES = ("backward", "forward", "exhaustive")
 
 Method = Annotated[str, typer.Option(help=f"{', '.join(METHODS[:-1])} or {METHODS[-1]}.", autocompletion=words(*METHODS))]
@@ -30,7 +30,7 @@ Discrete = Annotated[
     typer.Option(help="Columns of few values whose missing ones are enumerated, separated by commas.", show_default=False),
 ]
 Errors = Annotated[
-    str, typer.Option(help="Standard errors: information, or robust to a model that is not that of the data.",
+    str, typer.Option(help="Standard errors: of the model, or robust to a model that is not that of the data.",
                       autocompletion=words(*ERRORS)),
 ]  # fmt: skip
 Draws = Annotated[int, typer.Option(help="Completed tables to write to --out.", min=0)]
@@ -38,7 +38,7 @@ Draws = Annotated[int, typer.Option(help="Completed tables to write to --out.", 
 
 def missing_logistic(
     data: Data, run: Run, y: OptionalY = None, columns: Columns = None, formula: Formula = None, method: Method = "exact",
-    select: Select = None, draws: Draws = 0, n_iter: Iterations = None, discrete: Discrete = None, errors: Errors = "information",
+    select: Select = None, draws: Draws = 0, n_iter: Iterations = None, discrete: Discrete = None, errors: Errors = "model",
 ) -> Answer:  # fmt: skip
     """Fit a logistic regression with missing covariates (empty cells)."""
     return _fit("MissingLogistic", {}, "logistic regression", data, y, columns, formula, method, select, draws, n_iter, discrete,
@@ -47,7 +47,7 @@ def missing_logistic(
 
 def missing_linear(
     data: Data, run: Run, y: OptionalY = None, columns: Columns = None, formula: Formula = None, method: Method = "exact",
-    select: Select = None, draws: Draws = 0, n_iter: Iterations = None, discrete: Discrete = None, errors: Errors = "information",
+    select: Select = None, draws: Draws = 0, n_iter: Iterations = None, discrete: Discrete = None, errors: Errors = "model",
 ) -> Answer:  # fmt: skip
     """Fit a linear regression with missing covariates (empty cells)."""
     return _fit("MissingLinear", {}, "linear regression", data, y, columns, formula, method, select, draws, n_iter, discrete,
@@ -61,7 +61,7 @@ def missing_glm(
                           autocompletion=words(*LIKELIHOODS)),
     ] = "logistic",
     y: OptionalY = None, columns: Columns = None, formula: Formula = None, method: Method = "exact", select: Select = None,
-    draws: Draws = 0, n_iter: Iterations = None, discrete: Discrete = None, errors: Errors = "information",
+    draws: Draws = 0, n_iter: Iterations = None, discrete: Discrete = None, errors: Errors = "model",
 ) -> Answer:  # fmt: skip
     """Fit a generalised linear model with missing covariates (empty cells)."""
     family = among(likelihood, LIKELIHOODS, "--likelihood")
@@ -91,7 +91,7 @@ def _fit(
 
 
 def answer(fitted: Any, title: str, level: float = 0.95, draws: int = 0, seed: int = 0,
-           errors: str = "information") -> Answer:  # fmt: skip
+           errors: str = "model") -> Answer:  # fmt: skip
     """What is said and written of a fitted regression with missing covariates."""
     import pandas as pd
 

@@ -246,7 +246,7 @@ class MissingGLM(AbstractRowAnswers):
     def stderr_(self) -> dict[str, Any]:  # type: ignore[override]
         """Standard errors from the observed information, shaped as `params_`; NaN of what is infinite, and of all that is at no
         maximum."""
-        return self._errors("information")
+        return self._errors("model")
 
     @property
     def certificate_(self) -> Certificate:
@@ -284,15 +284,15 @@ class MissingGLM(AbstractRowAnswers):
         """Free parameters, those of the covariates' distribution included."""
         return len(self._flat)
 
-    def summary(self, level: float = 0.95, errors: str = "information") -> pd.DataFrame:
+    def summary(self, level: float = 0.95, errors: str = "model") -> pd.DataFrame:
         """Coefficients: estimate, standard error, z, p and interval, one named row each. Those left out have none. Of a
         multinomial outcome the rows are named "class: column", and the index "against" the reference.
 
         `frame.attrs["message"]` is the certificate: its word, then what did not pass.
 
         Args:
-            errors: "information", or "robust": the sandwich of the information and the rows' scores (Huber 1967, White 1982),
-                which holds for large tables where the model is not that of the data.
+            errors: "model", by the observed information, or "robust": the sandwich of it and the rows' scores (Huber 1967, White
+                1982), which holds for large tables where the model is not that of the data.
         """
         check_fitted(self)
         found = self._errors(errors)
@@ -302,7 +302,7 @@ class MissingGLM(AbstractRowAnswers):
         frame.attrs["message"] = self.message_
         return frame
 
-    def conf_int(self, level: float = 0.95, errors: str = "information") -> pd.DataFrame:
+    def conf_int(self, level: float = 0.95, errors: str = "model") -> pd.DataFrame:
         """Wald confidence intervals."""
         return self.summary(level, errors).filter(["ci_low", "ci_high"])
 

@@ -32,7 +32,7 @@ SHALLOW, FLAT = 0.12, 0.02
 #: complete rows a column below which, and standard errors a standard deviation above which, other starts are tried
 COMPLETE, VAGUE = 10, 0.3
 #: how standard errors are worked out
-ERRORS = ("information", "robust")
+ERRORS = ("model", "robust")
 #: rows whose integrals are done again, and nodes for them
 SOME, NODES = 1000, 1201
 
