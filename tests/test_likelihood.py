@@ -1,6 +1,7 @@
 """Log-likelihoods follow the model, and their errors are true."""
 
 import dataclasses
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -107,7 +108,7 @@ def test_stated_errors_are_true(name):
 def test_discrete_latents_are_enumerated_and_refuse_the_continuum():
     x = simulate_mixture(200, seed=4)
     _, exact = mixture_em(x)
-    settings = dict(params=MIXTURE_START, space=MIXTURE_SPACE, progress=False)
+    settings: Any = dict(params=MIXTURE_START, space=MIXTURE_SPACE, progress=False)
     fit = mx.fit(Mixture(), x, mx.mcem(mx.LastIterate()), mx.Exact(), n_iter=200, **settings)
     assert float(fit.loglik()) == pytest.approx(exact, abs=1e-5)
     assert fit.loglik().method == "enumeration" and fit.aic == pytest.approx(-2 * exact + 16, abs=1e-4)
@@ -145,7 +146,7 @@ def test_more_than_three_latents_are_sampled_from_a_mixture():
     assert found.method == "importance sampling" and found.se < 0.02
     assert abs(float(found) - exact) < 4 * found.se
     rule = best_rule(fit)
-    assert rule.modes is not None and np.all(rule.modes == 1) and np.max(rule.away) < 1e-3
+    assert rule.modes is not None and rule.away is not None and np.all(rule.modes == 1) and np.max(rule.away) < 1e-3
 
 
 def test_nan_is_a_failure_that_names_the_unit_and_minus_infinity_a_weight():
@@ -159,7 +160,7 @@ def test_nan_is_a_failure_that_names_the_unit_and_minus_infinity_a_weight():
         def log_joint(self, params, z, unit):
             return jnp.where(z > 30.0, -jnp.inf, super().log_joint(params, z, unit))
 
-    settings = dict(params={"mu": 0.0, "tau2": 0.5}, space=problem.space, n_iter=150, progress=False)
+    settings: Any = dict(params={"mu": 0.0, "tau2": 0.5}, space=problem.space, n_iter=150, progress=False)
     with pytest.raises(mx.FitError, match=r"NaN .*unit 0.*mu = 0\.[5-9]") as caught:
         mx.fit(Undefined(), problem.data, mx.soul(0.5), mx.Quadrature(5), **settings)
     assert caught.value.fit.result is mx.RESULTS.undefined and caught.value.fit.certificate.word == "failed"

@@ -38,7 +38,7 @@ def outcome(name, y, mean, sd, scale):
     if name == "multinomial":
         eta = mean[:, None] + sd[:, None] * z[:, None]
         logs = np.concatenate([np.zeros((*eta.shape[:2], 1)), eta], axis=2)
-        logs = logs - special.logsumexp(logs, axis=2, keepdims=True)
+        logs = logs - np.asarray(special.logsumexp(logs, axis=2, keepdims=True))
         return np.log(np.exp(np.take_along_axis(logs, y.astype(int)[:, None, None], 2)[..., 0]) @ weight)
     eta, y = mean[:, None] + sd[:, None] * z, y[:, None]
     density = {
@@ -70,7 +70,7 @@ def brute(name, table, y, intercept, coef, mean, covariance, log_cells, scale=1.
         else:
             logs = logs + outcome(name, y, eta[:, 0], np.maximum(np.abs(coef[0, 0]) * sd, 1e-9), scale)
         total[fits, j] = logs[fits]
-    return float(special.logsumexp(total, axis=1).sum())
+    return float(np.sum(np.asarray(special.logsumexp(total, axis=1))))
 
 
 def of_model(name, table, y, model):

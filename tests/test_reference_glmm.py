@@ -85,7 +85,8 @@ def test_exact_maximum(case, seed, data_folder, reference):
     start = {"b": rng.normal(0, 0.2, p), "log_sd": size + rng.normal(0, 0.7, q)} | (
         {"below": np.zeros(q * (q - 1) // 2)} if q > 1 else {}
     )
-    fit = mx.fit(MixedGLM(poisson, q), units, mx.soul(), mx.MCMC(mx.MALA(0.3), n_steps=3), params=start, n_iter=400, key=seed,
+    model = MixedGLM(poisson, q)
+    fit = mx.fit(model, units, mx.soul(), mx.MCMC(mx.MALA(0.3), n_steps=3), params=start, n_iter=400, key=seed,
                  progress=False)  # fmt: skip
     fixed, se = np.asarray(exact["fixed"]), np.asarray(exact["se_fixed"])
     summary = fit.summary()
@@ -93,6 +94,6 @@ def test_exact_maximum(case, seed, data_folder, reference):
     assert abs(float(fit.loglik()) - exact["loglik_more_nodes"]) < 0.02
     assert np.max(np.abs(fit.params["b"] - fixed) / se) < 0.1
     np.testing.assert_allclose(summary["se"].filter(like="b[").to_numpy()[:p], se, rtol=0.03)
-    factor = np.asarray(fit.problem.model.factor(fit.params))
+    factor = np.asarray(model.factor(fit.params))
     np.testing.assert_allclose(factor @ factor.T, exact["omega"], rtol=0.03, atol=0.003)
     assert fit.certificate.word == "certified", str(fit.certificate)

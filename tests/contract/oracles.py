@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from scipy import optimize, special, stats
@@ -37,7 +37,7 @@ def maximum(
             found = value(theta)
         return float(found) if np.isfinite(found) else 1e12
 
-    best = None
+    best: Any = None
     for start in starts:
         found = optimize.minimize(safe, start, method="L-BFGS-B")
         found = optimize.minimize(safe, found.x, method="Nelder-Mead", options={"xatol": 1e-7, "fatol": 1e-10, "maxiter": 4000})

@@ -228,7 +228,7 @@ def judge(problem: Problem) -> dict[str, Any]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser = argparse.ArgumentParser(description=str(__doc__).split("\n")[0])
     parser.add_argument("--problems", type=int, default=600)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--models", nargs="*", default=list(MODELS))
@@ -250,8 +250,8 @@ def main() -> None:
     table = pd.crosstab(frame["model"], frame["kind"], margins=True)
     print(table.to_string())
     print(pd.crosstab(frame["variant"], frame["kind"]).to_string())
-    judged = frame[~frame["kind"].isin(["beyond the oracle"])]
-    right = judged["kind"].isin(["right, certified", "false alarm"])
+    judged = frame.loc[frame["kind"] != "beyond the oracle"]
+    right = pd.Series(judged["kind"]).isin(["right, certified", "false alarm"])
     share = lambda some, kind: f"{np.mean(some['kind'] == kind):.1%}"  # noqa: E731
     regular = judged[judged["kind"] != "no regular maximum"]
     print(f"silent wrong: {share(judged, 'silent wrong')} of all")

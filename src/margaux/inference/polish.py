@@ -283,7 +283,9 @@ class _Search:
                 toward = FLAT * np.eye(len(places))[place]
             # Proposals are held near by; further away they would be those of other posteriors.
             afar = self.rule.deterministic and self.n <= FEW_UNITS or np.any(np.abs(toward) > AFAR * (1 + np.abs(here.u[places])))
-            looks = [(side, here.u[places] + sign * toward) for side, sign in enumerate((-1.0, 1.0))]
+            looks: list[tuple[int | None, Any]] = [
+                (side, here.u[places] + sign * toward) for side, sign in enumerate((-1.0, 1.0))
+            ]
             if flat and abs(here.u[j]) > FLAT:
                 looks.append((None, np.where(np.arange(len(places)) == place, 0.0, here.u[places])))
             for side, there in looks:
