@@ -73,7 +73,8 @@ def _moving(rows: np.ndarray, seen: np.ndarray, R: np.ndarray) -> np.ndarray:
     separated[~seen] = _separated(rows[~seen] @ still)
     span = np.linalg.solve(R, _kernel(rows[~separated]))
     scale = np.abs(span).max(initial=0.0, axis=0) if span.size else np.ones(0)
-    return (np.abs(span) > ZERO * np.where(scale > 0, scale, 1)).any(axis=1)
+    moved = np.abs(span) > ZERO * np.where(scale > 0, scale, 1)
+    return np.asarray(moved.any(axis=1), bool)
 
 
 def _separated(moves: Float[np.ndarray, "m r"]) -> Bool[np.ndarray, " m"]:
