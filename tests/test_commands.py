@@ -106,7 +106,16 @@ def test_a_failed_fit_ends_with_1_and_leaves_a_report(folder, tmp_path, monkeypa
 
 def test_a_fit_that_has_not_converged_is_told_and_strict_makes_it_1(folder, monkeypatch):
     arguments = ["missing-logistic", folder / "holes.csv", "--y", "y", "--columns", "a", "-q"]
-    monkeypatch.setattr("margaux.result.Fit.converged", False)
+    from margaux.estimators.missing import MissingGLM
+
+    fitted = MissingGLM.fit
+
+    def unfinished(self, *args, **kwargs):
+        out = fitted(self, *args, **kwargs)
+        out.converged_ = False
+        return out
+
+    monkeypatch.setattr(MissingGLM, "fit", unfinished)
     loose, strict = fit(*arguments), fit(*arguments, "--strict")
     assert loose.exit_code == 0 and loose.stderr.startswith("warning: not converged") and "intercept" in loose.stdout
     assert strict.exit_code == 1 and strict.stdout == loose.stdout

@@ -198,7 +198,14 @@ def test_equinox_modules_and_fits_saved(tmp_path):
 
     bridged = mx.from_numpyro(model, Y, x)
     fit = mx.fit(
-        bridged.model, bridged.data, mx.soul(step=1e-9), mx.Quadrature(9), params=bridged.params, n_iter=2, progress=False
+        bridged.model,
+        bridged.data,
+        mx.soul(step=1e-9),
+        mx.Quadrature(9),
+        params=bridged.params,
+        n_iter=2,
+        polish=False,
+        progress=False,
     )
     assert {"net$params.layers.0.weight[2,0]", "net$params.layers.1.bias[0]"} <= set(fit.names) and len(fit.names) == 10
     mean = np.asarray(jax.vmap(net)(jnp.asarray(x)))[:, 0]

@@ -77,7 +77,7 @@ def test_reading_and_starting_take_no_memory_of_the_size_of_the_table(monkeypatc
         by_log_counts(design, 5, dtype=np.float32)
         return design.constant()
 
-    with pytest.warns(UserWarning, match="left out for want of counts"):
+    with pytest.warns(UserWarning, match="left out: 1 feature without counts"):
         everything()
         tracemalloc.start()
         everything()

@@ -136,7 +136,8 @@ def polished(fit: Any, wanted: bool | None = None) -> Any:
     except UndefinedDensity as error:
         return dataclasses.replace(fit, result=RESULTS.undefined, note=str(error))
     on_edge = bool(np.any(Coordinates(fit).edges(params)))
-    result = RESULTS.boundary if on_edge else RESULTS.successful if fit.result is RESULTS.boundary else fit.result
+    left = fit.result is RESULTS.boundary and bool(np.any(Coordinates(fit).edges(fit.params)))
+    result = RESULTS.boundary if on_edge else RESULTS.successful if left else fit.result
     return dataclasses.replace(start, params=params, polished=done, result=result)
 
 

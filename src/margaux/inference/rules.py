@@ -26,6 +26,8 @@ DRAWS, LEAST, MOST, REPLICATES = 50_000, 100, 4000, 4
 SAMPLE = 5000
 #: latents a unit up to which importance sampling is tried, and how even weights must then be
 TRIED, EVEN = 200, 0.02
+#: transitions of a chain in each replicate, at most
+CHAIN = 500
 
 
 @dataclasses.dataclass(frozen=True)
@@ -116,6 +118,7 @@ def _by_draws(fit: Any, size: int, draws: int) -> Rule:
     model, width = fit._model().model, draws * (size + 3)
     if isinstance(model, AbstractConjugate):
         return Rule(Exact(draws), None, REPLICATES, width)
-    chain = fit.estep.kernel if isinstance(fit.estep, MCMC) and fit.estep.kernel.adjusted else MALA()
-    settled = min(draws, 500)
-    return Rule(MCMC(chain, n_steps=draws, burn_in=settled), None, REPLICATES, width)
+    # The fit's own kernel, whose bias is told by a check of its own; its draws in all replicates are as many as of the others.
+    chain = fit.estep.kernel if isinstance(fit.estep, MCMC) else MALA()
+    steps = min(draws, CHAIN)
+    return Rule(MCMC(chain, n_steps=steps, burn_in=steps // 4), None, REPLICATES, steps * (size + 3))
