@@ -37,8 +37,8 @@ from .settled import Settled
 from .sizes import by_size
 from .start import between_subjects, first_parameters, some_subjects
 
-#: a variance is zero (a correlation one) where the log-likelihood is no lower then, to within this
-NEGLIGIBLE = 0.05
+#: a correlation is one where the log-likelihood is no lower then to within this, and a variance zero to within that
+NEGLIGIBLE, NO_LOWER = 0.05, 0.01
 #: draws a subject that likelihoods of starts are compared with, those of the ends of fits, and the latter's at most
 DRAWS, CONVERGED, MOST = 100, 400, 6400
 #: which are looked at: variance of the modes over omega2 below the one, eigenvalue of the correlations below the other
@@ -192,7 +192,7 @@ def _without_unused(build: Build, individual: dict[str, Individual], fit: Fit, s
         less = individual | {name: dataclasses.replace(individual[name], random=False)}
         model, units = build(individual)
         reduced = _saem(build, less, carried_over(model, build(less)[0], fit.params), settings)
-        least = _likelihood(reduced, reduced.params) - NEGLIGIBLE
+        least = _likelihood(reduced, reduced.params) + NO_LOWER
         if least < _likelihood(fit, fit.params):
             break
         wide = {key: np.array(value) if key != "omega" else value for key, value in fit.params.items()}
