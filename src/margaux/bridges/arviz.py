@@ -103,7 +103,7 @@ def data_tree(
     >>> model = mx.EmpiricalBayesLogistic(n_iter=200, verbose=False).fit(X, y)
     >>> tree = data_tree(model, n_draws=50)
     >>> sorted(tree.children), dict(tree.posterior["coefficients"].sizes)
-    (['constant_data', 'log_likelihood', 'observed_data', 'posterior'], {'chain': 1, 'draw': 50, 'coefficient': 3})
+    (['constant_data', 'log_likelihood', 'observed_data', 'posterior', 'sample_stats'], {'chain': 1, 'draw': 50, 'coefficient': 3})
     """
     try:
         import arviz_base as base
