@@ -102,8 +102,10 @@ def data_tree(
     >>> y = X[:, 0] + np.random.default_rng(1).logistic(size=100) > 0
     >>> model = mx.EmpiricalBayesLogistic(n_iter=200, verbose=False).fit(X, y)
     >>> tree = data_tree(model, n_draws=50)
-    >>> sorted(tree.children), dict(tree.posterior["coefficients"].sizes)
-    (['constant_data', 'log_likelihood', 'observed_data', 'posterior', 'sample_stats'], {'chain': 1, 'draw': 50, 'coefficient': 3})
+    >>> sorted(tree.children)
+    ['constant_data', 'log_likelihood', 'observed_data', 'posterior', 'sample_stats']
+    >>> dict(tree.posterior["coefficients"].sizes)
+    {'chain': 1, 'draw': 50, 'coefficient': 3}
     """
     try:
         import arviz_base as base

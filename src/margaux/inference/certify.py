@@ -181,6 +181,8 @@ def _weights(done: Polish) -> list[Check]:
 
 
 def _likelihoods(fit: Any, done: Polish) -> list[Check]:
+    if not done.rule.has_likelihood:  # chains give none, and other means are for few latents
+        return []
     value = fit.loglik()
     level: Level = "careful" if value.message or not value.se <= LARGE_ERROR else "pass"
     sentence = f"The log-likelihood is {float(value):.3f} by {value.method}, with an error of {value.se:.2g}"
