@@ -25,7 +25,8 @@ from margaux.scaled import ScaledAscent
 
 @pytest.fixture(scope="module")
 def chain_fit():
-    return mx.fit(wisconsin.EmpiricalBayesLogistic(), wisconsin.data(), mx.soul(), mx.MCMC(mx.ULA(), n_steps=2), params={"theta": 0.0},
+    return mx.fit(wisconsin.EmpiricalBayesLogistic(), wisconsin.data(), mx.soul(), mx.MCMC(mx.ULA(), n_steps=2),
+                  params={"theta": 0.0},
                   n_iter=20_000, polish=False, progress=False)  # fmt: skip
 
 
