@@ -14,9 +14,10 @@ test: .venv/.test
 test-slow: .venv/.test
 	.venv/bin/python -m pytest -n 2 -m slow -rP tests
 
-# As PROBLEMS=60 (600 by default), SEED=1.
+# As PROBLEMS=60 (600 by default), SEED=1, ONLY='core nlme/emax'.
 verdicts: .venv/.test
-	.venv/bin/python tests/contract/verdicts.py $(if $(PROBLEMS),--problems $(PROBLEMS)) $(if $(SEED),--seed $(SEED))
+	.venv/bin/python tests/contract/verdicts.py $(if $(PROBLEMS),--problems $(PROBLEMS)) $(if $(SEED),--seed $(SEED)) \
+		$(if $(ONLY),--only $(ONLY))
 
 lint: .venv/.dev
 	.venv/bin/ruff check .
