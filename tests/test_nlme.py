@@ -43,7 +43,9 @@ def _agrees(name, seed, data_folder, exact, names, tolerance):
     return model
 
 
-@pytest.mark.parametrize(("name", "key", "names", "tolerance"), CASES, ids=[case[0] for case in CASES])
+@pytest.mark.parametrize(("name", "key", "names", "tolerance"), [
+    pytest.param(*case, id=case[0], marks=[pytest.mark.slow] if case[0] == "theophylline_covariate" else []) for case in CASES
+])  # fmt: skip
 def test_reaches_the_exact_maximum(name, key, names, tolerance, data_folder, reference):
     exact = _exact(reference, key)
     model = _agrees(name, 0, data_folder, exact, names, tolerance)

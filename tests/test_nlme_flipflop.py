@@ -78,7 +78,8 @@ def test_verdicts_of_the_report_have_them_too(fitted):
     assert "the trace of omega2_CL still drifts" in str(verdict)
 
 
-@pytest.mark.parametrize("seed", [0, pytest.param(1, marks=pytest.mark.slow), pytest.param(2, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", [0, 1, 2])
 def test_bad_starting_values_hide_nothing(seed, data_folder):
     """They led to the flip-flop mode, 60 units down, or to a boundary, 738 down."""
     data = pd.read_csv(data_folder / "clinic" / "Oral_1CPT.csv.gz").query("SD == 1 and EVID == 0")

@@ -21,7 +21,7 @@ from margaux.plots.nlme import natural_trace
 from margaux.plots.vpc import bands, binned, followed_until, kaplan_meier, percentiles, survival_bands
 
 TIMES = np.array([0.25, 0.5, 1.0, 2.0, 3.5, 5.0, 7.0, 9.0, 12.0, 24.0])
-SHORT = {"n_iter": 60, "n_burn": 40, "n_starts": 1, "stop": False, "verbose": False}
+SHORT = {"n_iter": 60, "n_burn": 40, "n_starts": 1, "stop": False, "polish": False, "verbose": False}
 EFFECTS = {"ka": LogNormal(1.5), "V": LogNormal(30.0), "CL": LogNormal(3.0)}
 COLUMNS = {"id": "Id", "time": "Time", "y": "Concentration", "dose": "Dose"}
 

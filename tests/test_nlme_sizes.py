@@ -27,12 +27,16 @@ def test_groups_leave_the_fit_as_it_is(monkeypatch):
     fits = []
     for worth in (1, 10**9):
         monkeypatch.setattr(sizes, "WORTH", worth)
-        model = mx.NLME(structural=oral1cpt, individual=individual, n_iter=80, n_burn=40, n_starts=1, stop=False, verbose=False)
+        model = mx.NLME(
+            structural=oral1cpt, individual=individual, n_iter=80, n_burn=40, n_starts=1, stop=False, polish=False, verbose=False
+        )
         fits.append(model.fit(frame, id="Id", time="Time", y="Concentration", dose="Dose"))
     assert fits[0].params_ == pytest.approx(fits[1].params_, rel=1e-6)
     shuffled = frame.sample(frac=1.0, random_state=1)
     monkeypatch.setattr(sizes, "WORTH", 1)
-    other = mx.NLME(structural=oral1cpt, individual=individual, n_iter=80, n_burn=40, n_starts=1, stop=False, verbose=False)
+    other = mx.NLME(
+        structural=oral1cpt, individual=individual, n_iter=80, n_burn=40, n_starts=1, stop=False, polish=False, verbose=False
+    )
     other.fit(shuffled, id="Id", time="Time", y="Concentration", dose="Dose")
     # Everything a subject has must still be its own: the modes depend on the data and hardly on the draws.
     modes = [fit.individual_["mode_V"].sort_index().to_numpy() for fit in (fits[0], other)]

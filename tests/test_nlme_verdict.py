@@ -67,6 +67,7 @@ def test_what_was_fitted_is_said_in_words(theophylline):
     assert "V and CL with correlated effects" in words.effects(model) and words.covariates(model) == "CL on Weight"
 
 
+@pytest.mark.slow
 def test_starting_values_do_not_overrule_strong_evidence():
     """Without starting values the likelihood decides alone."""
     data = examples.theophylline()[1]

@@ -17,7 +17,7 @@ from .proposals import LOG_2PI, AbstractProposal
 #: successive draws come from the Gaussians (0), Student's t with four degrees of freedom (1), and the population (2)
 PARTS, WITH_POPULATION = (0, 0, 1, 0, 0), (0, 0, 1, 0, 2)
 #: scale of the t, in units of the Gaussians
-STRETCH = 1.2
+STRETCH = 2.0
 #: starts of the search for more modes: this many standard deviations away, and mirrored in zero
 FAR = (5.0, -5.0, 20.0, -20.0, 80.0, -80.0)
 #: modes closer than this, in standard deviations, are one; and others with less than this share of the mass are left out
@@ -27,7 +27,7 @@ ROUNDS, TRIAL = 3, 256
 
 
 class ModeMixture(AbstractProposal):
-    r"""$\sum_k \alpha_k\,[0.75\,N(m_k, S_k) + 0.25\,t_4(m_k, 1.44\,S_k)]$ over the modes that a search from far away finds.
+    r"""$\sum_k \alpha_k\,[0.75\,N(m_k, S_k) + 0.25\,t_4(m_k, 4\,S_k)]$ over the modes that a search from far away finds.
 
     Components start at the Laplace approximations of the modes, with shares by their masses, and are moved to weighted moments
     of trial draws (population Monte Carlo: Cappe, Douc, Guillin, Marin and Robert 2008, eqs. 13 to 15).

@@ -14,17 +14,15 @@ import scipy
 from jax.flatten_util import ravel_pytree
 
 from ..compiling import compiled
-from ..inference import WaldTest, each_unit, information, profile, proposals, slice
+from ..inference import WaldTest, each_unit, information, profile, slice
+from ..inference.certify import examined
+from ..inference.rules import Rule, best_rule
 from ..naming import precision
 from ..result import RESULTS
-from .importance import AdaptedMixture
 from .individual import Individual, LogNormal, Normal
 from .linearised import check_linearisable, linearised_information
 from .model import MixedEffects
 from .modes import conditional_modes
-
-#: draws, over all subjects, that information and likelihoods are taken with, and their replicates
-TOTAL, REPLICATES = 400_000, 4
 
 
 def natural_names(model: MixedEffects, labels: list[str], dropped: tuple[str, ...]) -> list[str]:
@@ -74,16 +72,11 @@ def natural_values(model: MixedEffects, params: dict, dropped: tuple[str, ...]) 
     return jnp.stack(out + [params["error"][j] for j in range(len(model.outcome.error_names))])
 
 
-def _draws(fitted: Any) -> int:
-    return int(np.clip(TOTAL // fitted.n_subjects_ // REPLICATES, 100, 2000))
-
-
-def _rows(fitted: Any) -> Any:
-    """Proposals of every subject at the estimate."""
-    cache = fitted.result_._cache
-    if "proposals" not in cache:
-        cache["proposals"] = proposals(fitted.result_, AdaptedMixture(1))
-    return cache["proposals"]
+def _rule(fitted: Any) -> Rule:
+    """How the posterior of each subject is averaged over at the estimate."""
+    fit = fitted.result_
+    done = examined(fit)
+    return fit.remembered("rule", lambda: best_rule(fit)) if done is None else done.rule
 
 
 def _covariances(fitted: Any) -> tuple[np.ndarray, np.ndarray, str]:
@@ -99,8 +92,7 @@ def _computed_covariances(fitted: Any) -> tuple[np.ndarray, np.ndarray, str]:
     singular = fit.result is RESULTS.boundary and bool(model.blocks)
     if singular:
         fit = dataclasses.replace(fit, params=lifted(fit.params))
-    rows = proposals(fit, AdaptedMixture(1)) if singular else _rows(fitted)
-    info = information(fit, "louis", estep=AdaptedMixture(_draws(fitted)), replicates=REPLICATES, rows=rows)
+    info = information(fit) if singular else fit.information()
     with precision(np.dtype(np.float64)):
         params = jax.tree.map(jnp.asarray, fit.params)
         flat, unravel = ravel_pytree(params)
@@ -181,7 +173,7 @@ def table(fitted: Any, method: str = "louis") -> pd.DataFrame:
             {
                 "estimate": estimate,
                 "se": se,
-                "se_error": each.std(axis=0, ddof=1) / np.sqrt(len(each)),
+                "se_error": each.std(axis=0, ddof=1) / np.sqrt(len(each)) if len(each) > 1 else np.where(np.isnan(se), se, 0.0),
                 "rse": 100 * se / np.abs(estimate),
             },
             index=list(fitted.params_),
@@ -273,8 +265,8 @@ def _modes(fitted: Any) -> np.ndarray:
 def individual(fitted: Any) -> pd.DataFrame:
     """See `NLME.individual_`."""
     fit, model = fitted.result_, fitted.model_
-    estep = AdaptedMixture(_draws(fitted))
-    moments, _ = each_unit(fit, _moments, estep, width=_draws(fitted) * (len(model.names) + 2), rows=_rows(fitted))
+    rule = _rule(fitted)
+    moments, _ = each_unit(fit, _moments, rule.estep, width=rule.width, rows=rule.rows)
     with precision(fit.dtype):
         params = jax.tree.map(jnp.asarray, fit.params)
         design = jnp.asarray(fit.data["design"])

@@ -164,7 +164,7 @@ class MixedEffects(AbstractCurvedFamily, AbstractPopulation, AbstractUneven, Abs
             total += jnp.sum(norm.logpdf(effect[own], 0.0, jnp.sqrt(params["omega2"])))
         for block, matrix in zip(self.blocks, params.get("omega", ()), strict=True):
             factor = jnp.linalg.cholesky(matrix)
-            # Through the inverse, as in `AdaptedMixture`: a solve for thousands of draws at once can hang.
+            # Through the inverse, as in `margaux.esteps.ModeMixture`: a solve for thousands of draws at once can hang.
             inverse = jax.scipy.linalg.solve_triangular(factor, jnp.eye(len(block), dtype=z.dtype), lower=True)
             white = inverse @ effect[np.asarray(block)]
             constant = len(block) / 2 * np.log(2 * np.pi)

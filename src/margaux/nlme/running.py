@@ -14,7 +14,7 @@ import pandas as pd
 from ..average import LinearlyWeighted
 from ..compiling import compiled
 from ..curved import SAEM
-from ..esteps import MCMC
+from ..esteps import MCMC, ImportanceSampling, ModeMixture
 from ..fit import fit as run
 from ..inference import loglik, proposals
 from ..inference.polish import polished
@@ -27,7 +27,6 @@ from ..space import as_space
 from ..updates import Problem
 from .data import LongData
 from .flipflop import flipped
-from .importance import AdaptedMixture
 from .individual import Individual
 from .model import MixedEffects, carried_over
 from .modes import conditional_modes
@@ -334,9 +333,9 @@ def _chosen(model: MixedEffects, reached: np.ndarray, ends: list[dict]) -> int:
 def _likelihood(fit: Fit, params: dict, n_draws: int = CONVERGED) -> float:
     """Log-likelihood with the same draws at any parameters; more of them until its error is small beside `NEGLIGIBLE`."""
     here = dataclasses.replace(fit, params=params)
-    rows = proposals(here, AdaptedMixture(1))
+    rows = proposals(here, ImportanceSampling(2, ModeMixture()))
     while True:
-        value = loglik(here, estep=AdaptedMixture(n_draws), replicates=4, rows=rows)
+        value = loglik(here, estep=ImportanceSampling(n_draws, ModeMixture(), quasi=True), replicates=4, rows=rows)
         if n_draws < CONVERGED or n_draws >= MOST or not value.se > NEGLIGIBLE / 4:
             return float(value)
         n_draws *= 4
