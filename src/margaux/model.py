@@ -33,7 +33,27 @@ class AbstractModel(eqx.Module):
         """Starting latents of one unit: a pytree of float arrays."""
 
 
-class AbstractExponentialFamily(AbstractModel):
+class AbstractAveraged(AbstractModel):
+    """What exponential families and surrogates share: statistics of units whose posterior means an M-step maximises with."""
+
+    @abc.abstractmethod
+    def statistics(self, params: Params, z: Latents, y: Unit) -> PyTree[Array]:
+        """Those of one unit for a draw z."""
+
+    def reader(self, params: Params, batch: PyTree, each: bool) -> tuple[Any, PyTree, Callable, Callable]:
+        """How the statistics of a batch are averaged: the model and its data ready for draws; what is read from draws
+        (m, b, ...) with weights (m, b); and what makes it the statistics of each unit (`each`) or their sum."""
+
+        def read(z: Latents, w: Array) -> PyTree[Array]:
+            units = mapped(lambda z_i, y_i: self.statistics(params, z_i, y_i), leading(batch))
+            stats = mapped(lambda z_j: units(z_j, batch), leading(z))(z)
+            out = jax.tree.map(lambda s: jnp.einsum("mb,mb...->b...", w, s), stats)
+            return out if each else jax.tree.map(lambda s: jnp.sum(s, axis=0), out)
+
+        return self, batch, read, lambda found: found
+
+
+class AbstractExponentialFamily(AbstractAveraged):
     r"""A curved exponential family: $\log p(y_i, z_i\mid\theta) = \langle S(z_i, y_i), \phi(\theta)\rangle - \psi(\theta)$."""
 
     @abc.abstractmethod
@@ -44,8 +64,11 @@ class AbstractExponentialFamily(AbstractModel):
     def m_step(self, mean_stats: PyTree[Array]) -> Params:
         """The maximiser of the complete likelihood whose statistics average `mean_stats` over units."""
 
+    def statistics(self, params, z, y):
+        return self.suffstats(z, y)
 
-class AbstractSurrogate(AbstractModel):
+
+class AbstractSurrogate(AbstractAveraged):
     r"""A model with a surrogate of its own, $\hat{\mathcal L}_i(\vartheta;\theta) \ge -\log p(y_i\mid\vartheta) + const$ with
     equality at $\vartheta = \theta$, given by coefficients that are expectations under $p(z_i\mid y_i,\theta)$.
 
@@ -60,6 +83,9 @@ class AbstractSurrogate(AbstractModel):
     @abc.abstractmethod
     def m_step(self, mean_surrogate: PyTree[Array]) -> Params:
         """The minimiser of the surrogate whose coefficients average `mean_surrogate` over units."""
+
+    def statistics(self, params, z, y):
+        return self.surrogate(params, z, y)
 
 
 class AbstractBatchSurrogate(AbstractSurrogate):
@@ -84,6 +110,11 @@ class AbstractBatchSurrogate(AbstractSurrogate):
     @abc.abstractmethod
     def total_surrogate(self, params: Params, moments: PyTree, batch: PyTree) -> PyTree[Array]:
         """Their sum over units; prepared."""
+
+    def reader(self, params, batch, each):
+        ready, known = self.prepared(params, batch)
+        finish = ready.surrogates if each else ready.total_surrogate
+        return ready, known, lambda z, w: ready.moments(params, z, w, known), lambda found: finish(params, found, known)
 
     def surrogate(self, params, z, y):
         ready, batch = self.prepared(params, jax.tree.map(lambda leaf: leaf[None], y))

@@ -12,10 +12,8 @@ from jaxtyping import Array, Float, PyTree
 
 from .esteps import AbstractEStep
 from .model import (
-    AbstractBatchSurrogate,
-    AbstractExponentialFamily,
+    AbstractAveraged,
     AbstractModel,
-    AbstractSurrogate,
     Latents,
     Params,
     leading,
@@ -106,25 +104,20 @@ class SufficientStatistics(AbstractStatistic):
     """The conditional mean of S(z_i, y_i) of a curved exponential family, or of a model's own surrogate's coefficients."""
 
     def total(self, model, params, z, w, batch):
-        return jax.tree.map(lambda s: jnp.sum(s, axis=0), self.per_unit(model, params, z, w, batch))
+        _, _, read, finish = model.reader(params, batch, each=False)
+        return finish(read(z, w))
 
     def per_unit(self, model, params, z, w, batch):
-        own = isinstance(model, AbstractSurrogate)
-        unit = (lambda z_i, y_i: model.surrogate(params, z_i, y_i)) if own else model.suffstats
-        units = mapped(unit, leading(batch))
-        stats = mapped(lambda z_j: units(z_j, batch), leading(z))(z)
-        return jax.tree.map(lambda s: jnp.einsum("mb,mb...->b...", w, s), stats)
+        _, _, read, finish = model.reader(params, batch, each=True)
+        return finish(read(z, w))
 
     def averaged(self, model, estep, params, rows, batch, noise, k, each):
-        if not isinstance(model, AbstractBatchSurrogate):
-            return super().averaged(model, estep, params, rows, batch, noise, k, each)
-        ready, known = model.prepared(params, batch)
-        sums = lambda z, w: ready.moments(params, z, w, known)  # noqa: E731
-        moments, rows, info = estep.expect(sums, noise, ready, params, rows, known, k)
-        return (ready.surrogates if each else ready.total_surrogate)(params, moments, known), rows, info
+        ready, known, read, finish = model.reader(params, batch, each)
+        found, rows, info = estep.expect(read, noise, ready, params, rows, known, k)
+        return finish(found), rows, info
 
     def requires(self, model):
-        if isinstance(model, AbstractExponentialFamily | AbstractSurrogate):
+        if isinstance(model, AbstractAveraged):
             return None
         return (
             f"{type(model).__name__} has no suffstats and m_step, which this algorithm averages and maximises; "

@@ -14,18 +14,23 @@ LOG_STEP = np.log(GRID[1] - GRID[0])
 
 
 class Truth(NamedTuple):
-    """The maximum: parameters (unconstrained), standard errors (NaN where the maximum is on an edge), log-likelihood."""
+    """The maximum: parameters (unconstrained), standard errors (NaN where the maximum is on an edge), log-likelihood.
+
+    `regular`: not on an edge. `shallow`: the log-likelihood falls by less than a fifth, not a half, a standard error to one side
+    of a parameter, the others following: errors by Wald do not hold, and to doubt them is right.
+    """
 
     theta: np.ndarray
     se: np.ndarray
     loglik: float
     regular: bool
+    shallow: bool = False
 
 
 def maximum(
     value: Callable[[np.ndarray], float], starts: list[np.ndarray], edge: float = -6.0, logs: tuple[int, ...] = ()
 ) -> Truth:
-    """The best of several searches, polished by Nelder and Mead.
+    """The best of several searches by gradients, polished by Nelder and Mead.
 
     Args:
         value: minus the log-likelihood of the unconstrained parameters. logs: positions of logs of standard deviations, at
@@ -34,25 +39,62 @@ def maximum(
 
     def safe(theta: np.ndarray) -> float:
         with np.errstate(all="ignore"):
-            found = value(theta)
+            try:
+                found = value(theta)
+            except np.linalg.LinAlgError:  # far out, where matrices are singular
+                return 1e12
         return float(found) if np.isfinite(found) else 1e12
 
     best: Any = None
     for start in starts:
         found = optimize.minimize(safe, start, method="L-BFGS-B")
-        found = optimize.minimize(safe, found.x, method="Nelder-Mead", options={"xatol": 1e-7, "fatol": 1e-10, "maxiter": 4000})
         if best is None or found.fun < best.fun:
             best = found
-    theta = np.asarray(best.x)
-    k, h = len(theta), 1e-3
-    e = np.eye(k) * h * np.maximum(np.abs(theta), 0.3)
-    hessian = np.array([[(safe(theta + a + b) - safe(theta + a - b) - safe(theta - a + b) + safe(theta - a - b))
-                         / (4 * a.sum() * b.sum()) for b in e] for a in e])  # fmt: skip
+    theta, hessian = _settled(safe, np.asarray(best.x), float(best.fun))
     values = np.linalg.eigvalsh(hessian) if np.all(np.isfinite(hessian)) else np.array([-1.0])
     regular = bool(values[0] > 1e-4 * values[-1]) and all(theta[j] > edge for j in logs) and bool(np.all(np.abs(theta) < 12))
     with np.errstate(all="ignore"):
-        se = np.sqrt(np.diag(np.linalg.inv(hessian))) if regular else np.full(k, np.nan)
-    return Truth(theta, se, -float(best.fun), regular and bool(np.all(np.isfinite(se))))
+        covariance = np.linalg.inv(hessian) if regular else np.full(hessian.shape, np.nan)
+        se = np.sqrt(np.diag(covariance))
+    regular = regular and bool(np.all(np.isfinite(se)))
+    least = safe(theta)
+    shallow = (
+        regular and min(safe(theta + sign * covariance[j] / se[j]) - least for j in range(len(se)) for sign in (-1, 1)) < 0.2
+    )
+    return Truth(theta, se, -least, regular, bool(shallow))
+
+
+def _settled(value: Callable[[np.ndarray], float], theta: np.ndarray, least: float) -> tuple[np.ndarray, np.ndarray]:
+    """The minimum nearby by Newton's steps, by Nelder and Mead's method where these do not lead down; the Hessian there."""
+    for _ in range(2):
+        slope, hessian = _differences(value, theta)
+        for _ in range(4):
+            if not np.all(np.isfinite(hessian)) or np.linalg.eigvalsh(hessian)[0] <= 0:
+                break
+            step = -np.linalg.solve(hessian, slope)
+            there = value(theta + step)
+            if not there <= least + 1e-9 * abs(least):
+                break
+            theta, least = theta + step, there
+            if np.sqrt(max(step @ hessian @ step, 0.0)) < 1e-3:
+                return theta, _differences(value, theta)[1]
+            slope = _differences(value, theta, False)[0]
+        found = optimize.minimize(value, theta, method="Nelder-Mead", options={"xatol": 1e-4, "fatol": 1e-6, "maxiter": 600})
+        theta, least = found.x, found.fun
+    return theta, _differences(value, theta)[1]
+
+
+def _differences(value: Callable[[np.ndarray], float], theta: np.ndarray, second: bool = True) -> tuple[np.ndarray, np.ndarray]:
+    """Central differences: gradient, and Hessian."""
+    k = len(theta)
+    e = np.diag(1e-3 * np.maximum(np.abs(theta), 0.3))
+    slope = np.array([(value(theta + a) - value(theta - a)) / (2 * a.sum()) for a in e])
+    hessian = np.zeros((k, k))
+    for i, a in enumerate(e if second else ()):
+        for j, b in enumerate(e[: i + 1]):
+            corners = value(theta + a + b) - value(theta + a - b) - value(theta - a + b) + value(theta - a - b)
+            hessian[i, j] = hessian[j, i] = corners / (4 * a.sum() * b.sum())
+    return slope, hessian
 
 
 def over_intercepts(log_p: Callable[[np.ndarray], np.ndarray], log_sd: float) -> float:

@@ -29,6 +29,7 @@ class Problem(NamedTuple):
     """Attributes:
     family, model, variant: what is fitted, to which kind of data.
     run: the fit with default settings. truth: its exact maximum; called after `run`.
+    misspecified: whether the data are not of the model, of which the certificate may well speak.
     """
 
     family: str
@@ -36,3 +37,4 @@ class Problem(NamedTuple):
     variant: str
     run: Callable[[], Answer]
     truth: Callable[[], Truth]
+    misspecified: bool = False

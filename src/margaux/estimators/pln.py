@@ -286,9 +286,9 @@ class PLNPCA(OfUnits, Shown, BaseEstimator):
     @functools.cached_property
     def stderr_(self) -> np.ndarray:
         """Standard errors of `coef_`, (k, p); see `margaux.pln.inference`."""
-        return self._errors("adjusted")
+        return self._errors(None)
 
-    def _errors(self, kind: Kind) -> np.ndarray:
+    def _errors(self, kind: Kind | None) -> np.ndarray:
         check_fitted(self)
         design, size = self._design(self.table_), np.sqrt(np.mean(self.table_.x**2, axis=0))
         with precision(np.dtype(float)):

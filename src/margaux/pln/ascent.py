@@ -15,7 +15,6 @@ from ..packing import lower_indices, symmetric
 from ..schedule import AbstractSchedule
 from ..statistics import AbstractStatistic, Score
 from ..updates import AbstractUpdate
-from .conditional import ConditionalSampling
 from .model import PLN
 from .weighted import span_score
 
@@ -27,7 +26,8 @@ class ConditionalScore(AbstractStatistic):
     r"""$\nabla\log p(y_i)$ in (B, C), $\sum_i(y_{ij} - E[A_{ij}u_i\mid y_i])$ with $u_i = (x_i, w_i)$ (eqs. 5 and 7).
 
     With `moments` also its part within the span of C, $\sum_ix_iE[w_i]^\top$ and $\sum_iE[w_iw_i^\top] - I$, as
-    `InformationAscent` needs it: of the whole score it is a small difference of large numbers, which draws lose.
+    `InformationAscent` needs it: of the whole score it is a small difference of large numbers, which draws lose. With
+    `ConditionalSampling`, which makes weights and sums in one pass over the draws.
     """
 
     moments: bool = eqx.field(static=True, default=True)
@@ -45,8 +45,7 @@ class ConditionalScore(AbstractStatistic):
         return jax.vmap(one, in_axes=(1, 1, 0))(z, w, batch)
 
     def averaged(self, model, estep, params, rows, batch, noise, k, each):
-        if each or not isinstance(estep, ConditionalSampling):
-            return super().averaged(model, estep, params, rows, batch, noise, k, each)
+        assert not each, "only the sum over a batch is made"
         found, rows, info = estep.expectations(noise, params, rows, batch)
         counts, size = batch["counts"].astype(found.pull.dtype), batch["x"].shape[1]
         B = batch["x"].T @ counts - found.pull[:, :size].T

@@ -25,7 +25,7 @@ from .ascent import dense, inverse_diagonal, preconditioned, two_levels
 from .fitting import Design
 from .growth import adapted, first_draws
 from .importance import Marginal, marginal, scores
-from .inference import LOUIS, complete, louis, rotations
+from .inference import affordable, complete, louis, rotations
 from .proposals import Plan
 from .variational import Loadings, Posterior
 
@@ -33,8 +33,8 @@ from .variational import Loadings, Posterior
 OFF, NOISE = 0.01, 0.005
 #: steps at most, the longest change of a coefficient in one, replicates, and draws at most
 STEPS, LONGEST, REPLICATES, MOST = 12, 0.5, 4, 4096
-#: cost n N d^2 up to which Louis' information is made, and the least share of its approximation that a step believes in
-COST, MOST_LOUIS, LEAST = 2e9, 512, 1e-2
+#: the least share of the approximation of Louis' information that a step believes in
+LEAST = 1e-2
 #: draws of all units, times features, in one estimate of the score
 WORK = 1 << 32
 
@@ -172,9 +172,8 @@ def informed(design: Design, loadings: Loadings, posterior: Posterior, seed: int
     known = complete(design, loadings, posterior)
     levels = two_levels(known, C, *(np.asarray(leaf, float) for leaf in (design.x, posterior.mean)))
     order = p * (k + q)
-    draws = 1 << int(np.log2(np.clip(COST / (n * order**2), 1, MOST_LOUIS)))
-    if draws >= LOUIS.draws:
-        whole = louis(design, loadings, posterior, Plan(draws, 1, True, seed), "student")
+    if plan := affordable(n, order, seed):
+        whole = louis(design, loadings, posterior, plan, "student")
         return _of_louis(whole, dense(levels, C, k) / n, rotations(C, k), (p, k + q), k)
     sd = np.sqrt(inverse_diagonal(levels, C, k) / n)
 
