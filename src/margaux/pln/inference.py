@@ -20,10 +20,11 @@ and $s_{ij} = y_{ij} - E[A_{ij}\mid y_i]$, so that the score of B is $\sum_ix_i\
 - "variational": $\sum_iE[A_{ij}]x_ix_i^\top$ inverted for each feature, from the bound's own curvature in its coefficients.
   It leaves out what the latents hide, and its intervals are far too short: it is here for comparison.
 
-"adjusted" agrees with "louis" to a hundredth where counts are many, and may be a quarter off with few of them; it
-costs little more than "expected", has an inverse whatever p and n once X has full rank, and needs no draws: under the variational
-posterior its expectations are in closed form. In the paper's design its intervals of level 0.95 cover 0.95 of the truth, those of "expected" 0.94, "outer product" 0.97 and "variational" 0.67; with 80 features and
-60 units of low counts, 0.94, 0.90, none and 0.74.
+"adjusted" agrees with "louis" to a hundredth where counts are many, and may be a quarter off where they are few. It costs little
+more than "expected", has an inverse whatever p and n once X has full rank, and needs no draws: under the variational posterior
+its expectations are in closed form. In the paper's design its intervals of level 0.95 cover 0.95 of the truth, those of
+"expected" 0.94, "outer product" 0.97 and "variational" 0.67; with 80 features and 60 units of low counts, 0.94, 0.90, none and
+0.74.
 """
 
 from __future__ import annotations
