@@ -13,7 +13,7 @@ from ..model import AbstractDiscrete
 from ..sampling import HEAVY, pooled
 from .evidence import annealed, harmonic_mean, student
 from .posterior import each_unit, latent_size, nothing, proposals
-from .rules import NODES, Rule, best_rule
+from .rules import Rule, best_rule
 
 #: scale of the wider rule that a quadrature is held to
 WIDER = 1.4
@@ -90,7 +90,7 @@ def loglik(
         if isinstance(rule.estep, Exact) and rule.deterministic:
             method = "exact"
         elif method == "auto" and isinstance(rule.estep, Quadrature) and n_draws is None:
-            found = _agreed(fit, params, rule)
+            found = agreed(fit, params, rule)
             if found.se <= tol / 2:
                 return found
     if method == "exact":
@@ -132,10 +132,9 @@ def _by_quadrature(fit: Any, params: PyTree, n_nodes: int) -> LogLikelihood:
     return LogLikelihood(value, error, "quadrature")
 
 
-def _agreed(fit: Any, params: PyTree, rule: Rule) -> LogLikelihood:
+def agreed(fit: Any, params: PyTree, rule: Rule) -> LogLikelihood:
     """By the finer rule; its error is how far the given one, and a wider one, are from it."""
-    finer = NODES[latent_size(fit)][1]
-    value, wider = (_marginals(fit, params, Quadrature(finer, held=True, widening=wide), rule.rows) for wide in (1.0, WIDER))
+    value, wider = (_marginals(fit, params, Quadrature(rule.finer, held=True, widening=wide), rule.rows) for wide in (1.0, WIDER))
     coarse = _marginals(fit, params, rule.estep, rule.rows)
     apart = np.maximum(abs(value - coarse), abs(value - wider))
     # Errors of units may cancel in the sum: no less than they would make if they were independent.

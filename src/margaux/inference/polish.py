@@ -13,7 +13,7 @@ from jaxtyping import PyTree
 from ..esteps import MCMC, Exact, ImportanceSampling, Quadrature
 from ..penalty import NoPenalty
 from ..result import RESULTS
-from .marginal import loglik
+from .marginal import TOLERANCE, agreed, loglik
 from .posterior import UndefinedDensity, each_unit, latent_size, nothing
 from .rules import NODES, Rule, best_rule
 from .scores import Coordinates, Evaluation, evaluate
@@ -100,11 +100,13 @@ def _polished(fit: Any, rule: Rule, most: int) -> tuple[PyTree, Polish]:
     began = time.perf_counter()
     search = _Search(fit, rule)
     search.climb(most)
+    search.look_closer(most)
     search.all_draws(most > 0)
     drops, higher = search.around()
     if higher is not None and most > 0:
         search.go(higher)
         search.climb(most)
+        search.look_closer(most)
         search.all_draws(True)
         drops, _ = search.around()
     _, length, _ = _newton(search.at, search.free, RADIUS)
@@ -161,7 +163,7 @@ def _where_undefined(fit: Any) -> str:
 def affordable(fit: Any) -> bool:
     """Whether a polish takes about as long as a fit, not many times longer."""
     n, size = fit._model().n, latent_size(fit)
-    return n <= FEW_UNITS or (size in NODES and n * NODES[size][1] ** size <= MANY_POINTS)
+    return n <= FEW_UNITS or (size in NODES and n * NODES[size][0][1] ** size <= MANY_POINTS)
 
 
 def _best_run(fit: Any) -> Any:
@@ -192,7 +194,7 @@ class _Search:
         self.params, self.n = fit.params, fit._model().n
         self.first = self.coordinates.to(self.params)
         self.steps: list[tuple[float, float]] = []
-        self.since = 0.0
+        self.since, self.level = 0.0, 0
         self.at = self.evaluated(self.params)
         self.free = self._free()
 
@@ -224,8 +226,18 @@ class _Search:
 
     def go(self, params: PyTree) -> None:
         """To a place from afar, with proposals of its own."""
-        self.params, self.rule, self.since = params, best_rule(self.fit, params), 0.0
+        self.params, self.rule, self.since = params, self.rule_at(params), 0.0
         self.at = self.evaluated(params)
+
+    def rule_at(self, params: PyTree) -> Rule:
+        return best_rule(self.fit, params, level=self.level)
+
+    def look_closer(self, most: int) -> None:
+        """By a finer rule, or by draws, where a quadrature does not agree with others, as for the logarithm of a Gamma variable."""
+        while isinstance(self.rule.estep, Quadrature) and agreed(self.fit, self.params, self.rule).se > TOLERANCE / 2:
+            self.level += 1
+            self.go(self.params)
+            self.climb(most)
 
     def climb(self, most: int) -> None:
         """Steps by few sets of draws until they are short."""
@@ -278,10 +290,10 @@ class _Search:
         for place, j in enumerate(places):
             size = np.sqrt(max(covariance[place, place], 0.0))
             known = np.isfinite(size) and size > 0 and here.matrix[j, j] > 0
-            toward = covariance[:, place] / size if known else np.full(len(places), np.inf)
+            toward = covariance[:, place] / size if known else FLAT * np.eye(len(places))[place]
             flat = not known or np.abs(toward).max() > FLAT
-            if flat:  # or no maximum: as far as is sensible, in this coordinate alone
-                toward = FLAT * np.eye(len(places))[place]
+            if flat:  # or no maximum: as far as is sensible
+                toward = toward * FLAT / np.abs(toward).max()
             # Proposals are held near by; further away they would be those of other posteriors.
             afar = self.rule.deterministic and self.n <= FEW_UNITS or np.any(np.abs(toward) > AFAR * (1 + np.abs(here.u[places])))
             looks: list[tuple[int | None, Any]] = [
@@ -293,7 +305,7 @@ class _Search:
                 u = here.u.copy()
                 u[places] = there
                 params = self.coordinates.back(u)
-                value, error = self.value(params, best_rule(self.fit, params) if afar else near)
+                value, error = self.value(params, self.rule_at(params) if afar else near)
                 if side is not None:
                     drops[j, side] = base - value
                 if value - base > best + 3 * afar * np.hypot(error, base_error):

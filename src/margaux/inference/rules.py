@@ -16,8 +16,8 @@ from ..model import AbstractConjugate, AbstractDiscrete
 from ..sampling import HEAVY
 from .posterior import latent_size, proposals
 
-#: nodes a dimension of a rule that is affordable, and of a finer one, by the number of latents
-NODES = {1: (21, 31), 2: (15, 21), 3: (9, 13)}
+#: nodes a dimension of rules, each with a finer one that it is to agree with, by the number of latents: the first that does
+NODES = {1: ((21, 31), (61, 85)), 2: ((15, 21), (31, 41)), 3: ((9, 13), (17, 21))}
 #: points over all units that a quadrature may have
 AFFORDABLE = 50_000_000
 #: draws a replicate over all units, the least and the most a unit has, and replicates
@@ -37,7 +37,8 @@ class Rule:
     Attributes:
         estep, rows: see `each_unit`. replicates: independent sets of noise; one where the rule is deterministic.
         width: numbers a unit holds. modes, away: of each unit, how many modes its posterior was found to have, and how far
-            from its mode the search ended, in standard deviations; None where no search was made.
+            from its mode the search ended, in standard deviations; None where no search was made. finer: nodes of a
+            quadrature that this one is to agree with.
     """
 
     estep: AbstractEStep
@@ -46,6 +47,7 @@ class Rule:
     width: int
     modes: np.ndarray | None = None
     away: np.ndarray | None = None
+    finer: int = 0
 
     @property
     def deterministic(self) -> bool:
@@ -57,12 +59,17 @@ class Rule:
         return isinstance(self.estep, Quadrature | ImportanceSampling) or (isinstance(self.estep, Exact) and self.deterministic)
 
 
-def best_rule(fit: Any, params: PyTree = None, key: int = 0, n_draws: int | None = None) -> Rule:
+def best_rule(
+    fit: Any, params: PyTree = None, key: int = 0, n_draws: int | None = None, level: int = 0
+) -> Rule:  # fmt: skip
     """The most accurate rule for a fit's model, with rows made at the estimate or at `params`.
 
     A discrete latent is enumerated. Up to three latents are integrated by adaptive quadrature, if each posterior has one mode
     and the points are affordable; others by importance sampling from a mixture over their modes, or, where the
     weights of a hundred latents are too uneven for that, by a conjugate model's own draws or by chains.
+
+    Args:
+        level: of the quadratures in `NODES`; beyond the last there are draws.
 
     Raises:
         ValueError: variational fits, whose draws are not from a posterior.
@@ -77,17 +84,17 @@ def best_rule(fit: Any, params: PyTree = None, key: int = 0, n_draws: int | None
     if size > TRIED or (isinstance(fit.estep, Exact) and continuous_trouble(fit)):
         return _by_draws(fit, size, draws)
     importance = ImportanceSampling(draws, ModeMixture(), quasi=True)
-    nodes = NODES.get(size, (0, 0))[0]
-    affordable = nodes > 0 and problem.n * NODES[size][1] ** size <= AFFORDABLE and n_draws is None
+    nodes, finer = (*NODES.get(size, ())[level:], (0, 0))[0]
+    affordable = nodes > 0 and problem.n * finer**size <= AFFORDABLE and n_draws is None
     some = sample(problem.n)
     rows = proposals(fit, importance, params, some, key)
     modes, away = (rows[name] if some is None else rows[name][some] for name in ("modes", "away"))
     if affordable and modes.max() == 1:
-        quadrature = Quadrature(nodes, held=True)
+        gauss = Quadrature(nodes, held=True)
         # Centred at the mean and scaled by the covariance of the draws, which are the same as mode and curvature or better.
         single = {"mean": rows["mean"][:, 0], "cholesky": rows["cholesky"][:, 0]} if some is None else None
-        rows = proposals(fit, quadrature, params) if single is None else single
-        return Rule(quadrature, rows, 1, nodes**size * (size + 2), modes, away)
+        rows = proposals(fit, gauss, params) if single is None else single
+        return Rule(gauss, rows, 1, nodes**size * (size + 2), modes, away, finer)
     rows = rows if some is None else proposals(fit, importance, params, key=key)
     rule = Rule(importance, rows, REPLICATES, draws * (size + 3), modes, away)
     return rule if size <= 20 or _even(fit, rule, params) else _by_draws(fit, size, draws)
