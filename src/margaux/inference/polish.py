@@ -233,7 +233,7 @@ class _Search:
         return best_rule(self.fit, params, level=self.level)
 
     def look_closer(self, most: int) -> None:
-        """By a finer rule, or by draws, where a quadrature does not agree with others, as for the logarithm of a Gamma variable."""
+        """By a finer rule, or by draws, where a quadrature does not agree with others, as for logarithms of Gamma variables."""
         while isinstance(self.rule.estep, Quadrature) and agreed(self.fit, self.params, self.rule).se > TOLERANCE / 2:
             self.level += 1
             self.go(self.params)
