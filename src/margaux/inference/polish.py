@@ -295,7 +295,7 @@ class _Search:
             if flat:  # or no maximum: as far as is sensible
                 toward = toward * FLAT / np.abs(toward).max()
             # Proposals are held near by; further away they would be those of other posteriors.
-            afar = self.rule.deterministic and self.n <= FEW_UNITS or np.any(np.abs(toward) > AFAR * (1 + np.abs(here.u[places])))
+            afar = self.n * MOVED**2 < 1 or np.any(np.abs(toward) > AFAR * (1 + np.abs(here.u[places])))
             looks: list[tuple[int | None, Any]] = [
                 (side, here.u[places] + sign * toward) for side, sign in enumerate((-1.0, 1.0))
             ]

@@ -170,9 +170,11 @@ def estimate(build: Build, individual: dict[str, Individual], settings: Settings
         starts = first_parameters(model, units, settings)
         ends, table = _screened(model, units, starts, settings)
         continued = np.flatnonzero(table["continued"])
-        fits = [_saem(build, individual, ends[at], settings) for at in continued]
+        rough = dataclasses.replace(settings, polish=False)
+        fits = [_saem(build, individual, ends[at], rough) for at in continued]
         table.loc[continued, "reached"] = [_likelihood(fit, fit.params) for fit in fits]
-        fit = fits[_chosen(model, table["reached"].to_numpy()[continued], [fit.params for fit in fits])]
+        best = _chosen(model, table["reached"].to_numpy()[continued], [fit.params for fit in fits])
+        fit = polished(fits[best], settings.polish)
         fit, dropped = _without_unused(build, individual, fit, settings)
         singular = _made_singular(fit)
         if (dropped or singular) and not fit.result.failed:

@@ -30,7 +30,7 @@ from .proposals import Plan
 from .variational import Loadings, Posterior
 
 #: standard errors: how far off an estimate may be by its draws, and the error of that over parameters
-OFF, NOISE = 0.01, 0.005
+OFF, NOISE = 0.02, 0.01
 #: steps at most, the longest change of a coefficient in one, replicates, and draws at most
 STEPS, LONGEST, REPLICATES, MOST = 12, 0.5, 4, 4096
 #: the least share of the approximation of Louis' information that a step believes in
