@@ -20,8 +20,9 @@ from .scores import Coordinates, Evaluation, evaluate
 
 #: the length of Newton's step, in standard errors, that ends the polish; and how far a step goes at most, at first
 CLOSE, RADIUS = 0.03, 1.5
-#: steps at most, those tried included; how far parameters move, as one unit's data tell them, before proposals are made anew
-MOST, MOVED = 50, 0.15
+#: steps at most, those tried included; how far parameters move, as one unit's data tell them, before proposals are made anew,
+#: on the way and where it ends
+MOST, MOVED, NEAR = 50, 0.15, 0.02
 #: coordinates that are looked at on either side, at most; how far where there is no curvature; a rise that is one; and how far,
 #: as a share of one and the coordinate's size, proposals are still good
 LOOKED_AT, FLAT, RISEN, AFAR = 12, 5.0, 0.02, 0.3
@@ -233,7 +234,11 @@ class _Search:
         return best_rule(self.fit, params, level=self.level)
 
     def look_closer(self, most: int) -> None:
-        """By a finer rule, or by draws, where a quadrature does not agree with others, as for logarithms of Gamma variables."""
+        """By proposals of this place, where they were made too far away for second derivatives; then by a finer rule, or by
+        draws, where a quadrature does not agree with others, as for logarithms of Gamma variables."""
+        if self.since > NEAR and self.rule.has_likelihood and self.rule.rows is not None:
+            self.go(self.params)
+            self.climb(most)
         while isinstance(self.rule.estep, Quadrature) and agreed(self.fit, self.params, self.rule).se > TOLERANCE / 2:
             self.level += 1
             self.go(self.params)
