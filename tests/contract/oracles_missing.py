@@ -1,7 +1,7 @@
 """Exact maxima of regressions with missing Gaussian covariates, by NumPy and SciPy alone.
 
 Given the observed covariates of a row the missing ones are Gaussian, and so is the linear predictor: the likelihood takes one
-dimension of quadrature (adaptive Gauss-Hermite), or none for a Gaussian outcome. A binary covariate with holes is summed over.
+dimension of quadrature (an even grid), or none for a Gaussian outcome. A binary covariate with holes is summed over.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import numpy as np
 from oracles import Truth
 from scipy import optimize, special
 
-NODES, WEIGHTS = np.polynomial.hermite_e.hermegauss(60)
+SHARES = np.linspace(0.0, 1.0, 121)
 #: coefficients in standard deviations of their columns, and their errors, beyond which a maximum is not regular
 LARGE, WIDE = 15.0, 10.0
 #: falls of the log-likelihood a standard error away (a half for a parabola) below which a Wald error means nothing
@@ -42,12 +42,26 @@ def log_outcome(kind: str, y: np.ndarray, m: np.ndarray, v: np.ndarray, scale: f
         middle = (low + high) / 2
         above = middle - m - v * slopes(middle)[0] > 0
         low, high = np.where(above, low, middle), np.where(above, middle, high)
-    mode = (low + high) / 2
-    width = 1 / np.sqrt(1 / np.maximum(v, 1e-300) + slopes(mode)[1])
-    eta = mode[:, None] + width[:, None] * NODES
-    gap = np.where(v[:, None] > 0, (eta - m[:, None]) ** 2 / np.maximum(v, 1e-300)[:, None], NODES**2)
-    logs = log_p(eta, y[:, None]) - gap / 2 + NODES**2 / 2 + np.log(WEIGHTS / np.sqrt(2 * np.pi))
-    return special.logsumexp(logs, axis=1) + np.where(v > 0, np.log(width / np.sqrt(np.maximum(v, 1e-300))), 0.0)
+    mode, safe_v = (low + high) / 2, np.maximum(v, 1e-300)
+    start, above = log_p(mode, y), slopes(mode)[0]
+
+    def fall(step: np.ndarray) -> np.ndarray:
+        return start + above * step - log_p(mode + step, y) + step**2 / (2 * safe_v)
+
+    # An even grid between where the integrand, whose logarithm is concave, has fallen by 38 on either side.
+    ends = []
+    for side in (-1.0, 1.0):
+        near, far = np.zeros(len(y)), 9 * np.sqrt(v)
+        for _ in range(20):
+            middle = (near + far) / 2
+            short = fall(side * middle) < 38
+            near, far = np.where(short, middle, near), np.where(short, far, middle)
+        ends.append(mode + side * far)
+    eta = ends[0][:, None] + (ends[1] - ends[0])[:, None] * SHARES
+    logs = log_p(eta, y[:, None]) - (eta - m[:, None]) ** 2 / (2 * safe_v[:, None])
+    step = (ends[1] - ends[0]) / (len(SHARES) - 1)
+    found = special.logsumexp(logs, axis=1) + np.log(np.maximum(step, 1e-300)) - np.log(2 * np.pi * safe_v) / 2
+    return np.where(v > 0, found, log_p(m, y))
 
 
 def gaussian_rows(kind: str, patterns: Any, beta: np.ndarray, mean: np.ndarray, sigma: np.ndarray, scale: float, n: int,
@@ -120,7 +134,8 @@ class Regression:
 
     def maximum(self, rng: np.random.Generator) -> Truth:
         """beta in the order of the table's columns (a binary one last), with errors, and the log-likelihood."""
-        found = [optimize.minimize(safe(self.value), start, method="L-BFGS-B", options={"maxiter": 500}) for start in self.starts(rng)]  # fmt: skip
+        value, options = safe(self.value), {"maxiter": 500}
+        found = [optimize.minimize(value, start, method="L-BFGS-B", options=options) for start in self.starts(rng)]
         best = min(found, key=lambda one: one.fun)
         theta, hessian, length = newton(safe(self.value), best.x)
         p, k = self.p, len(theta)
