@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import oracles
 from oracles import Truth
-from oracles_missing import newton, safe
+from oracles_missing import SHALLOW, newton, safe
 from problem import Answer, Problem
 from scipy import optimize, special, stats
 
@@ -18,6 +18,15 @@ import margaux as mx
 VARIANTS = ("plain", "tiny", "no variance", "collinear", "extreme")
 NODES, WEIGHTS = np.polynomial.hermite_e.hermegauss(40)
 LOG_WEIGHTS = np.log(WEIGHTS / np.sqrt(2 * np.pi))
+
+
+def parabolic(value: Callable[[np.ndarray], float], theta: np.ndarray, hessian: Any = None) -> bool:
+    """Whether the log-likelihood falls a standard error to either side as Wald errors need."""
+    if hessian is None:
+        hessian = newton(safe(value), theta)[1]
+    covariance = np.linalg.inv(hessian)
+    steps = [covariance[j] / np.sqrt(covariance[j, j]) for j in range(len(theta))]
+    return all(value(theta + side * step) - value(theta) > SHALLOW for step in steps for side in (-1, 1))
 
 
 # -- logistic regression with random intercepts, penalised ---------------------------------------
@@ -66,7 +75,9 @@ class Mixed:
         h = 1e-4
         columns = [(self.value(theta + h * e)[1] - self.value(theta - h * e)[1]) / (2 * h) for e in np.eye(p + 1)]
         hessian = (np.array(columns) + np.array(columns).T) / 2
-        regular = bool(theta[-1] > 1e-2 and np.linalg.eigvalsh(hessian)[0] > 1e-6)
+        # A variance that does not raise the likelihood lies on its edge.
+        rise = self.value(np.append(theta[:-1], 1e-5))[0] - self.value(theta)[0]
+        regular = bool(rise > 0.01 and np.linalg.eigvalsh(hessian)[0] > 1e-6)
         se = np.sqrt(np.diag(np.linalg.inv(hessian))) if regular else np.full(p + 1, np.nan)
         return Truth(theta, se, -float(best.fun), regular)
 
@@ -126,7 +137,7 @@ def inverse(rng: np.random.Generator, variant: str, seed: int) -> Problem:
         grid = np.linspace(-4, 9, 200)
         start = grid[int(np.argmin([value(np.array([t])) for t in grid]))]
         theta, hessian, length = newton(safe(value), np.array([start]))
-        regular = bool(hessian[0, 0] > 1e-3 and length < 0.02 and theta[0] < 8)
+        regular = bool(hessian[0, 0] > 1e-3 and length < 0.02 and theta[0] < 8) and parabolic(value, theta, hessian)
         return Truth(theta, hessian[0] ** -0.5 if regular else np.array([np.nan]), -value(theta), regular)
 
     return Problem("sparse", "inverse", variant, run, truth)
@@ -194,7 +205,8 @@ def empirical_bayes(kind: str, rng: np.random.Generator, variant: str, seed: int
     def truth() -> Truth:
         one = EmpiricalBayes(rows, y.astype(float), priors[kind])
         k = len(names)
-        return oracles.maximum(one.value, [np.full(k, s) for s in (0.0, 1.0, -1.0)], edge=-3.0, logs=logs)
+        found = oracles.maximum(one.value, [np.full(k, s) for s in (0.0, 1.0, -1.0)], edge=-3.0, logs=logs)
+        return found._replace(regular=found.regular and parabolic(one.value, found.theta))
 
     return Problem("sparse", f"empirical {kind}", variant, run, truth)
 

@@ -19,6 +19,7 @@ from sklearn.utils.validation import check_is_fitted, validate_data
 from ..algorithms import soul
 from ..average import StepWeighted
 from ..callbacks import AbstractCallback
+from ..certificate import Certificate, Check
 from ..esteps import MCMC
 from ..fit import fit as run
 from ..inference.marginal import LogLikelihood
@@ -32,6 +33,7 @@ from ..space import Box
 from ..validate import whole
 from .base import AbstractEstimator, design, new_design
 from .grouped import check_design, check_length, group_labels, two_classes
+from .sparse_verdict import certificate
 
 #: smallest sigma
 SIGMA_FLOOR = 1e-5
@@ -155,6 +157,8 @@ class SparseMixedLogistic(ClassifierMixin, AbstractEstimator):
         weight, _ = _weight("penalty_weight", self.penalty_weight), _weight("threshold", self.threshold)
         result = self._run(unit, weight, self._start(unit), whole("n_iter", self.n_iter, 1), self._step(unit, self.n_iter))
         self._keep(result)
+        vars(self).pop("certificate_", None)
+        self._fitted = unit
         beta, sigma, intercept = _split(result.params)
         self.n_observations_ = len(unit["y"])
         self.coef_, self.intercept_, self.sigma_ = beta[None], np.array([intercept]), sigma
@@ -270,6 +274,16 @@ class SparseMixedLogistic(ClassifierMixin, AbstractEstimator):
 
     def _costs_nothing(self, answer: str) -> bool:
         return True
+
+    @functools.cached_property
+    def certificate_(self) -> Certificate:  # type: ignore[override]
+        """Whether the penalised objective is at its least, by quadrature, and $\sigma$ off its edge."""
+        check_is_fitted(self, "result_")
+        beta, sigma, intercept = _split(self.params_)
+        ended = Check("result", np.nan, np.nan, np.nan, "pass", self.message_)
+        given = intercept if self.fit_intercept else None
+        return certificate(self._fitted, beta, sigma, given, self.support_, float(self.penalty_weight), SIGMA_FLOOR,
+                           len(self.groups_), ended)  # fmt: skip
 
     @functools.cached_property
     def stderr_(self) -> dict[str, Any]:
