@@ -8,7 +8,6 @@ import functools
 from collections.abc import Sequence
 from typing import Any
 
-import jax.numpy as jnp
 import numpy as np
 import pandas as pd
 from scipy.special import expit
@@ -26,7 +25,7 @@ from ..inference.marginal import LogLikelihood
 from ..kernels import MALA, AbstractKernel
 from ..model import one_unit
 from ..models.mixed_logistic import MixedLogistic, complete_curvature, group_posteriors
-from ..penalty import L1, AbstractPenalty
+from ..penalty import L1, AbstractPenalty, StepHuber
 from ..result import Fit
 from ..schedule import AbstractSchedule, ConstantThenDecay
 from ..space import Box
@@ -39,30 +38,6 @@ from .sparse_verdict import certificate
 SIGMA_FLOOR = 1e-5
 #: power of the step's decay, and the share of the iterations before it
 DECAY, CONSTANT = 0.6, 0.25
-
-
-class StepHuber(AbstractPenalty):
-    r"""$g_n(\theta) = \delta_n^{-1}\sum_j h_{\lambda\delta_n}(\beta_j)$ with the step $\delta_n$ itself: SOUL's section 4.3.
-
-    $h_c(x) = x^2/2$ within c of zero, else $c|x| - c^2/2$ (eq. 21, with the sum and the dependence on n of the
-    errata). As the step vanishes so does the quadratic zone, and $g_n\to\lambda|\beta|_1$, which is `value`. The
-    gradient step is taken implicitly, by the proximal map.
-    """
-
-    weight: Any
-
-    def __init__(self, weight: float) -> None:
-        if not weight >= 0:
-            raise ValueError(f"weight of a penalty must not be negative, got {weight}")
-        self.weight = np.asarray(float(weight))
-
-    def value(self, params):
-        return self.weight * jnp.sum(jnp.abs(params["beta"]))
-
-    def prox(self, params, step):
-        beta = params["beta"]
-        threshold = jnp.asarray(step * self.weight, beta.dtype)
-        return {**params, "beta": beta - jnp.clip(beta / 2, -threshold, threshold)}
 
 
 class SparseMixedLogistic(ClassifierMixin, AbstractEstimator):
@@ -277,7 +252,7 @@ class SparseMixedLogistic(ClassifierMixin, AbstractEstimator):
 
     @functools.cached_property
     def certificate_(self) -> Certificate:  # type: ignore[override]
-        """Whether the penalised objective is at its least, by quadrature, and $\sigma$ off its edge."""
+        r"""Whether the penalised objective is at its least, by quadrature, and $\sigma$ off its edge."""
         check_is_fitted(self, "result_")
         beta, sigma, intercept = _split(self.params_)
         ended = Check("result", np.nan, np.nan, np.nan, "pass", self.message_)
