@@ -21,7 +21,7 @@ from ..validate import whole
 from ..variational import scores
 from ..variational.answers import WeightPosterior
 from ..variational.architectures import named
-from ..variational.bound import Bound
+from ..variational.bound import Bound, one_dimensional
 from ..variational.draws import as_draws, default_draws
 from ..variational.likelihoods import AbstractLikelihood, Categorical, Gaussian, Poisson
 from ..variational.networks import as_network
@@ -126,7 +126,7 @@ class BayesianNetwork(Stored, Judged, WeightPosterior, BaseEstimator, abc.ABC):
         self.n_iter_, self.converged_, self.message_ = fit.n_iter, fit.converged, fit.message
         if verdict is not None:
             self.converged_, self.message_ = False, verdict
-        if ended and own and self._at_maximum:
+        if ended and own and one_dimensional(trained.model) and self._at_maximum:
             self.converged_, self.message_ = True, MAXIMUM
         if verdict == FELL or fit.result.failed:
             warnings.warn(f"{type(self).__name__}: {self.message_}", RuntimeWarning, stacklevel=2)
@@ -226,8 +226,8 @@ class BayesianClassifier(ClassifierMixin, BayesianNetwork):
         network: "tanh" or "relu" (a hidden layer of 100 units), "lenet5", "resnet18"; an equinox module called on one
             observation; or a callable (weights, x (b, ...)) -> outputs (b, K), with `weights` its starting weights.
         method: "adam", "adagrad", "momentum", "bbb" (Bayes by Backprop), "sag", "saga", "misso", or an algorithm.
-        step: its step; by default it is found: see `margaux.variational.methods`. Where weights and observations are few enough
-            for second derivatives, the fit by Adam with the default step and average ends at the maximum, by Newton's steps.
+        step: its step; by default it is found: see `margaux.variational.methods`. A network of one layer and one output (or two
+            classes) ends at the maximum, by Newton's steps, where Adam has its default step and average.
         spread: "weight", "tensor" or "all": what shares a standard deviation. sigma: where they begin, by default 0.1 by Adam and
             Adagrad where each weight has its own, else 0.05.
         prior: the standard deviation of normal weights, or a prior such as `margaux.variational.priors.Laplace(0.1)`.

@@ -1,4 +1,4 @@
-r"""How far the highest ELBO is from a fitted posterior, and the way there where weights are few.
+r"""How far the highest ELBO is from a fitted posterior, and the way there from one layer.
 
 The ELBO is that of `bound`: by quadrature where an observation depends on one Gaussian number, otherwise by scrambled Sobol
 points that the fit has not seen, in replicates whose spread is the error. Newton's step of all of its parameters is measured in
@@ -32,7 +32,7 @@ LARGE_ERROR = 0.1
 #: what a fit says whose last steps were Newton's
 MAXIMUM = "The ELBO is at a maximum."
 #: numbers that second derivatives may take
-AFFORDABLE = 4_000_000_000
+AFFORDABLE = 200_000_000
 #: Newton steps at most, their length in posterior standard deviations at first and where they end
 STEPS, RADIUS, SHORT = 60, 3.0, 1e-3
 
@@ -162,7 +162,10 @@ def distance(model: Variational, params: dict[str, PyTree], x: PyTree, y: np.nda
 
 
 def climbed(model: Variational, params: dict[str, PyTree], x: PyTree, y: np.ndarray, key: int = 2) -> dict[str, PyTree]:
-    """The parameters of the highest ELBO near these, by Newton's steps; these where that would take too long."""
+    """The parameters of the highest ELBO near these, by Newton's steps where an observation depends on one Gaussian number; these
+    otherwise, and where it would take too long."""
+    if not one_dimensional(model) or model.prior.by_draws:
+        return params
     with precision(np.dtype(float)):
         one = _objective(model, params, x, y, key)
         if one is None:
