@@ -124,6 +124,47 @@ def test_integrals_over_wide_predictors_are_exact(name, variance):
     assert np.all(np.isfinite(second))
 
 
+@pytest.mark.parametrize("variance", [1e-8, 1e-4, 0.01, 1.0, 20.0])
+def test_the_finer_rule_for_counts_is_as_fine_whatever_is_uncertain(variance):
+    import jax
+
+    from margaux.missing.verdict import _dense
+
+    mean, y = np.repeat([-2.0, 0.0, 3.0], 4), np.tile([0.0, 1.0, 30.0, 400.0], 3)
+    with jax.enable_x64(True):
+        found = _dense(FAMILIES["poisson"], y, mean, np.full(12, variance))
+    # In a variable that follows the integrand: about its mode, in units of its width.
+    mode = mean.copy()
+    for _ in range(200):
+        mode += np.clip((variance * (y - np.exp(mode)) - mode + mean) / (1 + variance * np.exp(mode)), -1, 1)
+    width = (1 / variance + np.exp(mode)) ** -0.5
+    eta = mode[:, None] + width[:, None] * np.linspace(-60, 60, 60_001)
+    logs = y[:, None] * eta - np.exp(np.minimum(eta, 50)) - special.gammaln(y + 1)[:, None]
+    logs -= (eta - mean[:, None]) ** 2 / (2 * variance) + np.log(2 * np.pi * variance) / 2
+    np.testing.assert_allclose(found, special.logsumexp(logs, axis=1) + np.log(width * 0.002), atol=1e-7)
+
+
+@pytest.mark.parametrize("name", ["logistic", "poisson"])
+@pytest.mark.parametrize("variance", [9.0, 11.0, 70.0])
+def test_second_derivatives_of_integrals_over_wide_predictors(name, variance):
+    import jax
+
+    mean = np.linspace(-12, 12, 30)
+    y = np.tile([0.0, 1.0], 15)
+    with jax.enable_x64(True):
+        family: Any = FAMILIES[name]
+        _, first, second = map(np.asarray, family.marginal(y, mean, np.full(30, variance), np.ones(())))
+    eta = mean[:, None] + variance**0.5 * np.linspace(-20, 20, 80_001)
+    logs = y[:, None] * eta - (np.logaddexp(0, eta) if name == "logistic" else np.exp(np.minimum(eta, 50)))
+    logs -= (eta - mean[:, None]) ** 2 / (2 * variance)
+    share = special.softmax(logs, axis=1)
+    at = np.sum(share * eta, axis=1)
+    spread = np.sum(share * (eta - at[:, None]) ** 2, axis=1)
+    # Beside 1 / v, which the information of a coefficient is a sum of.
+    np.testing.assert_allclose(first, (at - mean) / variance, atol=0.01 / variance**0.5)
+    np.testing.assert_allclose(second, spread / variance**2 - 1 / variance, atol=0.02 / variance)
+
+
 def test_a_predictor_too_wide_for_the_rule_is_told():
     from margaux.missing.verdict import _likelihood
 

@@ -147,3 +147,27 @@ def _sum(function: Any, tree: PyTree) -> Array:
 
 def _soft(x: Array, threshold: Array) -> Array:
     return jnp.sign(x) * jnp.maximum(jnp.abs(x) - jnp.asarray(threshold, x.dtype), 0)
+
+
+class StepHuber(AbstractPenalty):
+    r"""$g_n(\theta) = \delta_n^{-1}\sum_j h_{\lambda\delta_n}(\beta_j)$ with the step $\delta_n$ itself: SOUL's section 4.3.
+
+    $h_c(x) = x^2/2$ within c of zero, else $c|x| - c^2/2$ (eq. 21, with the sum and the dependence on n of the
+    errata). As the step vanishes so does the quadratic zone, and $g_n\to\lambda|\beta|_1$, which is `value`. The
+    gradient step is taken implicitly, by the proximal map.
+    """
+
+    weight: Any
+
+    def __init__(self, weight: float) -> None:
+        if not weight >= 0:
+            raise ValueError(f"weight of a penalty must not be negative, got {weight}")
+        self.weight = np.asarray(float(weight))
+
+    def value(self, params):
+        return self.weight * jnp.sum(jnp.abs(params["beta"]))
+
+    def prox(self, params, step):
+        beta = params["beta"]
+        threshold = jnp.asarray(step * self.weight, beta.dtype)
+        return {**params, "beta": beta - jnp.clip(beta / 2, -threshold, threshold)}

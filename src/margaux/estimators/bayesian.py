@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import abc
+import dataclasses
 import warnings
 from pathlib import Path
 from typing import Any
@@ -14,19 +15,21 @@ from jaxtyping import PyTree
 from sklearn.base import BaseEstimator, ClassifierMixin, RegressorMixin
 
 from ..naming import default_dtype
+from ..result import RESULTS
 from ..shown import Card
 from ..validate import whole
 from ..variational import scores
 from ..variational.answers import WeightPosterior
 from ..variational.architectures import named
-from ..variational.bound import Bound
+from ..variational.bound import Bound, one_dimensional
 from ..variational.draws import as_draws, default_draws
 from ..variational.likelihoods import AbstractLikelihood, Categorical, Gaussian, Poisson
 from ..variational.networks import as_network
 from ..variational.observations import Scaling, classes, columns, inputs, numbers_of, outcomes
 from ..variational.priors import AbstractWeightPrior, Normal
-from ..variational.storing import read, write
+from ..variational.storing import Stored
 from ..variational.training import Settings, train
+from ..variational.verdict import MAXIMUM, Judged, climbed
 from ..variational.watching import FELL, course
 from .fitted import check_fitted
 
@@ -34,7 +37,7 @@ from .fitted import check_fitted
 ITERATIONS = 3000
 
 
-class BayesianNetwork(WeightPosterior, BaseEstimator, abc.ABC):
+class BayesianNetwork(Stored, Judged, WeightPosterior, BaseEstimator, abc.ABC):
     """What both estimators share: settings, the fit, saving."""
 
     def __init__(
@@ -110,13 +113,21 @@ class BayesianNetwork(WeightPosterior, BaseEstimator, abc.ABC):
         self.n_observations_ = len(x)
         self._data, self._held_out = (x, outcome), held
         fit = trained.fit
+        verdict = None if stopped or fit.result.failed else course(fit.trace["log_joint"].ravel(), settings.n_blocks)
+        ended = not (stopped or fit.result.failed or fit.result is RESULTS.interrupted or verdict == FELL)
         params: Any = trained.best if stopped else fit.params
+        own = self.method == "adam" and self.step is None and self.average is None
+        if ended and own:
+            params = climbed(trained.model, params, self._scaled(x), outcome)
+            fit = dataclasses.replace(fit, params=jax.tree.map(lambda leaf: np.asarray(leaf, fit.dtype), params))
         self._keep(trained.model, params, fit.dtype)
+        self._certificate = None
         self.result_, self.history_, self.step_, self.curvature_ = fit, trained.history, trained.step, trained.curvature
         self.n_iter_, self.converged_, self.message_ = fit.n_iter, fit.converged, fit.message
-        verdict = None if stopped or fit.result.failed else course(fit.trace["log_joint"].ravel(), settings.n_blocks)
         if verdict is not None:
             self.converged_, self.message_ = False, verdict
+        if ended and own and one_dimensional(trained.model) and self._at_maximum:
+            self.converged_, self.message_ = True, MAXIMUM
         if verdict == FELL or fit.result.failed:
             warnings.warn(f"{type(self).__name__}: {self.message_}", RuntimeWarning, stacklevel=2)
         return self
@@ -196,23 +207,6 @@ class BayesianNetwork(WeightPosterior, BaseEstimator, abc.ABC):
         """The ELBO (`elbo_`), under the name that every estimator has: a lower bound of the log-likelihood, not that itself."""
         return self.elbo_
 
-    def save(self, path: str | Path) -> None:
-        """Save without pickle; `load` reads it back. The data are not saved."""
-        check_fitted(self)
-        write(path, self)
-
-    @classmethod
-    def load(cls, path: str | Path, network: Any = None, weights: PyTree = None) -> Any:
-        """Read a saved estimator: it predicts as the original did.
-
-        Args:
-            network, weights: as at the fit, where the network was not given by name.
-
-        Raises:
-            FileNotFoundError, ValueError: no such file, another estimator's, or the network is missing or another.
-        """
-        return read(path, cls, network, weights)
-
     @property
     def plot(self) -> Any:
         """Figures: `.elbo()`, `.signal_to_noise()`, `.pruning(X, y)`, and `.reliability(X, y)` of a classifier."""
@@ -232,7 +226,8 @@ class BayesianClassifier(ClassifierMixin, BayesianNetwork):
         network: "tanh" or "relu" (a hidden layer of 100 units), "lenet5", "resnet18"; an equinox module called on one
             observation; or a callable (weights, x (b, ...)) -> outputs (b, K), with `weights` its starting weights.
         method: "adam", "adagrad", "momentum", "bbb" (Bayes by Backprop), "sag", "saga", "misso", or an algorithm.
-        step: its step; by default it is found: see `margaux.variational.methods`.
+        step: its step; by default it is found: see `margaux.variational.methods`. A network of one layer and one output (or two
+            classes) ends at the maximum, by Newton's steps, where Adam has its default step and average.
         spread: "weight", "tensor" or "all": what shares a standard deviation. sigma: where they begin, by default 0.1 by Adam and
             Adagrad where each weight has its own, else 0.05.
         prior: the standard deviation of normal weights, or a prior such as `margaux.variational.priors.Laplace(0.1)`.
@@ -249,7 +244,7 @@ class BayesianClassifier(ClassifierMixin, BayesianNetwork):
 
     Attributes:
         classes_, `params_` and `stderr_` (posterior means and standard deviations by tensor), `elbo_`, `history_` (an epoch a
-        row), `n_iter_`, `converged_`, `message_`, `result_`, and what `WeightPosterior` says.
+        row), `n_iter_`, `converged_`, `message_`, `certificate_`, `result_`, and what `WeightPosterior` says.
 
     >>> import numpy as np, margaux as mx
     >>> rng = np.random.default_rng(0)

@@ -12,9 +12,11 @@ from sklearn.utils.validation import check_is_fitted
 
 from ..algorithms import soul
 from ..average import AbstractAverage
+from ..certificate import Certificate, Check
 from ..esteps import MCMC
 from ..fit import fit as run
-from ..kernels import MYULA, ULA, AbstractKernel
+from ..inference.bias import kernel_bias
+from ..kernels import MALA, MYULA, ULA, AbstractKernel
 from ..model import one_unit
 from ..models.inverse import AbstractOperator, LinearInverse, as_operator, maximum_a_posteriori, norm_squared
 from ..naming import default_dtype, precision, settle
@@ -25,6 +27,10 @@ from .base import AbstractEstimator
 
 #: how far log theta may go from its start, either way
 REACH = 9.0
+#: entries of x up to which its chain is adjusted by default, and the priors, with a gradient almost everywhere, that allow it
+ADJUSTED, SLOPED = 200, (L1, HuberPrior, TotalVariation1D)
+#: standard errors of log theta that what an envelope does to it may amount to
+MATTERS = 0.1
 
 
 class SparseInverse(AbstractEstimator):
@@ -38,8 +44,9 @@ class SparseInverse(AbstractEstimator):
         prior: $\phi$: "huber" (smoothed Laplace), "l1", "tv" (of a signal, or isotropic of an image), "group" (norms of
             the rows of a two-dimensional x), or an object of `margaux.priors`.
         noise_sd: $\sigma$; None to estimate it too.
-        step_size: of the Langevin chain: for a smooth prior then ULA's, else MYULA's. By default MYULA, with a step
-            and a smoothing from the norm of A.
+        step_size: of the Langevin chain: for a smooth prior then ULA's, else MYULA's. By default MALA up to 200 entries where
+            the prior has a gradient almost everywhere (all but "group" and "tv" of an image); above, MYULA, with a step and a
+            smoothing from the norm of A.
         step: $\delta_n$ of $\log\theta$, as in `margaux.soul`; by default scaled by the information.
             The paper's is `margaux.Polynomial(20 / d, 0.8)`.
         theta_start: by default $0.1|A^\top y|_\infty/\sigma^2$, and for total variation d over that of y (or $A^\top y$).
@@ -126,8 +133,14 @@ class SparseInverse(AbstractEstimator):
         self.prior_ = self._prior(back, norm)
         self.prior_.check(self.operator_.shape)
         variance = 0.1 * float(np.mean(y**2)) if sd is None else float(sd) ** 2
+        kernel = self._kernel(norm / variance, back.size)
         with precision(dtype):
             z, theta = self._start(y, back / norm, 0.1 * np.abs(back).max() / variance, dtype)
+            if kernel.adjusted:
+                # Far from its posterior an adjusted chain is stuck where one that is not would come down.
+                prior, target = settle((self.prior_, jnp.asarray(y, dtype)), dtype)
+                z = maximum_a_posteriori(self.operator_, prior, target, theta * variance, jnp.zeros(back.shape, dtype))
+                z = np.asarray(z)
         params = {"log_theta": float(np.log(theta))}
         space = {"log_theta": Box(params["log_theta"] - REACH, params["log_theta"] + REACH)}
         if sd is None:
@@ -137,7 +150,7 @@ class SparseInverse(AbstractEstimator):
             LinearInverse(self.operator_, self.prior_, z, None if sd is None else np.asarray(float(sd))),
             one_unit({"y": y}),
             soul(self.step, average=self.average),
-            MCMC(self._kernel(norm / variance), n_steps=self.n_steps, warm_up=self.warm_up),
+            MCMC(kernel, n_steps=self.n_steps, warm_up=self.warm_up),
             params=params,
             space=space,
             n_iter=self.n_iter,
@@ -152,6 +165,8 @@ class SparseInverse(AbstractEstimator):
         self.sigma_ = float(np.exp(result.params["log_sigma2"] / 2)) if sd is None else float(sd)
         self.params_ = {"theta": self.theta_} | ({"sigma": self.sigma_} if sd is None else {})
         self.x_ = self.map(self.theta_)
+        self._norm = norm
+        vars(self).pop("certificate_", None)
         return self
 
     def _prior(self, back: np.ndarray, norm: float) -> AbstractPrior:
@@ -180,12 +195,40 @@ class SparseInverse(AbstractEstimator):
             return z, z.size / max(float(self.prior_.value(jnp.asarray(z, dtype))), 1e-12)
         return z, heuristic
 
-    def _kernel(self, curvature: float) -> AbstractKernel:
+    def _kernel(self, curvature: float, size: int) -> AbstractKernel:
         if self.step_size is not None:
             return ULA(self.step_size) if self.prior_.smooth else MYULA(self.step_size)
+        if size <= ADJUSTED and isinstance(self.prior_, SLOPED):
+            return MALA()
         if self.noise_sd is None:
             return MYULA()
         return MYULA(0.49 / curvature, smoothing=1 / curvature)
+
+    @functools.cached_property
+    def certificate_(self) -> Certificate:  # type: ignore[override]
+        """Whether theta maximises the marginal likelihood, and its errors are true; where the chain is not adjusted also what
+        its steps and the envelope of the prior do."""
+        check_is_fitted(self, "result_")
+        fit = self.result_
+        found = fit.certificate
+        if fit.estep is None or fit.estep.kernel.adjusted or fit.result.failed:
+            return found
+        names = {check.name for check in found.checks}
+        found = found.and_also(None if "kernel bias" in names else kernel_bias(fit))
+        return found.and_also(self._enveloped() if isinstance(fit.estep.kernel, MYULA) else None)
+
+    def _enveloped(self) -> Check:
+        r"""What MYULA's envelope does to $\log\theta$, in standard errors: a Laplace entry whose density is smoothed by $\lambda$
+        is about $\theta^2\lambda/4$ larger on average."""
+        smoothing = self.result_.estep.kernel.smoothing  # type: ignore[union-attr]
+        width = self.sigma_**2 / self._norm if smoothing is None else float(smoothing)
+        error = float(self.result_.summary()["se"]["log_theta"])
+        figure = self.theta_**2 * width / 4 / error
+        if figure < MATTERS:
+            return Check("smoothing", figure, float("nan"), MATTERS, "pass", "The prior is hardly smoothed by its envelope.")
+        return Check("smoothing", figure, float("nan"), MATTERS, "careful",
+                     f"The chain sees an envelope of the prior that is too smooth: theta comes out too small, by about "
+                     f"{figure:.2g} standard errors.")  # fmt: skip
 
     def map(self, theta: float) -> np.ndarray:
         r"""The maximum a posteriori of x at a given theta (and the estimated noise level).

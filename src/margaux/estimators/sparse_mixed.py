@@ -8,7 +8,6 @@ import functools
 from collections.abc import Sequence
 from typing import Any
 
-import jax.numpy as jnp
 import numpy as np
 import pandas as pd
 from scipy.special import expit
@@ -19,48 +18,26 @@ from sklearn.utils.validation import check_is_fitted, validate_data
 from ..algorithms import soul
 from ..average import StepWeighted
 from ..callbacks import AbstractCallback
+from ..certificate import Certificate, Check
 from ..esteps import MCMC
 from ..fit import fit as run
 from ..inference.marginal import LogLikelihood
 from ..kernels import MALA, AbstractKernel
 from ..model import one_unit
 from ..models.mixed_logistic import MixedLogistic, complete_curvature, group_posteriors
-from ..penalty import L1, AbstractPenalty
+from ..penalty import L1, AbstractPenalty, StepHuber
 from ..result import Fit
 from ..schedule import AbstractSchedule, ConstantThenDecay
 from ..space import Box
 from ..validate import whole
 from .base import AbstractEstimator, design, new_design
 from .grouped import check_design, check_length, group_labels, two_classes
+from .sparse_verdict import certificate
 
 #: smallest sigma
 SIGMA_FLOOR = 1e-5
 #: power of the step's decay, and the share of the iterations before it
 DECAY, CONSTANT = 0.6, 0.25
-
-
-class StepHuber(AbstractPenalty):
-    r"""$g_n(\theta) = \delta_n^{-1}\sum_j h_{\lambda\delta_n}(\beta_j)$ with the step $\delta_n$ itself: SOUL's section 4.3.
-
-    $h_c(x) = x^2/2$ within c of zero, else $c|x| - c^2/2$ (eq. 21, with the sum and the dependence on n of the
-    errata). As the step vanishes so does the quadratic zone, and $g_n\to\lambda|\beta|_1$, which is `value`. The
-    gradient step is taken implicitly, by the proximal map.
-    """
-
-    weight: Any
-
-    def __init__(self, weight: float) -> None:
-        if not weight >= 0:
-            raise ValueError(f"weight of a penalty must not be negative, got {weight}")
-        self.weight = np.asarray(float(weight))
-
-    def value(self, params):
-        return self.weight * jnp.sum(jnp.abs(params["beta"]))
-
-    def prox(self, params, step):
-        beta = params["beta"]
-        threshold = jnp.asarray(step * self.weight, beta.dtype)
-        return {**params, "beta": beta - jnp.clip(beta / 2, -threshold, threshold)}
 
 
 class SparseMixedLogistic(ClassifierMixin, AbstractEstimator):
@@ -155,6 +132,8 @@ class SparseMixedLogistic(ClassifierMixin, AbstractEstimator):
         weight, _ = _weight("penalty_weight", self.penalty_weight), _weight("threshold", self.threshold)
         result = self._run(unit, weight, self._start(unit), whole("n_iter", self.n_iter, 1), self._step(unit, self.n_iter))
         self._keep(result)
+        vars(self).pop("certificate_", None)
+        self._fitted = unit
         beta, sigma, intercept = _split(result.params)
         self.n_observations_ = len(unit["y"])
         self.coef_, self.intercept_, self.sigma_ = beta[None], np.array([intercept]), sigma
@@ -270,6 +249,16 @@ class SparseMixedLogistic(ClassifierMixin, AbstractEstimator):
 
     def _costs_nothing(self, answer: str) -> bool:
         return True
+
+    @functools.cached_property
+    def certificate_(self) -> Certificate:  # type: ignore[override]
+        r"""Whether the penalised objective is at its least, by quadrature, and $\sigma$ off its edge."""
+        check_is_fitted(self, "result_")
+        beta, sigma, intercept = _split(self.params_)
+        ended = Check("result", np.nan, np.nan, np.nan, "pass", self.message_)
+        given = intercept if self.fit_intercept else None
+        return certificate(self._fitted, beta, sigma, given, self.support_, float(self.penalty_weight), SIGMA_FLOOR,
+                           len(self.groups_), ended)  # fmt: skip
 
     @functools.cached_property
     def stderr_(self) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ import optax
 import pandas as pd
 from jaxtyping import Array, PyTree
 
+from ..certificate import Certificate
 from ..naming import default_dtype, scalar_names
 from ..result import Fit, FitError
 from ..shown import Card, flat_table
@@ -24,6 +26,7 @@ from ..variational.networks import as_network
 from ..variational.posterior import Spread
 from ..variational.priors import Density
 from ..variational.training import Settings, train
+from ..variational.verdict import certificate, distance
 
 #: scalars up to which a notebook shows their intervals
 LARGE = 10_000
@@ -31,7 +34,7 @@ LARGE = 10_000
 
 class VariationalFit(WeightPosterior):
     """A fitted Gaussian: `mean` and `sd` (like `start`), `elbo` (a float with `.se`, its Monte Carlo error), `history`, `result`
-    (the `margaux.Fit`)."""
+    (the `margaux.Fit`), `certificate`."""
 
     def __init__(self, model: Any, fit: Fit, history: pd.DataFrame, data: tuple[PyTree, np.ndarray], by_row: bool = True) -> None:
         params: Any = fit.params
@@ -40,6 +43,13 @@ class VariationalFit(WeightPosterior):
         self.mean, self.sd = self._means, self._deviations
         self.elbo = self._elbo_of(*data).times(model.n)
         self._data = data if by_row else None
+        self._whole = data
+
+    @functools.cached_property
+    def certificate(self) -> Certificate:
+        """Whether the ELBO is at its highest, and with what error it is known; computed when first asked for."""
+        away = None if self.result.result.failed else distance(self._model, self._params, *self._whole)
+        return certificate(self.result, self.message, away, self.elbo)
 
     def _card(self) -> Card:
         few, count = flat_table(self._named(self.mean))

@@ -33,8 +33,8 @@ SHALLOW, FLAT = 0.12, 0.02
 COMPLETE, VAGUE = 10, 0.3
 #: how standard errors are worked out
 ERRORS = ("model", "robust")
-#: rows whose integrals are done again, and nodes for them
-SOME, NODES = 1000, 1201
+#: rows whose integrals are done again, nodes for them, and the fall of the integrand beyond which nothing is left of it
+SOME, NODES, LOST = 1000, 1201, 50.0
 
 
 class Verdict(NamedTuple):
@@ -205,15 +205,27 @@ def likelihood_error(likelihood: Likelihood, params: Any, share: Any) -> tuple[f
 
 
 def _dense(family: AbstractFamily, y: np.ndarray, m: np.ndarray, v: np.ndarray) -> np.ndarray:
-    """log p(y) for a predictor N(m, v), by a dense trapezoidal rule over all where prior or outcome can be."""
-    sd = np.sqrt(v)
-    low, high = m - 10 * sd, m + 10 * sd
-    if isinstance(family, Poisson):
-        low, high = np.minimum(low, np.log(y + 0.1) - 4), np.maximum(high, np.log(y + 1) + 4)
+    """log p(y) for a predictor N(m, v), by a dense trapezoidal rule over all where the integrand can be."""
+    low, high = _reach(y, m, v) if isinstance(family, Poisson) else (m - 10 * np.sqrt(v), m + 10 * np.sqrt(v))
     grid = np.linspace(low, high, NODES, axis=1)
     logs: Any = np.asarray(_log_density(family, jnp.asarray(y)[:, None], jnp.asarray(grid)))
     logs = logs - (grid - m[:, None]) ** 2 / (2 * v[:, None])
     return scipy.special.logsumexp(logs, axis=1) + np.log((grid[:, 1] - grid[:, 0]) / np.sqrt(2 * np.pi * v))
+
+
+def _reach(y: np.ndarray, m: np.ndarray, v: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    r"""Where the integrand of counts has fallen by `LOST` on either side of its mode, which with W Lambert's function is
+    $m + vy - W(ve^{m+vy})$: a step t away it has fallen by $e^{mode}(e^t - 1 - t) + t^2/2v$."""
+    mode = m + v * y - scipy.special.wrightomega(np.log(v) + m + v * y)
+    ends = []
+    for side in (-1.0, 1.0):
+        near, far = np.zeros_like(m), np.sqrt(2 * LOST * v)
+        for _ in range(40):
+            t = side * (near + far) / 2
+            short = np.exp(mode) * (np.expm1(np.minimum(t, 500)) - t) + t**2 / (2 * v) < LOST
+            near, far = np.where(short, np.abs(t), near), np.where(short, far, np.abs(t))
+        ends.append(mode + side * far)
+    return ends[0], ends[1]
 
 
 @compiled

@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.scipy.stats import norm
+from scipy import sparse
 from scipy.special import expit, logsumexp
 
 from ..density import bernoulli_logit
@@ -67,6 +68,16 @@ def group_posteriors(
     ([-0.693147, -0.693147], [0.0, 0.0])
     """
 
+    x, share, norming = _nodes(eta, sigma, y, group, n_groups, n_nodes)
+    mean = np.sum(share * x, axis=0)
+    return norming, mean, np.sqrt(np.sum(share * (x - mean) ** 2, axis=0))
+
+
+def _nodes(
+    eta: np.ndarray, sigma: float, y: np.ndarray, group: np.ndarray, n_groups: int, n_nodes: int
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Nodes of each group's effect, their posterior weights, (nodes, groups) both, and log p(y of group j)."""
+
     def total(values: np.ndarray) -> np.ndarray:
         return np.bincount(group, weights=values, minlength=n_groups)
 
@@ -98,10 +109,46 @@ def group_posteriors(
     x = mode + scale * nodes[:, None]
     logs = np.stack([log_joint(row) for row in x]) + nodes[:, None] ** 2 / 2 + np.log(weights)[:, None]
     norming = np.asarray(logsumexp(logs, axis=0))
-    share = np.exp(logs - norming)
-    mean = np.sum(share * x, axis=0)
-    variance = np.sum(share * (x - mean) ** 2, axis=0)
-    return norming + np.log(scale), mean, np.sqrt(variance)
+    return x, np.exp(logs - norming), norming + np.log(scale)
+
+
+def group_scores(
+    X: np.ndarray, eta: np.ndarray, sigma: float, y: np.ndarray, group: np.ndarray, n_groups: int, active: np.ndarray,
+    intercept: bool, n_nodes: int = 40,
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:  # fmt: skip
+    r"""Gradient of the marginal log-likelihood, and Louis' observed information of some of its parameters.
+
+    Args:
+        active: (p,), the coefficients of the information, which the intercept, where there is one, and $\sigma$ follow.
+
+    Returns:
+        The gradient in beta, intercept and $\sigma$; the information; and of each coefficient that of complete data, (p,).
+
+    >>> import numpy as np
+    >>> X, y, group = np.ones((4, 1)), np.array([0.0, 0.0, 1.0, 1.0]), np.array([0, 1, 0, 1])
+    >>> slope, information, _ = group_scores(X, np.zeros(4), 0.0, y, group, 2, np.array([True]), False)
+    >>> np.abs(slope).max() < 1e-12, np.round(information, 12).tolist()
+    (True, [[1.0, 0.0], [0.0, 1.0]])
+    """
+    x, share, _ = _nodes(eta, sigma, y, group, n_groups, n_nodes)
+    p = expit(eta + sigma * x[:, group])
+    weight = share[:, group]
+    gap, curved = y - p, weight * p * (1 - p)
+    fixed = np.hstack([X[:, active], np.ones((len(y), int(intercept)))])
+    slope = np.concatenate([X.T @ (weight * gap).sum(axis=0), np.ones(int(intercept)) * np.sum(weight * gap),
+                            [np.sum(weight * gap * x[:, group])]])  # fmt: skip
+    k = fixed.shape[1]
+    complete, lost = np.empty((k + 1, k + 1)), np.zeros((k + 1, k + 1))
+    complete[:k, :k] = fixed.T @ (fixed * curved.sum(axis=0)[:, None])
+    complete[:k, k] = complete[k, :k] = fixed.T @ np.sum(curved * x[:, group], axis=0)
+    complete[k, k] = np.sum(curved * x[:, group] ** 2)
+    member = sparse.csr_matrix((np.ones(len(y)), (group, np.arange(len(y)))), shape=(n_groups, len(y)))
+    mean = np.zeros((n_groups, k + 1))
+    for node, own, one in zip(x, share, gap, strict=True):
+        score = np.hstack([member @ (fixed * one[:, None]), ((member @ one) * node)[:, None]])
+        mean += own[:, None] * score
+        lost += score.T @ (own[:, None] * score)
+    return slope, complete - lost + mean.T @ mean, curved.sum(axis=0) @ X**2
 
 
 def complete_curvature(X: np.ndarray, intercept: bool = False, turns: int = 50) -> float:

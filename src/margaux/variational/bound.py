@@ -108,7 +108,9 @@ def _by_quadrature(model: Any, params: dict[str, PyTree], x: Array, y: Array, no
         # Two classes are told by the difference of their outputs alone.
         zero = jnp.zeros_like(mean[:, :1])
         mean, variance = jnp.hstack([zero, mean[:, 1:] - mean[:, :1]]), jnp.hstack([zero, variance.sum(axis=1, keepdims=True)])
-    at = lambda node: model.likelihood.log_prob(own, mean + jnp.sqrt(variance) * node, y)  # noqa: E731
+    # Of no variance, as of the reference class or of inputs that are all zero, the root has no slope.
+    sd = jnp.where(variance > 0, jnp.sqrt(jnp.where(variance > 0, variance, 1.0)), 0.0)
+    at = lambda node: model.likelihood.log_prob(own, mean + sd * node, y)  # noqa: E731
     return jnp.sum(weights @ jax.vmap(at)(nodes))
 
 

@@ -12,6 +12,7 @@ import pandas as pd
 from jaxtyping import PyTree
 
 from .. import storage
+from ..estimators.fitted import check_fitted
 from . import priors
 from .draws import DRAWS
 from .model import Variational
@@ -87,6 +88,27 @@ def read(path: str | Path, cls: Any, network: Any, weights: PyTree) -> Any:
     out.history_ = pd.DataFrame({name[8:]: value for name, value in arrays.items() if name.startswith("history/")})
     out.result_, out._data, out._held_out = None, None, None
     return out
+
+
+class Stored:
+    """An estimator that can be saved."""
+
+    def save(self, path: str | Path) -> None:
+        """Save without pickle; `load` reads it back. The data are not saved."""
+        check_fitted(self)
+        write(path, self)
+
+    @classmethod
+    def load(cls, path: str | Path, network: Any = None, weights: PyTree = None) -> Any:
+        """Read a saved estimator: it predicts as the original did.
+
+        Args:
+            network, weights: as at the fit, where the network was not given by name.
+
+        Raises:
+            FileNotFoundError, ValueError: no such file, another estimator's, or the network is missing or another.
+        """
+        return read(path, cls, network, weights)
 
 
 _MISSING = object()
