@@ -51,8 +51,9 @@ def maximum(
         if best is None or found.fun < best.fun:
             best = found
     theta, hessian = _settled(safe, np.asarray(best.x), float(best.fun))
-    values = np.linalg.eigvalsh(hessian) if np.all(np.isfinite(hessian)) else np.array([-1.0])
-    regular = bool(values[0] > 1e-4 * values[-1]) and all(theta[j] > edge for j in logs) and bool(np.all(np.abs(theta) < 12))
+    scale = np.sqrt(np.maximum(np.abs(np.diag(hessian)), 1e-300))
+    values = np.linalg.eigvalsh(hessian / np.outer(scale, scale)) if np.all(np.isfinite(hessian)) else np.array([-1.0])
+    regular = bool(values[0] > 1e-6) and all(theta[j] > edge for j in logs) and bool(np.all(np.abs(theta) < 12))
     with np.errstate(all="ignore"):
         covariance = np.linalg.inv(hessian) if regular else np.full(hessian.shape, np.nan)
         se = np.sqrt(np.diag(covariance))

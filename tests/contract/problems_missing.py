@@ -7,7 +7,6 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-from oracles import Truth
 from oracles_missing import Regression
 from problem import Answer, Problem
 from scipy import special
@@ -55,34 +54,25 @@ def outcome(rng: np.random.Generator, kind: str, variant: str, x: np.ndarray) ->
     return eta + rng.normal(size=len(x)) * np.exp(rng.normal(0, 0.3))
 
 
-def run(kind: str, x: np.ndarray, y: np.ndarray, heard: list[Any], discrete: Any = None) -> Answer:
-    """The fit; its certificate is kept in `heard`."""
+def run(kind: str, x: np.ndarray, y: np.ndarray, discrete: Any = None) -> Answer:
     made: dict[str, Callable[..., Any]] = {"logistic": mx.MissingLogistic, "gaussian": mx.MissingLinear}
     make = made.get(kind, lambda **settings: mx.MissingGLM(family="poisson", **settings))
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         model = make(discrete=discrete, verbose=False).fit(x, y)
     table, said = model.summary(), model.certificate_
-    heard.append(model)
     estimate, se = table["estimate"].to_numpy(float), table["se"].to_numpy(float)
     return Answer(estimate, se, float(model.loglik_), model.loglik_.se, said.word, str(said))
-
-
-def truth(regression: Regression, rng: np.random.Generator, variant: str, heard: list[Any]) -> Truth:
-    """A model that is not that of the data may be noticed, at a maximum that is one all the same: this is no false alarm."""
-    found = regression.maximum(rng)
-    noticed = heard and heard[0]._verdict.numbers.word == "certified" and heard[0].certificate_.word == "careful"
-    return found._replace(regular=found.regular and not (variant == "heavy tails" and noticed))
 
 
 def plain(kind: str, rng: np.random.Generator, variant: str, seed: int) -> Problem:
     n, p = TINY if variant == "tiny" else int(rng.choice(SIZES)), int(rng.integers(2, 4))
     whole = covariates(rng, variant, n, p)
     y = outcome(rng, kind, variant, whole)
-    x, heard = with_holes(rng, variant, whole), []
+    x = with_holes(rng, variant, whole)
     x[0] = whole[0]
-    return Problem("missing", kind, variant, lambda: run(kind, x, y, heard),
-                   lambda: truth(Regression(kind, x, y), rng, variant, heard))  # fmt: skip
+    return Problem("missing", kind, variant, lambda: run(kind, x, y), lambda: Regression(kind, x, y).maximum(rng),
+                   variant == "heavy tails")  # fmt: skip
 
 
 def binary(rng: np.random.Generator, variant: str, seed: int) -> Problem:
@@ -94,9 +84,8 @@ def binary(rng: np.random.Generator, variant: str, seed: int) -> Problem:
     y = outcome(rng, "logistic", variant, np.column_stack([whole, d]))
     x = with_holes(rng, variant, np.column_stack([whole, d]))
     x[:4] = np.column_stack([whole, d])[:4]
-    heard: list[Any] = []
-    return Problem("missing", "binary covariate", variant, lambda: run("logistic", x, y, heard, [2]),
-                   lambda: truth(Regression("logistic", x[:, :2], y, x[:, 2]), rng, variant, heard))  # fmt: skip
+    return Problem("missing", "binary covariate", variant, lambda: run("logistic", x, y, [2]),
+                   lambda: Regression("logistic", x[:, :2], y, x[:, 2]).maximum(rng), variant == "heavy tails")  # fmt: skip
 
 
 MODELS: dict[str, Callable[..., Problem]] = {

@@ -26,7 +26,7 @@ APART, LARGE_ERROR = 0.05, 0.1
 #: effective draws of a unit below which its weights are not to be averaged with
 FEW = 20
 #: falls of the log-likelihood a standard error away (a half for a parabola) beyond which Wald intervals are not to be used
-SHALLOW, FLAT = 0.12, 0.02
+SHALLOW, FLAT = 0.2, 0.02
 #: a relative Monte Carlo error of a standard error that matters
 ROUGH = 0.05
 
