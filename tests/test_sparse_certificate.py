@@ -1,5 +1,7 @@
 """Verdicts on sparse fits, against closed forms and finite differences of quadrature."""
 
+from typing import Any
+
 import numpy as np
 import pytest
 from scipy import optimize, special
@@ -19,7 +21,8 @@ def laplace_value(log_theta, y, sd):
 def test_the_weight_of_entries_seen_by_themselves_is_that_of_the_closed_form(noise):
     rng = np.random.default_rng(1)
     y = rng.laplace(0, 1.0, 60) + noise * rng.normal(size=60)
-    exact = optimize.minimize_scalar(laplace_value, args=(y, noise), bounds=(-3, 5), method="bounded").x
+    found: Any = optimize.minimize_scalar(laplace_value, args=(y, noise), bounds=(-3, 5), method="bounded")
+    exact = found.x
     model = mx.SparseInverse(prior="l1", noise_sd=noise, verbose=False).fit(np.eye(60), y)
     se = float(model.result_.summary()["se"].iloc[0])
     assert abs(np.log(model.theta_) - exact) < 0.1 * se

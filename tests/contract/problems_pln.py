@@ -26,7 +26,7 @@ def minus_loglik(flat: np.ndarray, y: np.ndarray, x: np.ndarray) -> tuple[float,
     with np.errstate(over="ignore"):
         rates = np.exp(np.minimum(fixed[:, None] + GRID[None, :, None] * c, 300))
     logs = (y * fixed).sum(axis=1)[:, None] + np.outer(y @ c, GRID) - rates.sum(axis=2) - GRID**2 / 2
-    log_total = special.logsumexp(logs, axis=1)
+    log_total = np.asarray(special.logsumexp(logs, axis=1))
     w = np.exp(logs - log_total[:, None])
     rate, weighted = np.einsum("ig,igp->ip", w, rates), np.einsum("ig,g,igp->ip", w, GRID, rates)
     slope = np.concatenate([(x.T @ (y - rate)).ravel(), y.T @ (w @ GRID) - weighted.sum(axis=0)])

@@ -154,7 +154,7 @@ class EmpiricalBayes:
         nodes, weights = np.polynomial.hermite_e.hermegauss(24)
         self.grid = np.stack(np.meshgrid(*[nodes] * d, indexing="ij")).reshape(d, -1)
         logs = np.log(weights / np.sqrt(2 * np.pi))
-        self.log_weights = sum(np.meshgrid(*[logs] * d, indexing="ij")).ravel() + np.sum(self.grid**2, axis=0) / 2
+        self.log_weights = np.sum(np.meshgrid(*[logs] * d, indexing="ij"), axis=0).ravel() + np.sum(self.grid**2, axis=0) / 2
 
     def value(self, theta: np.ndarray) -> float:
         x, y = self.rows, self.y

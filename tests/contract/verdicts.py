@@ -103,9 +103,9 @@ def tell(frame: pd.DataFrame) -> None:
     for by in ("family", "model", "variant"):
         print(pd.crosstab(frame[by], frame["kind"], margins=by == "family").to_string())
     share = lambda some, kind: f"{(some['kind'] == kind).sum()} of {len(some)}, {(some['kind'] == kind).mean():.1%}"  # noqa: E731
-    known = frame[frame["kind"] != "beyond the oracle"]
-    right = known[known["kind"].isin(["right, certified", "false alarm"])]
-    regular = known[~known["kind"].isin(["no regular maximum", "right, doubted"])]
+    known = frame.query("kind != 'beyond the oracle'")
+    right = known.query("kind in ['right, certified', 'false alarm']")
+    regular = known.query("kind not in ['no regular maximum', 'right, doubted']")
     print(f"silent wrong: {share(known, 'silent wrong')}")
     print(f"false alarms: {share(right, 'false alarm')} of what is right")
     print(f"right and certified: {share(regular, 'right, certified')} of those with a regular maximum")
@@ -128,7 +128,7 @@ def main() -> None:
     others = [subprocess.Popen([sys.executable, __file__, *sys.argv[1:], "--part", str(part)]) for part in range(options.jobs)]
     if any([one.wait() for one in others]):
         raise SystemExit("a process ended early")
-    tell(pd.concat([pd.read_pickle(options.out / f"{part}.pickle") for part in range(options.jobs)]).sort_values("problem"))
+    tell(pd.concat([pd.DataFrame(pd.read_pickle(options.out / f"{part}.pickle")) for part in range(options.jobs)]))
 
 
 if __name__ == "__main__":

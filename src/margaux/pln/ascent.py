@@ -46,7 +46,8 @@ class ConditionalScore(AbstractStatistic):
 
     def averaged(self, model, estep, params, rows, batch, noise, k, each):
         assert not each, "only the sum over a batch is made"
-        found, rows, info = estep.expectations(noise, params, rows, batch)
+        own: Any = estep
+        found, rows, info = own.expectations(noise, params, rows, batch)
         counts, size = batch["counts"].astype(found.pull.dtype), batch["x"].shape[1]
         B = batch["x"].T @ counts - found.pull[:, :size].T
         score = {"B": B, "C": counts.T @ found.mean - found.pull[:, size:]}
