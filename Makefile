@@ -8,7 +8,7 @@ demo: .venv/.demo
 	.venv/bin/margaux demo
 
 test: .venv/.test
-	.venv/bin/python -m pytest -n 2 tests
+	.venv/bin/python -m pytest -n 2 --dist loadfile tests
 	.venv/bin/python -m pytest -p no:cacheprovider --doctest-modules src/margaux
 
 test-slow: .venv/.test

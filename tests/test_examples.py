@@ -11,6 +11,7 @@ from margaux.datasets import load_theophylline, load_wisconsin
 from margaux.examples import measurements, theophylline, wisconsin
 
 
+@pytest.mark.slow
 def test_theophylline_is_exact_for_eight_seeds():
     fits = theophylline.fit(key=11, runs=8, spread=0.0, progress=False)
     for name, truth in theophylline.EXACT.items():

@@ -197,6 +197,7 @@ def test_formulas_frames_and_categories_agree():
     assert copy.get_params() == by_frame.get_params()
 
 
+@pytest.mark.slow
 def test_methods_of_the_engine_come_near_the_exact_answer(logistic):
     x, y = binary()
     ses = logistic.summary()["se"].to_numpy()

@@ -44,7 +44,7 @@ def _agrees(name, seed, data_folder, exact, names, tolerance):
 
 
 @pytest.mark.parametrize(("name", "key", "names", "tolerance"), [
-    pytest.param(*case, id=case[0], marks=[pytest.mark.slow] if case[0] == "theophylline_covariate" else []) for case in CASES
+    pytest.param(*case, id=case[0], marks=[pytest.mark.slow] if case[0] != "theophylline" else []) for case in CASES
 ])  # fmt: skip
 def test_reaches_the_exact_maximum(name, key, names, tolerance, data_folder, reference):
     exact = _exact(reference, key)
@@ -85,6 +85,7 @@ def test_two_correlated_effects_of_counts(data_folder, reference):
             assert np.allclose([model.stderr_[name] for name in names], exact["se_fixed"], rtol=0.05)
 
 
+@pytest.mark.slow
 def test_any_seed_finds_the_better_optimum(data_folder):
     """saemix's documented seed ends at -308."""
     model, data, roles = examples.yields(data_folder)
@@ -306,6 +307,7 @@ def test_linearised_information_is_exact_for_a_linear_model(linear, fitted):
         fitted.summary(method="fo")
 
 
+@pytest.mark.slow
 def test_exponentialised_parameters_come_near_the_maximum(data_folder):
     """The vanishing variance leaves a bias: the estimate is held to the 95% likelihood region (four parameters)."""
     fits = {}
@@ -315,6 +317,7 @@ def test_exponentialised_parameters_come_near_the_maximum(data_folder):
     assert 2 * (fits["newton"].loglik_ - fits["exponentialised"].loglik_) < stats.chi2.ppf(0.95, 4)
 
 
+@pytest.mark.slow
 def test_mini_batches_of_subjects():
     frame = _lines(n=60)
     whole, half = (
@@ -367,6 +370,7 @@ def test_distributions_invert(one):
         type(one)(-2.0)
 
 
+@pytest.mark.slow
 def test_starting_values_are_found():
     model = mx.NLME(structural=oral1cpt, individual={name: LogNormal() for name in ("ka", "V", "CL")}, verbose=False)
     model.fit(load_theophylline(), **examples.PK)

@@ -118,6 +118,7 @@ def test_a_distance_is_measured_without_a_step():
     assert model.certificate_.word == ("careful" if found.end.off > 0.1 else "certified")
 
 
+@pytest.mark.slow
 def test_certificates_tell_what_is_wrong():
     good = quick(drawn(3, 100, 8, 2), 2)
     assert str(good.certificate_) == "certified: every check passed." == good.message_

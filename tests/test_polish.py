@@ -132,7 +132,7 @@ def test_standard_errors_carry_monte_carlo_errors():
     y = np.random.default_rng(3).normal(1.0, 1.4, 30)
     fit = mx.fit(Many(), mx.one_unit(y), mx.soul(), mx.MCMC(mx.MALA(), n_steps=5), params={"mu": 0.0}, n_iter=200, progress=False)
     summary = fit.summary()
-    assert fit.params["mu"] == pytest.approx(y.mean(), abs=0.03 * np.sqrt(2 / 30))
+    assert fit.params["mu"] == pytest.approx(y.mean(), abs=(0.03 + 3 * fit.polished.error) * np.sqrt(2 / 30))
     assert abs(summary.loc["mu", "se"] - np.sqrt(2 / 30)) < 4 * summary.loc["mu", "se_error"] + 1e-3
     assert 0 < summary.loc["mu", "se_error"] < 0.05 * np.sqrt(2 / 30)
 

@@ -49,7 +49,7 @@ class VariationalFit(WeightPosterior):
     def certificate(self) -> Certificate:
         """Whether the ELBO is at its highest, and with what error it is known; computed when first asked for."""
         away = None if self.result.result.failed else distance(self._model, self._params, *self._whole)
-        return certificate(self.result, self.message, away, self.elbo)
+        return certificate(self.result, self.message, self.converged, away, self.elbo)
 
     def _card(self) -> Card:
         few, count = flat_table(self._named(self.mean))

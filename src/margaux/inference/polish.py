@@ -23,8 +23,8 @@ CLOSE, RADIUS = 0.03, 1.5
 #: steps at most, those tried included; how far parameters move, as one unit's data tell them, before proposals are made anew,
 #: on the way and where it ends
 MOST, MOVED, NEAR = 50, 0.15, 0.02
-#: coordinates that are looked at on either side, at most; how far where there is no curvature; a rise that is one; and how far,
-#: as a share of one and the coordinate's size, proposals are still good
+#: coordinates that are looked at on either side, at most; how far where there is no curvature; a rise that is one; and how far
+#: proposals are still good
 LOOKED_AT, FLAT, RISEN, AFAR = 12, 5.0, 0.02, 0.3
 #: what a coordinate may move in a step: a variance by a factor of seven
 LEAP = 2.0
@@ -300,7 +300,7 @@ class _Search:
             if flat:  # or no maximum: as far as is sensible
                 toward = toward * FLAT / np.abs(toward).max()
             # Proposals are held near by; further away they would be those of other posteriors.
-            afar = self.n * MOVED**2 < 1 or np.any(np.abs(toward) > AFAR * (1 + np.abs(here.u[places])))
+            afar = bool(flat or self.n * MOVED**2 < 1 or np.any(np.abs(toward) > AFAR))
             looks: list[tuple[int | None, Any]] = [
                 (side, here.u[places] + sign * toward) for side, sign in enumerate((-1.0, 1.0))
             ]

@@ -192,19 +192,23 @@ def climbed(model: Variational, params: dict[str, PyTree], x: PyTree, y: np.ndar
         return jax.tree.map(np.asarray, one.back(jnp.asarray(flat)))
 
 
-def certificate(fit: Fit, message: str, away: Distance | None, elbo: Bound | None) -> Certificate:
+def certificate(
+    fit: Fit, message: str, converged: bool, away: Distance | None, elbo: Bound | None
+) -> Certificate:  # fmt: skip
     """Of a posterior: how its fit ended, whether the ELBO is at its highest, and what its error is.
 
     Args:
-        message: of the fit. away: None where it is not known. elbo: None where the data are not there.
+        message, converged: of the fit. away: None where it is not known. elbo: None where the data are not there.
     """
     nan = float("nan")
     if fit.result.failed or message == FELL:
         return Certificate((Check("result", nan, nan, nan, "failed", f"{message.rstrip('.')}."),))
-    out = Certificate((Check("result", nan, nan, nan, "pass", f"{message.rstrip('.')}."), _gradient(away)))
+    gradient = _gradient(away)
+    level: Level = "pass" if converged or gradient.level == "pass" else "careful"
+    out = Certificate((Check("result", nan, nan, nan, level, f"{message.rstrip('.')}."), gradient))
     if elbo is None:
         return out
-    level: Level = "pass" if elbo.se <= LARGE_ERROR else "careful"
+    level = "pass" if elbo.se <= LARGE_ERROR else "careful"
     said = f"The ELBO is {float(elbo):.3f} by {elbo.method}, with an error of {elbo.se:.2g}."
     return out.and_also(Check("elbo", float(elbo), elbo.se, LARGE_ERROR, level, said))
 
@@ -247,7 +251,7 @@ class Judged:
             x, y = me._scaled(me._data[0]), me._data[1]
             failed = self.result_.result.failed or me.message_ == FELL
             away = None if failed else distance(me._model, me._params, x, y)
-            self._certificate = certificate(self.result_, me.message_, away, None if away is None else self.elbo_)
+            self._certificate = certificate(self.result_, me.message_, me.converged_, away, None if away is None else self.elbo_)
         return self._certificate
 
     @property
