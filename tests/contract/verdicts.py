@@ -70,8 +70,8 @@ def judge(problem: Problem) -> dict[str, Any]:
             **figures, "said": found.said}  # fmt: skip
 
 
-def judged(options: argparse.Namespace, part: int) -> pd.DataFrame:
-    """Every `jobs`-th problem of a run."""
+def judged(options: argparse.Namespace, part: int) -> None:
+    """Every `jobs`-th problem of a run, kept in a file as they come."""
     known = {f"{family}/{name}": (variants, draw) for family, (variants, models) in families().items()
              for name, draw in models.items()}  # fmt: skip
     chosen = [name for name in known if not options.only or any(name.startswith(o) for o in options.only)]
@@ -93,9 +93,9 @@ def judged(options: argparse.Namespace, part: int) -> pd.DataFrame:
             family, model = name.split("/")
             row = {"family": family, "model": model, "variant": variant, "kind": "raised", "said": repr(error)}
         rows.append(row | {"problem": i, "wall": time.perf_counter() - began})
+        pd.DataFrame(rows).to_pickle(options.out / f"{part}.pickle")
         if row["kind"] not in ("right, certified", "right, doubted", "no regular maximum"):
             print(i, {key: value for key, value in row.items() if key != "seconds"}, flush=True)
-    return pd.DataFrame(rows)
 
 
 def tell(frame: pd.DataFrame) -> None:
@@ -123,12 +123,13 @@ def main() -> None:
     options = parser.parse_args()
     options.out.mkdir(parents=True, exist_ok=True)
     if options.part is not None:
-        judged(options, options.part).to_pickle(options.out / f"{options.part}.pickle")
+        judged(options, options.part)
         return
     others = [subprocess.Popen([sys.executable, __file__, *sys.argv[1:], "--part", str(part)]) for part in range(options.jobs)]
-    if any([one.wait() for one in others]):
-        raise SystemExit("a process ended early")
+    ended = [one.wait() for one in others]
     tell(pd.concat([pd.DataFrame(pd.read_pickle(options.out / f"{part}.pickle")) for part in range(options.jobs)]))
+    if any(ended):
+        raise SystemExit("a process ended early: the tables are of what there was until then")
 
 
 if __name__ == "__main__":
