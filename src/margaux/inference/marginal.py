@@ -13,7 +13,7 @@ from ..model import AbstractDiscrete
 from ..sampling import HEAVY, pooled
 from .evidence import annealed, harmonic_mean, student
 from .posterior import each_unit, latent_size, nothing, proposals
-from .rules import Rule, best_rule
+from .rules import TRIED, Rule, best_rule
 
 #: scale of the wider rule that a quadrature is held to
 WIDER = 1.4
@@ -158,7 +158,12 @@ def _width(fit: Any, estep: Any) -> int:
 def _by_importance(
     fit: Any, params: PyTree, rule: Rule | None, n_draws: int | None, replicates: int, tol: float
 ) -> LogLikelihood:
-    n = fit._model().n
+    n, size = fit._model().n, latent_size(fit)
+    if size > TRIED:
+        raise TypeError(
+            f"importance sampling from dense Gaussians is hopeless for {size} latents a unit, and this model gives no other "
+            'likelihood; use method="annealed", "harmonic" or "student", and look at its error'
+        )
     if n_draws is None:
         n_draws = int(np.clip(2_000_000 // n, 2_000, 32_000))
     estep = ImportanceSampling(max(n_draws // replicates, 20), ModeMixture(), quasi=True)
