@@ -37,7 +37,7 @@ from .sizes import by_size
 from .start import between_subjects, first_parameters, some_subjects
 
 #: a correlation is one where the log-likelihood is no lower then to within this, and a variance zero to within that
-NEGLIGIBLE, NO_LOWER = 0.05, 0.01
+NEGLIGIBLE, NO_LOWER = 0.05, 0.001
 #: draws a subject that likelihoods of starts are compared with, those of the ends of fits, and the latter's at most
 DRAWS, CONVERGED, MOST = 100, 400, 6400
 #: which are looked at: variance of the modes over omega2 below the one, eigenvalue of the correlations below the other
@@ -193,18 +193,25 @@ def _without_unused(build: Build, individual: dict[str, Individual], fit: Fit, s
         less = individual | {name: dataclasses.replace(individual[name], random=False)}
         model, units = build(individual)
         reduced = _saem(build, less, carried_over(model, build(less)[0], fit.params), settings)
-        least = _likelihood(reduced, reduced.params) + NO_LOWER
-        if least < _likelihood(fit, fit.params):
+        if _lower(reduced, fit):
             break
         wide = {key: np.array(value) if key != "omega" else value for key, value in fit.params.items()}
         place = model.independent.index(model.names_of_random.index(name))
         wide["omega2"][place] = max(between_subjects(model, units, wide)[model.independent[place]] ** 2, wide["omega2"][place])
         again = _saem(build, individual, wide, settings)
-        if least < _likelihood(again, again.params):
+        if _lower(reduced, again):
             fit = again
             break
         fit, individual, dropped = reduced, less, True
     return fit, dropped
+
+
+def _lower(reduced: Fit, fit: Fit) -> bool:
+    """Whether the log-likelihood of a smaller model is lower, beyond the errors of both."""
+    if reduced.result.failed:
+        return True
+    one, other = reduced.loglik(), fit.loglik()
+    return float(one) + NO_LOWER + 2 * float(np.hypot(one.se, other.se)) < float(other)
 
 
 def _saem(build: Build, individual: dict[str, Individual], start: dict, settings: Settings) -> Fit:
