@@ -26,6 +26,8 @@ MOST, MOVED, NEAR = 50, 0.15, 0.02
 #: coordinates that are looked at on either side, at most; how far where there is no curvature; a rise that is one; and how far
 #: proposals are still good
 LOOKED_AT, FLAT, RISEN, AFAR = 12, 5.0, 0.02, 0.3
+#: times as many steps as long as ten of them raise the log-likelihood by one
+PATIENCE = 4
 #: what a coordinate may move in a step: a variance by a factor of seven
 LEAP = 2.0
 #: parameters up to which second derivatives are taken
@@ -246,8 +248,11 @@ class _Search:
 
     def climb(self, most: int) -> None:
         """Steps by few sets of draws until they are short."""
-        radius = RADIUS
-        for _ in range(most):
+        radius, began = RADIUS, len(self.steps)
+        for count in range(PATIENCE * most):
+            # From far away the way is long, and worth its while as long as it leads up.
+            if count >= most and self.at.loglik < self.steps[began + count - 10][0] + 1.0:
+                return
             step, length, gain = _newton(self.at, self.free, radius)
             self.steps.append((self.at.loglik, length))
             if not np.isfinite(length) or length < CLOSE / 3 or radius < 1e-4:
