@@ -56,7 +56,7 @@ def test_parameters_of_the_engine_have_names_of_the_family(fitted):
     names = answers.engine_names(fitted.model_, fitted._design.labels)
     zero = {f"omega2_{name}" for name in fitted._dropped}  # estimated as zero: no parameter of the engine any more
     assert set(names) == set(fitted.result_.names) and set(names.values()) == set(fitted.params_) - zero
-    before = np.asarray(answers.natural_values(fitted.model_, fitted.result_.params, ()))
+    before = np.asarray(answers.natural_values(fitted.model_, fitted.result_.params, fitted._dropped))
     for engine, own in names.items():
         base, place = engine.rstrip("]").split("[")
         at = tuple(map(int, place.split(",")))
@@ -66,7 +66,7 @@ def test_parameters_of_the_engine_have_names_of_the_family(fitted):
         target[at] += 0.01
         if len(at) == 2:
             target[at[::-1]] = target[at]
-        changed = np.asarray(answers.natural_values(fitted.model_, moved, ())) != before
+        changed = np.asarray(answers.natural_values(fitted.model_, moved, fitted._dropped)) != before
         assert [name for name, one in zip(fitted.params_, changed, strict=True) if one] == [own]
 
 

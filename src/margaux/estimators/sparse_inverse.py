@@ -209,7 +209,7 @@ class SparseInverse(AbstractEstimator):
         """Whether theta maximises the marginal likelihood, and its errors are true; where the chain is not adjusted also what
         its steps and the envelope of the prior do."""
         check_is_fitted(self, "result_")
-        fit = self.result_
+        fit: Any = self.result_
         found = fit.certificate
         if fit.estep is None or fit.estep.kernel.adjusted or fit.result.failed:
             return found
@@ -222,7 +222,7 @@ class SparseInverse(AbstractEstimator):
         is about $\theta^2\lambda/4$ larger on average."""
         smoothing = self.result_.estep.kernel.smoothing  # type: ignore[union-attr]
         width = self.sigma_**2 / self._norm if smoothing is None else float(smoothing)
-        error = float(self.result_.summary()["se"]["log_theta"])
+        error = float(self.result_.summary()["se"].to_dict()["log_theta"])
         figure = self.theta_**2 * width / 4 / error
         if figure < MATTERS:
             return Check("smoothing", figure, float("nan"), MATTERS, "pass", "The prior is hardly smoothed by its envelope.")
