@@ -127,8 +127,8 @@ def group_scores(
     >>> import numpy as np
     >>> X, y, group = np.ones((4, 1)), np.array([0.0, 0.0, 1.0, 1.0]), np.array([0, 1, 0, 1])
     >>> slope, information, _ = group_scores(X, np.zeros(4), 0.0, y, group, 2, np.array([True]), False)
-    >>> np.abs(slope).max() < 1e-12, np.round(information, 12).tolist()
-    (True, [[1.0, 0.0], [0.0, 1.0]])
+    >>> bool(np.abs(slope).max() < 1e-12), bool(np.allclose(information, np.eye(2)))
+    (True, True)
     """
     x, share, _ = _nodes(eta, sigma, y, group, n_groups, n_nodes)
     p = expit(eta + sigma * x[:, group])
