@@ -188,14 +188,17 @@ def test_pooled_is_the_log_of_a_mean():
     np.testing.assert_allclose(error, [np.std([1, 3], ddof=1) / 2 / np.sqrt(2), 0.0], atol=1e-15)
 
 
+class Many(mx.AbstractModel):
+    """y_j ~ N(z_j, 1), z_j ~ N(mu, 1): many latents of one unit."""
+
+    def log_joint(self, params, z, y):
+        return jnp.sum(normal(y, z, 1.0)) + jnp.sum(normal(z, params["mu"], 1.0))
+
+    def init_latents(self, key, params, y):
+        return 0.0 * y
+
+
 def test_too_many_latents_for_a_dense_proposal_are_refused_at_once():
-    class Many(mx.AbstractModel):
-        def log_joint(self, params, z, y):
-            return jnp.sum(normal(y, z, 1.0)) + jnp.sum(normal(z, params["mu"], 1.0))
-
-        def init_latents(self, key, params, y):
-            return 0.0 * y
-
     y = mx.one_unit(np.random.default_rng(0).normal(size=300))
     fit = mx.fit(Many(), y, mx.soul(), mx.MCMC(mx.MALA(), n_steps=2), params={"mu": 0.0}, n_iter=20, polish=False, progress=False)
     with pytest.raises(TypeError, match=r'hopeless for 300 latents a unit.*method="annealed"'):

@@ -11,7 +11,7 @@ from scipy import optimize, special
 import margaux as mx
 from helpers import gamma_poisson, logistic_normal, normal, random_intercept
 from margaux.inference.polish import polish
-from test_likelihood import Square
+from test_likelihood import Many, Square
 
 PROBLEMS = {"random_intercept": random_intercept, "gamma_poisson": gamma_poisson, "logistic_normal": logistic_normal}
 
@@ -121,15 +121,6 @@ def test_a_replaced_estimate_forgets_its_answers():
 
 
 def test_standard_errors_carry_monte_carlo_errors():
-    class Many(mx.AbstractModel):
-        """y_j ~ N(z_j, 1), z ~ N(mu, 1) in 30 dimensions, as one unit."""
-
-        def log_joint(self, params, z, y):
-            return jnp.sum(normal(y, z, 1.0)) + jnp.sum(normal(z, params["mu"], 1.0))
-
-        def init_latents(self, key, params, y):
-            return 0.0 * y
-
     y = np.random.default_rng(3).normal(1.0, 1.4, 30)
     fit = mx.fit(Many(), mx.one_unit(y), mx.soul(), mx.MCMC(mx.MALA(), n_steps=5), params={"mu": 0.0}, n_iter=200, progress=False)
     summary = fit.summary()

@@ -89,7 +89,7 @@ def polish(fit: Any, rule: Rule | None = None, most: int = MOST) -> tuple[PyTree
     on the far side of a variance that had collapsed, the search goes on from there.
 
     Args:
-        most: evaluations at most; with none, the estimate is only looked at.
+        most: evaluations at most, `PATIENCE` times as many while they lead up fast; with none, the estimate is only looked at.
 
     Raises:
         UndefinedDensity: a log density is NaN at the estimate.
@@ -251,7 +251,7 @@ class _Search:
         radius, began = RADIUS, len(self.steps)
         for count in range(PATIENCE * most):
             # From far away the way is long, and worth its while as long as it leads up.
-            if count >= most and self.at.loglik < self.steps[began + count - 10][0] + 1.0:
+            if count >= most and not self.at.loglik > self.steps[max(began + count - 10, 0)][0] + 1.0:
                 return
             step, length, gain = _newton(self.at, self.free, radius)
             self.steps.append((self.at.loglik, length))
