@@ -8,15 +8,7 @@ import scipy
 from margaux.pln.counts import Counts
 from margaux.pln.separation import diverging
 from margaux.pln.table import diverging_message, read
-
-
-def table(n=12, p=7, seed=0, mean=3.0):
-    """Counts without empty rows and columns, with some zeros."""
-    rng = np.random.default_rng(seed)
-    y = rng.poisson(rng.gamma(1.0, mean, (n, p)))
-    y[:, 0] += 1
-    y[0] += 1
-    return y
+from test_pln_inputs import table
 
 
 @pytest.mark.parametrize("sparse", [False, True])
