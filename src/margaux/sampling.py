@@ -27,9 +27,11 @@ def pareto_shape(log_w: Float[Array, " m"]) -> Scalar:
     count = int(min(m // 5, np.ceil(3 * np.sqrt(m))))
     if count < 5:
         return jnp.full((), jnp.inf, log_w.dtype)
-    ordered = jnp.sort(log_w)
-    w = jnp.exp(ordered - ordered[-1])
-    tail = w[-count:] - w[-count - 1]
+    # Which are the largest is found in single precision, where it takes a tenth of the time of sorting all in double.
+    log_w = log_w - jnp.max(log_w)
+    largest = jax.lax.top_k(log_w.astype(jnp.float32), count + 1)[1]
+    w = jnp.exp(jnp.sort(log_w[largest]))
+    tail = w[1:] - w[0]
     even = tail[-1] <= 1e-10
     x = jnp.where(even, jnp.arange(1.0, count + 1, dtype=log_w.dtype), tail)
     places = 30 + int(np.sqrt(count))

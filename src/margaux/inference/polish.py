@@ -26,6 +26,8 @@ MOST, MOVED, NEAR = 50, 0.15, 0.02
 #: coordinates that are looked at on either side, at most; how far where there is no curvature; a rise that is one; and how far
 #: proposals are still good
 LOOKED_AT, FLAT, RISEN, AFAR = 12, 5.0, 0.02, 0.3
+#: how far from the half of a parabola a fall may be by proposals made for elsewhere
+PLAIN = 0.15
 #: times as many steps as long as ten of them raise the log-likelihood by one
 PATIENCE = 4
 #: what a coordinate may move in a step: a variance by a factor of seven
@@ -304,7 +306,7 @@ class _Search:
             flat = not known or np.abs(toward).max() > FLAT
             if flat:  # or no maximum: as far as is sensible
                 toward = toward * FLAT / np.abs(toward).max()
-            # Proposals are held near by; further away they would be those of other posteriors.
+            # Proposals are held near by; further away they would be those of other posteriors, and serve to see a parabola.
             afar = bool(flat or self.n * MOVED**2 < 1 or np.any(np.abs(toward) > AFAR))
             looks: list[tuple[int | None, Any]] = [
                 (side, here.u[places] + sign * toward) for side, sign in enumerate((-1.0, 1.0))
@@ -315,7 +317,9 @@ class _Search:
                 u = here.u.copy()
                 u[places] = there
                 params = self.coordinates.back(u)
-                value, error = self.value(params, self.rule_at(params) if afar else near)
+                value, error = (-np.inf, 0.0) if flat else self.value(params, near)
+                if afar and not abs(base - value - 0.5) < PLAIN - 3 * error:
+                    value, error = self.value(params, self.rule_at(params))
                 if side is not None:
                     drops[j, side] = base - value
                 if value - base > best + 3 * afar * np.hypot(error, base_error):

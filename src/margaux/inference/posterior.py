@@ -48,10 +48,12 @@ def reference_estep(fit: Any, n_draws: int) -> AbstractEStep:
 
 def latent_size(fit: Any) -> int:
     """Latents a unit, flattened."""
-    with precision(fit.dtype):
-        unit = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype), fit.data)
-        shapes = jax.eval_shape(fit._model().model.init_latents, jax.random.key(0), fit.params, unit)
-        return flat_size(shapes)[0]
+    if "latent_size" not in fit._cache:
+        with precision(fit.dtype):
+            unit = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype), fit.data)
+            shapes = jax.eval_shape(fit._model().model.init_latents, jax.random.key(0), fit.params, unit)
+            fit._cache["latent_size"] = flat_size(shapes)[0]
+    return fit._cache["latent_size"]
 
 
 class UndefinedDensity(ValueError):
@@ -96,17 +98,17 @@ def each_unit(
     chosen = np.arange(problem.n) if units is None else np.asarray(units)
     given = fit.params if params is None else params
     with precision(dtype):
-        params = jax.tree.map(lambda leaf: jnp.asarray(leaf, dtype), given)
+        params = _on_host(given, dtype)
         model, estep = settle((problem.model, estep), dtype)
         size = int(np.clip(BLOCK_NUMBERS // max(width, 1), 1, min(problem.n, 4096)))
         chains = keep_chains and fit.rows is not None and _of_one_kind(estep, fit.estep)
         values, infos, totals = [], [], dict.fromkeys(summed, 0.0)
         for first in range(0, len(chosen), size):
             ids = chosen[np.minimum(np.arange(first, first + size), len(chosen) - 1)]
-            block = settle(jax.tree.map(lambda leaf, ids=ids: _taken(leaf, ids), data), dtype)
-            own = jax.tree.map(lambda leaf, ids=ids: _cast(_taken(leaf[0], ids), dtype), fit.rows) if chains else None
+            block = _on_host(data, dtype, ids)
+            own = _on_host(jax.tree.map(lambda leaf: leaf[0], fit.rows), dtype, ids) if chains else None
             if rows is not None:
-                own = jax.tree.map(lambda leaf, ids=ids: _cast(_taken(leaf, ids), dtype), rows)
+                own = _on_host(rows, dtype, ids)
             value, info = _block(model, estep, params, own, block, ids, jax.random.key(key), f)
             keep = min(size, len(chosen) - first)
             value = jax.tree.map(lambda leaf, keep=keep: np.asarray(leaf)[:keep], value)
@@ -122,8 +124,19 @@ def each_unit(
     return joined | totals if summed else joined, figures
 
 
+def _on_host(tree: PyTree, dtype: np.dtype, ids: np.ndarray | None = None) -> PyTree:
+    """Leaves, or their rows, as arrays of NumPy, floating ones of the given dtype: programs take them as they are, and what is
+    small is made in a fiftieth of the time of arrays of jax."""
+
+    def one(leaf: Any) -> np.ndarray:
+        part = np.asarray(leaf) if ids is None else _taken(leaf, ids)
+        return np.asarray(part, dtype if jnp.issubdtype(part.dtype, jnp.floating) else None)
+
+    return jax.tree.map(one, tree)
+
+
 def _taken(leaf: Any, ids: np.ndarray) -> np.ndarray:
-    """Rows by number. On a CPU an array of jax is one of NumPy's, which takes a fiftieth of the time."""
+    """Rows by number. On a CPU an array of jax is one of NumPy's."""
     here = isinstance(leaf, jax.Array) and not jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key)
     if here and next(iter(leaf.devices())).platform == "cpu" and leaf.is_fully_addressable:
         return np.asarray(leaf)[ids]
@@ -145,11 +158,11 @@ def proposals(fit: Any, estep: AbstractEStep, params: PyTree = None, units: np.n
     size = min(problem.n, MOST)
     parts = []
     with precision(dtype):
-        at = jax.tree.map(lambda leaf: jnp.asarray(leaf, dtype), fit.params if params is None else params)
+        at = _on_host(fit.params if params is None else params, dtype)
         model, estep = settle((problem.model, estep), dtype)
         for first in range(0, len(chosen), size):
             ids = chosen[np.minimum(np.arange(first, first + size), len(chosen) - 1)]
-            block = settle(jax.tree.map(lambda leaf, ids=ids: _taken(leaf, ids), fit.data), dtype)
+            block = _on_host(fit.data, dtype, ids)
             made = _proposals(model, estep, at, block, jax.random.key(key))
             parts.append(jax.tree.map(lambda leaf, first=first: np.asarray(leaf)[: len(chosen) - first], made))
     made = jax.tree.map(lambda *leaf: np.concatenate(leaf), *parts)
@@ -163,10 +176,6 @@ def proposals(fit: Any, estep: AbstractEStep, params: PyTree = None, units: np.n
 @compiled
 def _proposals(model, estep, params, data, key):
     return jax.vmap(lambda y: estep.init(key, model, params, y))(data)
-
-
-def _cast(leaf: np.ndarray, dtype: np.dtype) -> Array:
-    return jnp.asarray(leaf, dtype if np.issubdtype(leaf.dtype, np.floating) else None)
 
 
 @compiled

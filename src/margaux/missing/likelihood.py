@@ -23,6 +23,8 @@ NEWTON, NEAR = 50, 1e-7
 SHORT = 1e-3
 #: climbs from random starts where the likelihood may have several maxima, and how near two log-likelihoods are the same
 STARTS, CLOSE = 3, 0.05
+#: value of an objective that is not finite
+UNDEFINED = 1e10
 #: rows whose scores are computed at a time
 BLOCK = 4096
 
@@ -202,7 +204,7 @@ class Likelihood:
         value, gradient = value_and_gradient(self.family, self.groups, self.struct, jnp.asarray(self.whole(flat)), self.sample)
         value, gradient = float(value), np.asarray(gradient)[self.free]
         if not (np.isfinite(value) and np.isfinite(gradient).all()):
-            return 1e10, np.zeros_like(flat)
+            return UNDEFINED, np.zeros_like(flat)
         return -value / self.size, -gradient / self.size
 
     def log_outcome(self, flat: np.ndarray) -> float:
@@ -224,7 +226,7 @@ class Likelihood:
         """L-BFGS: free coordinates, log-likelihood, iterations."""
         found = scipy.optimize.minimize(
             self.objective, self.pack(start), jac=True, method="L-BFGS-B", callback=callback,
-            options={"maxiter": max_iter, "maxcor": 30, "ftol": 1e-15, "gtol": 1e-8},
+            options={"maxiter": max_iter, "maxcor": 30, "ftol": 1e-12, "gtol": 1e-8},
         )  # fmt: skip
         return found.x, -float(found.fun) * self.size, int(found.nit)
 

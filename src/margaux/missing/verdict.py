@@ -13,7 +13,7 @@ from ..compiling import compiled
 from . import answers, fitness
 from .families import AbstractFamily, Gaussian, Poisson
 from .layout import Arranged, Layout
-from .likelihood import CLOSE, Likelihood, Sample, log_densities, newton_step
+from .likelihood import CLOSE, UNDEFINED, Likelihood, Sample, log_densities, newton_step
 from .multinomial import Multinomial
 
 #: standard errors from the maximum up to which an estimate is at it, and from which on it is nowhere
@@ -34,7 +34,7 @@ COMPLETE, VAGUE = 10, 0.3
 #: how standard errors are worked out
 ERRORS = ("model", "robust")
 #: rows whose integrals are done again, nodes for them, and the fall of the integrand beyond which nothing is left of it
-SOME, NODES, LOST = 1000, 1201, 50.0
+SOME, NODES, LOST = 1000, 601, 50.0
 
 
 class Verdict(NamedTuple):
@@ -280,15 +280,24 @@ def _separation(names: list[str]) -> Check:
 
 
 def _falls(likelihood: Likelihood, flat: np.ndarray, information: np.ndarray, kept: np.ndarray) -> np.ndarray:
-    """Of each coefficient, by how much the log-likelihood falls a standard error away, the others following as the information
-    says; the lesser of both sides. Infinite of those that are infinite themselves."""
+    r"""Of each coefficient, by how much the log-likelihood falls a standard error away, the others following as the information
+    says; the lesser of both sides. Infinite of those that are infinite themselves.
+
+    One side is looked at; $\frac12t^2 + ct^3 + dt^4$ with the fall and the slope there tells the other.
+    """
     value = likelihood.objective(flat)[0]
     covariance = kept @ np.linalg.inv(kept.T @ information @ kept) @ kept.T
     count = int(np.sum(likelihood.free < likelihood.struct.sizes[0]))
     out = np.full(count, np.inf)
     for j in np.flatnonzero(np.linalg.norm(kept[:count], axis=1) > 1 - ALONG):
         step = covariance[:, j] / np.sqrt(covariance[j, j])
-        out[j] = likelihood.size * (min(likelihood.objective(flat + side * step)[0] for side in (-1, 1)) - value)
+        there, slope = likelihood.objective(flat + step)
+        if not there < UNDEFINED:
+            step = -step
+            there, slope = likelihood.objective(flat + step)
+        fall, steep = likelihood.size * (there - value), likelihood.size * float(slope @ step)
+        cubic = 4 * (fall - 0.5) - (steep - 1)
+        out[j] = min(fall, fall - 2 * cubic)
     return out
 
 

@@ -60,7 +60,7 @@ def precise(
     spent, round = float(plan.draws), ROUNDS
     while True:
         value, reached = found.total
-        wanted = max(error, RELATIVE * abs(value))
+        wanted = _wanted(error, value)
         if reached <= wanted:
             break
         # Units above their share of what is wanted; there are some as long as the sum is above it.
@@ -79,6 +79,16 @@ def precise(
                     found = _again(found, design, loadings, about, by, plan, those)
     _warn(found, value, reached, wanted, adapt)
     return found
+
+
+def _wanted(error: float, value: float) -> float:
+    return max(error, RELATIVE * abs(value))
+
+
+def trustworthy(found: Marginal, error: float) -> bool:
+    """Whether `precise` would have nothing to add."""
+    value, reached = found.total
+    return reached <= _wanted(error, value) and not np.any(found.pareto > HEAVY)
 
 
 def adapted(
@@ -144,4 +154,4 @@ def first_draws(n: int, p: int) -> int:
     >>> first_draws(300, 150), first_draws(5000, 2000)
     (512, 16)
     """
-    return 1 << int(np.log2(np.clip(RATES // (REPLICATES * n * p), FEWEST, 1024)))
+    return 1 << int(np.log2(np.clip(RATES // (REPLICATES * n * p), FEWEST, 512)))

@@ -49,8 +49,9 @@ from .variational import HIGHEST, Loadings, Posterior, Units, rates
 #: draws of a unit behind Louis' information: it moves by less than a thousandth with more
 LOUIS = Plan(draws=32, replicates=1)
 
-#: the work n N d^2 up to which Louis' information of order d is made from N draws a unit, and draws at most
-COST, MOST_LOUIS = 2e9, 512
+#: the work n N d^2 up to which Louis' information of order d is made from N draws a unit; draws at most, which units of a few
+#: counts need, and how many times fewer where that is work
+COST, MOST_LOUIS, THRIFT = 2e9, 512, 4
 
 #: order of the largest matrix
 LARGEST = 4096
@@ -60,8 +61,10 @@ Kind = Literal["adjusted", "louis", "expected", "outer product", "sandwich", "ro
 
 def affordable(n: int, order: int, seed: int = 0) -> Plan | None:
     """The draws of Louis' information of n units and so many parameters; None where it would take too long."""
-    draws = 1 << int(np.log2(np.clip(COST / (n * order**2), 1, MOST_LOUIS)))
-    return Plan(draws, 1, True, seed) if draws >= LOUIS.draws else None
+    draws = COST / (n * order**2)
+    if draws < LOUIS.draws:
+        return None
+    return Plan(1 << int(np.log2(np.clip(draws / THRIFT, LOUIS.draws, MOST_LOUIS))), 1, True, seed)
 
 
 def covariance(

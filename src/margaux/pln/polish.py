@@ -30,9 +30,13 @@ from .proposals import Plan
 from .variational import Loadings, Posterior
 
 #: standard errors: how far off an estimate may be by its draws, and the error of that over parameters
-OFF, NOISE = 0.02, 0.01
+OFF, NOISE = 0.02, 0.007
 #: steps at most, the longest change of a coefficient in one, replicates, and draws at most
 STEPS, LONGEST, REPLICATES, MOST = 12, 0.5, 4, 4096
+#: nats that a step may fall by the draws of the way: those of the score are others
+FALL = 5e-3
+#: draws of a unit behind the information that steps are made by, and of a replicate behind the likelihoods on the way
+LEADING, WAY = 64, 128
 #: the least share of the approximation of Louis' information that a step believes in
 LEAST = 1e-2
 #: draws of all units, times features, in one estimate of the score
@@ -56,18 +60,19 @@ class End(NamedTuple):
 
 
 class Polished(NamedTuple):
-    """Where steps ended: a row a step in `history`."""
+    """Where steps ended: a row a step in `history`, and the likelihood there."""
 
     loadings: Loadings
     posterior: Posterior
     history: pd.DataFrame
     end: End
+    marginal: Marginal
 
     @property
     def verdict(self) -> str:
         """What came of it, as a sentence without its stop."""
         made = f"{self.end.steps} Newton step{'' if self.end.steps == 1 else 's'}"
-        rise = f"{self.end.rise:.3f} above that of the variational estimate (error {self.end.rise_error:.3f})"
+        rise = f"{round(self.end.rise, 3) + 0.0:.3f} above that of the variational estimate (error {self.end.rise_error:.3f})"
         far = f"{self.end.off:.3f} standard errors (error {self.end.error:.3f}) from its maximum"
         return f"after {made} the log-likelihood is {rise}, and the estimate {far}"
 
@@ -97,8 +102,8 @@ def polish(design: Design, loadings: Loadings, posterior: Posterior, seed: int =
         steps: at most; none measures the distance alone.
     """
     n, p = design.counts.n, design.counts.p
-    draws = min(128, first_draws(n, p))
-    plan = Plan(first_draws(n, p), 8, True, seed)
+    draws = min(256, first_draws(n, p))
+    plan = Plan(min(WAY, first_draws(n, p)), 8, True, seed)
     start, about, own = adapted(design, loadings, posterior, "student", plan)
     start_about = about
     information = informed(design, loadings, posterior, seed)
@@ -125,18 +130,20 @@ def polish(design: Design, loadings: Loadings, posterior: Posterior, seed: int =
         new = marginal(design, there, around, "student", plan)
         rise, error = _rise(value, new)
         made += 1
-        if not rise >= -max(2 * error, 1e-9 * abs(value.total[0])):
+        if not rise >= -max(2 * error, FALL, 1e-9 * abs(value.total[0])):
             share, known = share / 4, np.inf
             if share < 1e-3:
                 break
             continue
         here, about, value, share, known = there, around, new, min(2 * share, 1.0), found.off
     rise, error = _rise(start, value)
-    if made and not rise > 0:
-        here, made, rise, error = loadings, 0, 0.0, 0.0
+    if made and not rise >= -max(2 * error, FALL):
+        here, about, made, rise, error = loadings, start_about, 0, 0.0, 0.0
         found = distance(design, here, start_about, information, Plan(draws, REPLICATES, True, seed + 7))
     moved = jax.tree.map(jnp.asarray, settled(design, here)) if made else posterior
-    return Polished(here, moved, pd.DataFrame(rows), End(found.off, found.error, information.smallest, rise, error, made))
+    end = End(found.off, found.error, information.smallest, rise, error, made)
+    reached = marginal(design, here, about, "student", plan._replace(draws=first_draws(n, p))) if steps else start
+    return Polished(here, moved, pd.DataFrame(rows), end, reached)
 
 
 def distance(design: Design, loadings: Loadings, posterior: Posterior, information: Information, plan: Plan) -> Distance:
@@ -173,7 +180,7 @@ def informed(design: Design, loadings: Loadings, posterior: Posterior, seed: int
     levels = two_levels(known, C, *(np.asarray(leaf, float) for leaf in (design.x, posterior.mean)))
     order = p * (k + q)
     if plan := affordable(n, order, seed):
-        whole = louis(design, loadings, posterior, plan, "student")
+        whole = louis(design, loadings, posterior, plan._replace(draws=min(plan.draws, LEADING)), "student")
         return _of_louis(whole, dense(levels, C, k) / n, rotations(C, k), (p, k + q), k)
     sd = np.sqrt(inverse_diagonal(levels, C, k) / n)
 
