@@ -24,7 +24,7 @@ from ..pln.basis import coefficients, orthonormal
 from ..pln.checks import check_rank, check_settings
 from ..pln.fitting import Design, Solution
 from ..pln.goodness import frequencies, goodness
-from ..pln.growth import precise, trustworthy
+from ..pln.growth import precise
 from ..pln.inference import Kind, standard_errors
 from ..pln.polish import polish
 from ..pln.progress import SweepLine
@@ -154,7 +154,7 @@ class PLNPCA(OfUnits, Shown, BaseEstimator):
 
     def _refined(self, design: Design, solution: Solution, settings: Refinement | None, forced: bool) -> Solution:
         """The solution moved up the likelihood, or as it is."""
-        self.refinement_, self._polished, self._likelihood, large = None, None, None, design.counts.n * design.counts.p > WHOLE
+        self.refinement_, self._polished, large = None, None, design.counts.n * design.counts.p > WHOLE
         if settings is None or (large and not forced):
             size = f", which is left alone beyond {WHOLE:.0e} entries unless a method is named" if settings else ""
             self.ascent_ = f"the variational estimate{size}"
@@ -170,7 +170,7 @@ class PLNPCA(OfUnits, Shown, BaseEstimator):
             solution = solution._replace(loadings=done.loadings, posterior=done.posterior)
             parts.append(done.history)
             told.append(done.verdict)
-            self._polished, self._likelihood = done.end, done.marginal
+            self._polished = done.end
         history = pd.concat(parts, ignore_index=True)
         self.refinement_, self.ascent_ = history if len(history) > 1 else None, "; ".join(told)
         return solution
@@ -240,8 +240,6 @@ class PLNPCA(OfUnits, Shown, BaseEstimator):
         """`proposal_quality` of what `loglik_` comes from: Student's t about the variational posteriors, adapted where its
         weights are uneven, with draws until the error of `loglik_` is below `loglik_tol`."""
         check_fitted(self)
-        if self._likelihood is not None and trustworthy(self._likelihood, self.loglik_tol):
-            return frames.quality(self.table_.units, self._likelihood)
         return self._quality("light student", self.loglik_tol, self.random_state)
 
     @property

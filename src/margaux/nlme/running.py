@@ -17,7 +17,7 @@ from ..curved import SAEM
 from ..esteps import MCMC, ImportanceSampling, ModeMixture
 from ..fit import fit as run
 from ..inference import loglik, proposals
-from ..inference.polish import polished
+from ..inference.polish import FEW_UNITS, polished
 from ..kernels import AbstractKernel, Alternating
 from ..naming import precision
 from ..penalty import NoPenalty
@@ -52,6 +52,8 @@ STRONGLY = 5.0
 
 #: subjects from which on one short chain each is enough
 MANY = 500
+#: times the usual measures by which SAEM has settled where the polish does the rest
+SLACK = 2.0
 
 #: individual parameters -> model and units
 Build = Callable[[dict[str, Individual]], tuple[MixedEffects, dict]]
@@ -170,8 +172,7 @@ def estimate(build: Build, individual: dict[str, Individual], settings: Settings
         starts = first_parameters(model, units, settings)
         ends, table = _screened(model, units, starts, settings)
         continued = np.flatnonzero(table["continued"])
-        rough = dataclasses.replace(settings, polish=False)
-        fits = [_saem(build, individual, ends[at], rough) for at in continued]
+        fits = [_saem(build, individual, ends[at], settings, polish=False) for at in continued]
         table.loc[continued, "reached"] = [_likelihood(fit, fit.params) for fit in fits]
         best = _chosen(model, table["reached"].to_numpy()[continued], [fit.params for fit in fits])
         fit = polished(fits[best], settings.polish)
@@ -214,9 +215,14 @@ def _lower(reduced: Fit, fit: Fit) -> bool:
     return float(one) + NO_LOWER + 2 * float(np.hypot(one.se, other.se)) < float(other)
 
 
-def _saem(build: Build, individual: dict[str, Individual], start: dict, settings: Settings) -> Fit:
+def _saem(
+    build: Build, individual: dict[str, Individual], start: dict, settings: Settings, polish: bool | None = None
+) -> Fit:  # fmt: skip
+    """SAEM from a start. With polish=False it is only looked at where it ends, or polished later."""
     model, units = build(individual)
-    stop = Settled(model, units, start, settings.n_burn) if settings.stop else None
+    slack = 1.0 if settings.polish is False or len(units["mask"]) > FEW_UNITS else SLACK
+    stop = Settled(model, units, start, settings.n_burn, slack) if settings.stop else None
+    polish = settings.polish if polish is None else polish
     others: dict[str, Any] = dict(
         n_iter=settings.n_iter, batch_size=settings.batch_size, key=settings.seed, dtype=settings.dtype, stop=stop,
         progress=settings.verbose, polish=False,
@@ -225,7 +231,7 @@ def _saem(build: Build, individual: dict[str, Individual], start: dict, settings
     vanishing = [name for name, one in individual.items() if not one.random]
     if settings.fixed_effects == "newton" or not vanishing:
         fit = _by_size(model, units, algorithm, estep, params=start, space=model.space(), **others)
-        return polished(fit, settings.polish)
+        return polished(fit, polish)
     wide, wide_units = build({name: dataclasses.replace(one, random=True) for name, one in individual.items()})
     start = carried_over(model, wide, start)
     # `carried_over` gives new random effects a variance of one; a plausible one is what they start from, and a
@@ -241,7 +247,7 @@ def _saem(build: Build, individual: dict[str, Individual], start: dict, settings
         moved["trace"] = fit.trace | {"params": fit.trace["params"][..., _places(wide, model, fit.params)]}
     runs = jax.tree.map(lambda leaf: np.asarray(leaf)[None], moved["params"])
     problem = Problem(model, as_space(model.space(), moved["params"]), NoPenalty(), len(units["mask"]))
-    return polished(dataclasses.replace(fit, **moved, run_params=runs, problem=problem, data=units, rows=None), settings.polish)
+    return polished(dataclasses.replace(fit, **moved, run_params=runs, problem=problem, data=units, rows=None), polish)
 
 
 def _places(source: MixedEffects, target: MixedEffects, params: dict) -> np.ndarray:

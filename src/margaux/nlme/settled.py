@@ -24,10 +24,13 @@ class Settled(AbstractCallback):
 
     Args:
         model, units, start: what is fitted, and from which parameters. n_burn: iterations at gain one.
+        slack: times the measures above, where Newton's steps are to do the rest.
     """
 
-    def __init__(self, model: MixedEffects, units: dict[str, Any], start: dict[str, Any], n_burn: int) -> None:
-        self.model, self.units, self.start, self.n_burn = model, units, start, n_burn
+    def __init__(
+        self, model: MixedEffects, units: dict[str, Any], start: dict[str, Any], n_burn: int, slack: float = 1.0
+    ) -> None:
+        self.model, self.units, self.start, self.n_burn, self.slack = model, units, start, n_burn, slack
 
     def __call__(self, progress: Progress) -> bool:
         trace = progress.trace.get("params")
@@ -37,7 +40,7 @@ class Settled(AbstractCallback):
         _, second, last = (part.mean(axis=0) for part in np.array_split(trace[self.n_burn :, 0], 3))
         errors = complete_errors(self.model, self.units, _like(self.start, last))
         allowed = np.where(np.isnan(errors), IN_NOISE * noise, np.fmax(IN_ERRORS * errors, AT_LEAST * noise))
-        return bool(np.all(np.abs(last - second) <= allowed + 1e-8 * (1 + np.abs(last))))
+        return bool(np.all(np.abs(last - second) <= self.slack * allowed + 1e-8 * (1 + np.abs(last))))
 
     def close(self) -> None:
         return None
