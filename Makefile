@@ -22,6 +22,7 @@ verdicts: .venv/.test
 lint: .venv/.dev
 	.venv/bin/ruff check .
 	.venv/bin/ruff format --check .
+	.venv/bin/lint-imports
 	.venv/bin/pyright
 
 docs: .venv/.docs

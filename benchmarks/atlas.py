@@ -17,20 +17,20 @@ import jax.numpy as jnp
 import numpy as np
 
 import margaux as mx
-from margaux.algorithm import Algorithm
-from margaux.memory import NoMemory
-from margaux.naming import precision
-from margaux.pln.ascent import ConditionalScore, InformationAscent, two_levels
-from margaux.pln.conditional import VARIANTS, ConditionalSampling
-from margaux.pln.counts import Counts
-from margaux.pln.fitting import Design
-from margaux.pln.importance import marginal
-from margaux.pln.inference import complete, standard_errors
-from margaux.pln.model import PLN, units
-from margaux.pln.proposals import Plan
-from margaux.pln.restarts import best_of
-from margaux.pln.table import read
-from margaux.pln.variational import Loadings, Posterior
+from margaux.algorithms.base import Algorithm
+from margaux.algorithms.memory import NoMemory
+from margaux.families.pln.ascent import ConditionalScore, InformationAscent, two_levels
+from margaux.families.pln.conditional import VARIANTS, ConditionalSampling
+from margaux.families.pln.counts import Counts
+from margaux.families.pln.fitting import Design
+from margaux.families.pln.importance import marginal
+from margaux.families.pln.inference import complete, standard_errors
+from margaux.families.pln.model import PLN, units
+from margaux.families.pln.proposals import Plan
+from margaux.families.pln.restarts import best_of
+from margaux.families.pln.table import read
+from margaux.families.pln.variational import Loadings, Posterior
+from margaux.numerics.naming import precision
 from margaux.reproduce._atlas import atlas
 
 

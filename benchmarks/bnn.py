@@ -96,19 +96,19 @@ def ours(name: str, path: str, once: bool) -> None:
     import optax
 
     import margaux as mx
-    from margaux.algorithm import Algorithm
-    from margaux.average import LastIterate
-    from margaux.compiling import keep_compilations
-    from margaux.memory import NoMemory
-    from margaux.statistics import SurrogateMinimiser
-    from margaux.updates import Mean
-    from margaux.variational.architectures import LeNet5
-    from margaux.variational.draws import as_draws
-    from margaux.variational.likelihoods import Categorical
-    from margaux.variational.model import Variational, blocks
-    from margaux.variational.networks import as_network
-    from margaux.variational.posterior import GaussianPosterior
-    from margaux.variational.priors import Normal
+    from margaux.algorithms.average import LastIterate
+    from margaux.algorithms.base import Algorithm
+    from margaux.algorithms.memory import NoMemory
+    from margaux.algorithms.statistics import SurrogateMinimiser
+    from margaux.algorithms.updates import Mean
+    from margaux.families.variational.architectures import LeNet5
+    from margaux.families.variational.draws import as_draws
+    from margaux.families.variational.likelihoods import Categorical
+    from margaux.families.variational.model import Variational, blocks
+    from margaux.families.variational.networks import as_network
+    from margaux.families.variational.posterior import GaussianPosterior
+    from margaux.families.variational.priors import Normal
+    from margaux.numerics.compiling import keep_compilations
 
     class Turns(mx.AbstractCallback):
         """Reports a turn, and waits to be asked for the next."""

@@ -53,13 +53,13 @@ from matplotlib.figure import Figure
 from scipy import optimize
 
 import margaux as mx
-from margaux.missing.families import Logistic
-from margaux.missing.likelihood import Likelihood
-from margaux.missing.model import MissingCovariates
-from margaux.missing.observed import arrange
-from margaux.missing.standard import Standard
+from margaux.families.missing.families import Logistic
+from margaux.families.missing.likelihood import Likelihood
+from margaux.families.missing.model import MissingCovariates
+from margaux.families.missing.observed import arrange
+from margaux.families.missing.standard import Standard
+from margaux.problem.schedule import AbstractSchedule
 from margaux.reproduce.misso_missing import Clock
-from margaux.schedule import AbstractSchedule
 
 EPOCHS, SECONDS = (1, 2, 5, 10, 20, 50), (0.03, 0.1, 0.3, 1.0, 3.0)
 
@@ -156,7 +156,7 @@ def missing(full: bool, seed: int) -> Problem:
                    lambda draws: mx.MCMC(mx.CrankNicolson(), n_steps=draws), lambda e: jnp.minimum(10 + e**2, 50))  # fmt: skip
 
 
-class Probit(mx.AbstractSurrogate):
+class Probit(mx.problem.AbstractSurrogate):
     r"""$y_{ij} = 1\{u_{ij} > 0\}$, $u_{ij} \sim N(\beta^\top x_{ij} + \tau z_i, 1)$, $z_i \sim N(0, 1)$.
 
     Given z the utilities have means in closed form, so the surrogate is that of EM with u and z missing: least squares of

@@ -15,7 +15,7 @@ import numpy as np
 
 import margaux as mx
 from margaux.examples import wisconsin
-from margaux.gaussian import laplace
+from margaux.numerics.gaussian import laplace
 
 #: name: kernel at a step, gradients a transition, steps relative to the stable one
 KERNELS = {

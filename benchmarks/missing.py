@@ -29,11 +29,11 @@ if hasattr(os, "sched_setaffinity"):  # one core, so that CPU seconds are of wor
     os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
 
 import margaux as mx
-from margaux.callbacks import AbstractCallback
-from margaux.missing.families import Logistic
-from margaux.missing.model import MissingCovariates
-from margaux.missing.observed import arrange
-from margaux.missing.standard import Standard
+from margaux.engine.callbacks import AbstractCallback
+from margaux.families.missing.families import Logistic
+from margaux.families.missing.model import MissingCovariates
+from margaux.families.missing.observed import arrange
+from margaux.families.missing.standard import Standard
 
 FILES = {"10%": "missing_mcar10.csv.gz", "30%": "missing_mcar30.csv.gz"}
 

@@ -20,7 +20,7 @@ THEOPHYLLINE = """
 import time
 import margaux as mx
 from margaux.datasets import load_theophylline
-from margaux.nlme import LogNormal, oral1cpt
+from margaux.families.nlme import LogNormal, oral1cpt
 def fit():
     individual = {"ka": LogNormal(1.0), "V": LogNormal(20.0), "CL": LogNormal(0.5)}
     model = mx.NLME(structural=oral1cpt, individual=individual, n_iter=400, n_chains=5, n_starts=1, stop=False, verbose=False)
@@ -83,7 +83,7 @@ def thousand(path: Path) -> None:
     import pandas as pd
 
     import margaux as mx
-    from margaux.nlme import LogNormal, oral1cpt
+    from margaux.families.nlme import LogNormal, oral1cpt
 
     frame = pd.read_csv(path)
     for turn in ("cold", "warm"):

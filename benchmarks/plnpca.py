@@ -37,11 +37,11 @@ import optax
 from scipy.special import gammaln
 
 import margaux as mx
-from margaux.packing import symmetric
-from margaux.pln.counts import Counts
-from margaux.pln.fitting import Design, Sweeps
-from margaux.pln.restarts import best_of
-from margaux.pln.start import by_log_counts
+from margaux.families.pln.counts import Counts
+from margaux.families.pln.fitting import Design, Sweeps
+from margaux.families.pln.restarts import best_of
+from margaux.families.pln.start import by_log_counts
+from margaux.numerics.packing import symmetric
 
 SMALL = ("synthetic", "scRNA", "oaks")
 RATES = (0.3, 0.1, 0.05, 0.03, 0.01, 0.003)
@@ -249,7 +249,7 @@ def ends(cases: dict[str, Any]) -> None:
         for seed in range(10):
             model = mx.PLNPCA(int(case["q"]), method="variational", random_state=seed, verbose=False)
             model.fit(case["y"], offsets=case["offset"], **given)
-            found.append(bound_of(case, model.result_))
+            found.append(bound_of(case, model.variational_))
             starts += model.starts_.loc[model.starts_["converged"], "bound"].tolist()
         close = sum(value > BEST[name] - 1 for value in found)
         print(f"  {name:9s}  {close} of 10 within a nat of {BEST[name]:.2f} or above: {min(found):.2f} to {max(found):.2f};"

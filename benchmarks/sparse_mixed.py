@@ -19,7 +19,7 @@ import numpy as np
 from scipy.special import expit
 
 import margaux as mx
-from margaux.estimators.sparse_mixed import SparseMixedLogistic
+from margaux.families.sparse_mixed.estimator import SparseMixedLogistic
 
 ROWS, COLUMNS, GROUPS, N = 500, 1000, 5, 60_000
 

@@ -13,15 +13,15 @@ import json
 import jax
 import pytest
 
-import margaux.job
+import margaux.engine.job
 
 ROOT = Path(__file__).resolve().parents[1]
 
 
 # Statistical tests must hold for nearly every seed: MARGAUX_SEED=7 shifts the seed of every fit by 7.
 if SHIFT := int(os.environ.get("MARGAUX_SEED", "0")):
-    _check_key = margaux.job.check_key
-    margaux.job.check_key = lambda key: _check_key(key + SHIFT if isinstance(key, int) else key)
+    _check_key = margaux.engine.job.check_key
+    margaux.engine.job.check_key = lambda key: _check_key(key + SHIFT if isinstance(key, int) else key)
 
 
 def _folder(name: str, override: str | None = None) -> Path | None:

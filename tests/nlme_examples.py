@@ -5,7 +5,7 @@ import pandas as pd
 
 import margaux as mx
 from margaux.datasets import load_theophylline
-from margaux.nlme import (
+from margaux.families.nlme import (
     Bernoulli,
     Combined,
     LogitNormal,

@@ -18,6 +18,7 @@ from scipy import optimize, special, stats
 
 import margaux as mx
 from helpers import exact, normal
+from margaux.numerics.density import bernoulli_logit
 
 #: whose values may be any array
 param: Any = numpyro.param
@@ -107,7 +108,7 @@ class Logistic(mx.AbstractModel):
 
     def log_joint(self, params, z, unit):
         eta = params["beta"][0] + params["beta"][1] * unit["x"] + z
-        data = jnp.sum(jnp.where(unit["mask"], mx.bernoulli_logit(unit["y"], eta), 0.0))
+        data = jnp.sum(jnp.where(unit["mask"], bernoulli_logit(unit["y"], eta), 0.0))
         return data + normal(z, 0.0, params["tau"])
 
     def init_latents(self, key, params, unit):
@@ -153,7 +154,7 @@ def radon_model(y, x):
             sample("y", dist.Normal(level + slope * x, sigma), obs=y)
 
 
-class Radon(mx.AbstractShared):
+class Radon(mx.problem.AbstractShared):
     """`radon_model`, by hand."""
 
     def log_shared(self, params, shared, y):

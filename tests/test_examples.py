@@ -101,9 +101,9 @@ def test_command_line_fits_a_file(tmp_path):
 
 
 def test_schedule_check_has_something_to_say():
-    assert "eq. 9" in mx.check_schedules(mx.Polynomial(1.0, 1.0), mx.Polynomial(0.1, 0.3))
-    assert "eqs. 8 and 12" in mx.check_schedules(mx.Polynomial(1.0, 0.9), mx.Polynomial(0.1, 0.5), mx.Growth(1, 1.0, 1.0))
-    assert "bias" in mx.check_schedules(mx.Polynomial(60.0, 0.8), 8e-5)
-    assert "Robbins-Monro" in mx.check_schedules(mx.ConstantThenDecay(1.0, 100, 0.8))
-    assert "diverges" in mx.check_schedules(None, mc_size=mx.Growth(1, 1.0, 2.0))
-    assert "applies" in mx.check_schedules(None, mc_size=mx.Growth(1, 1.0, 2.5))
+    assert "eq. 9" in mx.problem.check_schedules(mx.Polynomial(1.0, 1.0), mx.Polynomial(0.1, 0.3))
+    assert "eqs. 8 and 12" in mx.problem.check_schedules(mx.Polynomial(1.0, 0.9), mx.Polynomial(0.1, 0.5), mx.Growth(1, 1.0, 1.0))
+    assert "bias" in mx.problem.check_schedules(mx.Polynomial(60.0, 0.8), 8e-5)
+    assert "Robbins-Monro" in mx.problem.check_schedules(mx.ConstantThenDecay(1.0, 100, 0.8))
+    assert "diverges" in mx.problem.check_schedules(None, mc_size=mx.Growth(1, 1.0, 2.0))
+    assert "applies" in mx.problem.check_schedules(None, mc_size=mx.Growth(1, 1.0, 2.5))

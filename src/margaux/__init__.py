@@ -1,100 +1,28 @@
-"""margaux: maximum marginal likelihood for latent-variable models, on JAX."""
+"""margaux: maximum marginal likelihood for latent-variable models, on JAX.
 
+Public names are listed in `__init__.pyi` and imported when first asked for; what only writers of models, kernels and
+algorithms need is in `margaux.problem`, `margaux.kernels`, `margaux.esteps`, `margaux.algorithms` and `margaux.engine`.
+"""
+
+from importlib import import_module as _import_module
+from importlib.util import find_spec as _find_spec
 from typing import Any
 
-from .collector import paused as _paused
+import lazy_loader as _lazy_loader
 
-with _paused():
-    from .algorithm import AbstractAlgorithm, Algorithm
-    from .algorithms import (
-        aisgd,
-        incremental_em,
-        ipla,
-        isgd,
-        mcem,
-        miso,
-        misso,
-        online_em,
-        pgd,
-        saem,
-        sag,
-        saga,
-        slow_fast,
-        souk,
-        soul,
-        svrg,
-    )
-    from .average import AbstractAverage, LastIterate, LinearlyWeighted, PolyakRuppert, StepWeighted
-    from .callbacks import AbstractCallback, Checkpoint, EarlyStopping, Progress
-    from .data import pad_ragged
-    from .density import bernoulli_logit
-    from .esteps import MCMC, AbstractEStep, Exact, ImportanceSampling, Noise, Quadrature
-    from .fit import fit
-    from .kernels import (
-        MALA,
-        MYULA,
-        SGLD,
-        ULA,
-        AbstractKernel,
-        Alternating,
-        BlackJAX,
-        Blocked,
-        CrankNicolson,
-        EllipticalSlice,
-        IndependenceMH,
-        ProximalULA,
-        RandomWalk,
-        UnadjustedHMC,
-        Underdamped,
-    )
-    from .model import (
-        AbstractBatchSurrogate,
-        AbstractConjugate,
-        AbstractDiscrete,
-        AbstractExponentialFamily,
-        AbstractFactorised,
-        AbstractModel,
-        AbstractNonSmooth,
-        AbstractPointwise,
-        AbstractPredictive,
-        AbstractShared,
-        AbstractSurrogate,
-        one_unit,
-    )
-    from .particles import ParticleLangevin
-    from .penalty import L1, L2, AbstractPenalty, ElasticNet, Huber, NoPenalty
-    from .result import RESULTS, Fit, FitError, load
-    from .scaled import ScaledAscent
-    from .schedule import AbstractSchedule, Constant, ConstantThenDecay, Growth, Polynomial, check_schedules
-    from .space import AbstractSpace, Ball, Box, Positive, PositiveDefinite, Product, Real, Simplex
+from .families import moved as _moved
 
 __version__ = "0.1.0"
 
-#: estimators and what takes long to import, by module, imported when first asked for
-_LATER = {
-    "BayesianClassifier": "estimators.bayesian",
-    "BayesianRegressor": "estimators.bayesian",
-    "EmpiricalBayesLogistic": "estimators.empirical_bayes",
-    "MissingGLM": "estimators.missing",
-    "MissingLinear": "estimators.missing",
-    "MissingLogistic": "estimators.missing",
-    "NLME": "estimators.nlme",
-    "PLNPCA": "estimators.pln",
-    "RankChoice": "estimators.ranks",
-    "SparseInverse": "estimators.sparse_inverse",
-    "SparseMixedLogistic": "estimators.sparse_mixed",
-    "fit_numpyro": "bridges.numpyro_entry",
-    "fit_variational": "estimators.variational",
-    "from_numpyro": "bridges.numpyro_entry",
-    "pln_ranks": "estimators.ranks",
-}
-__all__ = [*(name for name in dir() if not name.startswith("_") and name != "Any"), *_LATER]
+_listed, __dir__, __all__ = _lazy_loader.attach_stub(__name__, __file__)
+_moved.install(__name__)
 
 
 def __getattr__(name: str) -> Any:
-    if name in _LATER:
-        from importlib import import_module
-
-        with _paused():
-            return getattr(import_module(f".{_LATER[name]}", __name__), name)
+    if name in __all__:
+        return _listed(name)
+    if name in _moved.NAMES:
+        return getattr(_import_module(f"{__name__}.{_moved.NAMES[name]}"), name)
+    if not name.startswith("_") and _find_spec(f"{__name__}.{name}") is not None:
+        return _import_module(f"{__name__}.{name}")
     raise AttributeError(f"margaux has no {name!r}")

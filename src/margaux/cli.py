@@ -9,17 +9,12 @@ from typing import Annotated, Any
 
 import typer
 
-from .commands import bayesian, missing
 from .commands.demo import demo
 from .commands.doctor import doctor
-from .commands.empirical_bayes import empirical_bayes_logistic
-from .commands.errors import CODES, Boundary, Interrupted
-from .commands.fitting import fit_command
-from .commands.nlme import nlme
-from .commands.pln_pca import pln_pca
 from .commands.shipped import datasets, reproduce
-from .commands.sparse_inverse import sparse_inverse
-from .commands.sparse_mixed import sparse_mixed_logistic
+from .families.registry import FAMILIES, Family
+from .showing.command import fit_command
+from .showing.errors import CODES, Boundary, Interrupted
 
 app = typer.Typer(
     cls=Boundary,
@@ -35,11 +30,16 @@ fits = typer.Typer(
     epilog=CODES,
 )
 app.add_typer(fits, name="fit")
-for family in (
-    nlme, missing.missing_logistic, missing.missing_linear, missing.missing_glm, pln_pca, bayesian.bayesian_classifier,
-    bayesian.bayesian_regressor, empirical_bayes_logistic, sparse_mixed_logistic, sparse_inverse,
-):  # fmt: skip
-    fits.command(family.__name__.replace("_", "-"), epilog=CODES)(fit_command(family))
+
+
+def add(family: Family) -> None:
+    """The commands of a family, below `margaux fit`."""
+    for command in family.commands():
+        fits.command(command.__name__.replace("_", "-"), epilog=CODES)(fit_command(command))
+
+
+for family in FAMILIES:
+    add(family)
 for command in (datasets, demo, doctor, reproduce):
     app.command()(command)
 

@@ -13,7 +13,7 @@ from problem import Answer, Problem
 from scipy import special, stats
 
 import margaux as mx
-from margaux.nlme import Bernoulli, LogNormal, Normal, Poisson, curve, polynomial
+from margaux.families.nlme import Bernoulli, LogNormal, Normal, Poisson, curve, polynomial
 
 VARIANTS = ("plain", "tiny", "no variance", "far start", "heavy tails")
 #: subjects of the plain variants and of the tiny one

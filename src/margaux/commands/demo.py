@@ -8,8 +8,8 @@ from typing import Annotated, Any
 
 import typer
 
-from .answer import Answer, show_estimates, show_facts, show_frame
-from .files import save, written
+from ..showing.answer import Answer, show_estimates, show_facts, show_frame
+from ..showing.files import save, written
 
 
 def demo(out: Annotated[Path, typer.Option(help="Folder for the figures.")] = Path("demo-output")) -> None:
@@ -51,10 +51,10 @@ def breast_cancer(out: Path) -> None:
 def pharmacokinetics(out: Path) -> None:
     """Theophylline, with the exact maximum beside."""
     from ..datasets import load_theophylline
-    from ..estimators.nlme import NLME
     from ..examples.theophylline import EXACT, EXACT_LOGLIK, EXACT_SE
-    from ..nlme import Individual, LogNormal, oral1cpt
-    from .nlme import answer
+    from ..families.nlme import Individual, LogNormal, oral1cpt
+    from ..families.nlme.command import answer
+    from ..families.nlme.estimator import NLME
 
     began = time.perf_counter()
     individual: dict[str, Individual] = {"ka": LogNormal(1.0), "V": LogNormal(20.0), "CL": LogNormal(2.0)}
@@ -69,9 +69,9 @@ def pharmacokinetics(out: Path) -> None:
 
 def table_with_holes(out: Path) -> None:
     """Simulated measurements, with the exact maximum and what the complete rows say beside."""
-    from ..estimators.missing import MissingLogistic
     from ..examples.measurements import EXACT, EXACT_LOGLIK, EXACT_SE, table
-    from .missing import answer
+    from ..families.missing.command import answer
+    from ..families.missing.estimator import MissingLogistic
 
     data = table()
     began = time.perf_counter()
@@ -87,9 +87,9 @@ def table_with_holes(out: Path) -> None:
 
 def counts(out: Path) -> None:
     """Simulated abundances, with the true effects beside."""
-    from ..estimators.pln import PLNPCA
     from ..examples.abundances import RANK, table
-    from .pln_pca import rows
+    from ..families.pln.command import rows
+    from ..families.pln.estimator import PLNPCA
 
     data = table()
     began = time.perf_counter()
@@ -112,7 +112,7 @@ def network(out: Path) -> None:
     import pandas as pd
 
     from ..examples.digits import LOGISTIC, POINT, fit, split
-    from .bayesian import NAMES, figures, lines
+    from ..families.variational.command import NAMES, figures, lines
 
     data = split()
     began = time.perf_counter()

@@ -13,16 +13,20 @@ from typing import Annotated, Any
 
 import typer
 
-from .answer import console, to_json, versions
-from .errors import FAILED
+from ..showing.answer import console, to_json, versions
+from ..showing.errors import FAILED
 from .selftest import ITERATIONS, MONTE_CARLO_ERROR, tried
 
 #: extras, and the packages by which one sees whether they are installed
 EXTRAS = {
-    "arviz": ("arviz_base", "arviz_stats", "arviz_plots"), "blackjax": ("blackjax",), "numpyro": ("numpyro",),
-    "outofcore": ("anndata", "zarr", "h5py"), "parquet": ("pyarrow",), "remote": ("pooch",), "images": ("skimage",),
-    "ode": ("diffrax",), "optim": ("optimistix", "lineax"), "parallel": ("joblib",), "checkpoint": ("orbax.checkpoint",),
-}  # fmt: skip
+    "arviz": ("arviz_base", "arviz_stats", "arviz_plots"),
+    "blackjax": ("blackjax",),
+    "numpyro": ("numpyro",),
+    "outofcore": ("anndata", "zarr", "h5py"),
+    "parquet": ("pyarrow",),
+    "remote": ("pooch",),
+    "images": ("skimage",),
+}
 GIB = 1 << 30
 
 
@@ -119,7 +123,7 @@ def float64() -> Finding:
     import jax.numpy as jnp
     import numpy as np
 
-    from ..naming import default_dtype, precision
+    from ..numerics.naming import default_dtype, precision
 
     before = _config("jax_enable_x64")
     with precision(np.dtype(float)):
@@ -131,7 +135,7 @@ def float64() -> Finding:
 
 def cache() -> Finding:
     """The folder of compiled programs, its size, and how to empty it."""
-    from ..compiling import keep_compilations
+    from ..numerics.compiling import keep_compilations
 
     keep_compilations()
     told = _config("jax_compilation_cache_dir")
@@ -165,17 +169,23 @@ def fits() -> Iterator[Finding]:
     seconds = time.perf_counter() - began
     mend = "this installation computes wrongly; install the versions that margaux was tested with, and report this"
     yield Finding(
-        "fit by quadrature", f"mean {found.quadrature:.9f}, exactly {found.exact:.9f}",
-        abs(found.quadrature - found.exact) < 1e-6, mend,
-    )  # fmt: skip
+        "fit by quadrature",
+        f"mean {found.quadrature:.9f}, exactly {found.exact:.9f}",
+        abs(found.quadrature - found.exact) < 1e-6,
+        mend,
+    )
     yield Finding(
-        "fit by MCMC", f"mean {found.mcmc:.4f}, {abs(found.mcmc - found.exact) / MONTE_CARLO_ERROR:.1f} Monte Carlo errors away",
-        abs(found.mcmc - found.exact) < 5 * MONTE_CARLO_ERROR, mend,
-    )  # fmt: skip
+        "fit by MCMC",
+        f"mean {found.mcmc:.4f}, {abs(found.mcmc - found.exact) / MONTE_CARLO_ERROR:.1f} Monte Carlo errors away",
+        abs(found.mcmc - found.exact) < 5 * MONTE_CARLO_ERROR,
+        mend,
+    )
     yield Finding(
-        "log-likelihood", f"{found.loglik:.6f}, exactly {found.exact_loglik:.6f}",
-        abs(found.loglik - found.exact_loglik) < 1e-6, mend,
-    )  # fmt: skip
+        "log-likelihood",
+        f"{found.loglik:.6f}, exactly {found.exact_loglik:.6f}",
+        abs(found.loglik - found.exact_loglik) < 1e-6,
+        mend,
+    )
     yield Finding(
         "time",
         f"{found.compiling:.2f} s to compile a fit, {found.running:.2f} s for {ITERATIONS} iterations; {seconds:.1f} s in all",

@@ -7,7 +7,7 @@ from typing import NamedTuple
 import jax
 import numpy as np
 
-from ..model import AbstractModel
+from ..problem.model import AbstractModel
 
 #: units, and iterations of the fit along chains
 N, ITERATIONS = 50, 2000
@@ -54,13 +54,23 @@ def tried(seed: int = 0) -> Found:
         Normal(), y, mx.soul(step=1.0, average=mx.LastIterate()), mx.Quadrature(9), params=start, n_iter=60, **settings
     )
     by_mcmc = mx.fit(
-        Normal(), y, mx.soul(), mx.MCMC(mx.MALA(), n_steps=2), params=start,
-        n_iter=ITERATIONS, **settings,
-    )  # fmt: skip
+        Normal(),
+        y,
+        mx.soul(),
+        mx.MCMC(mx.MALA(), n_steps=2),
+        params=start,
+        n_iter=ITERATIONS,
+        **settings,
+    )
     at = y - by_quadrature.params["mu"]
     exact_loglik = float(-0.5 * np.sum(at**2) / 2 - N / 2 * np.log(4 * np.pi))
     timings = by_mcmc.timings
     return Found(
-        exact, float(by_quadrature.params["mu"]), float(by_mcmc.params["mu"]), exact_loglik,
-        float(by_quadrature.loglik("quadrature")), timings.get("compile", 0.0), timings.get("run", 0.0),
-    )  # fmt: skip
+        exact,
+        float(by_quadrature.params["mu"]),
+        float(by_mcmc.params["mu"]),
+        exact_loglik,
+        float(by_quadrature.loglik("quadrature")),
+        timings.get("compile", 0.0),
+        timings.get("run", 0.0),
+    )

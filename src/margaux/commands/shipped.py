@@ -10,10 +10,10 @@ from typing import Annotated
 import typer
 
 from ..reproduce import EXPERIMENTS
-from .errors import UserError
-from .files import check_folder
-from .options import files
-from .tables import among
+from ..showing.errors import UserError
+from ..showing.files import check_folder
+from ..showing.inputs import among
+from ..showing.options import files
 
 #: data sets by name, with the function of `margaux.datasets` that loads them
 LOADERS = {"wisconsin": "load_wisconsin", "theophylline": "load_theophylline"}
@@ -83,7 +83,7 @@ def listing() -> None:
     """Print the experiments: name, paper, what is repeated, and how much of it."""
     from rich.table import Table
 
-    from .answer import console
+    from ..showing.answer import console
 
     table = Table(title="margaux reproduce NAME [--full]")
     table.add_column("name", no_wrap=True)

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from jax.flatten_util import ravel_pytree
 from jaxtyping import Array, PRNGKeyArray, PyTree, Scalar
 
-from ..model import AbstractDiscrete, AbstractModel, Latents, Params, Unit
+from ..problem.model import AbstractDiscrete, AbstractModel, Latents, Params, Unit
 
 #: f(z, w): latents with leaves (m, b, ...), weights (m, b) -> any pytree linear in w
 Integrand = Callable[[Latents, Array], PyTree]

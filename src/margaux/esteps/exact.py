@@ -6,7 +6,7 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 
-from ..model import AbstractConjugate, AbstractDiscrete, leading, mapped
+from ..problem.model import AbstractConjugate, AbstractDiscrete, leading, mapped
 from .base import AbstractEStep
 
 
@@ -51,7 +51,9 @@ class Exact(AbstractEStep):
             log_marginal = jnp.sum(jax.nn.logsumexp(log_p, axis=0))
             return f(z, jax.nn.softmax(log_p, axis=0)), rows, {"log_marginal": log_marginal}
 
-        draw = lambda keys, y: mapped(lambda key: model.sample_posterior(key, params, y), self.n_draws)(keys)  # noqa: E731
+        def draw(keys, y):
+            return mapped(lambda key: model.sample_posterior(key, params, y), self.n_draws)(keys)
+
         z = jax.tree.map(lambda leaf: jnp.moveaxis(leaf, 0, 1), mapped(draw, b)(noise, batch))
         dtype = jnp.result_type(*jax.tree.leaves(params))
         return f(z, jnp.full((self.n_draws, b), 1.0 / self.n_draws, dtype)), rows, {}

@@ -9,11 +9,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ..gaussian import normals
 from ..kernels.base import flat_size
-from ..model import leading, mapped
-from ..sampling import effective_size
-from ..schedule import AbstractSchedule, as_schedule
+from ..numerics.gaussian import normals
+from ..numerics.sampling import effective_size
+from ..problem.model import leading, mapped
+from ..problem.schedule import AbstractSchedule, as_schedule
 from .base import AbstractEStep, continuous, flat_target
 from .mixture import ModeMixture
 from .proposals import AbstractProposal, Laplace, Running
@@ -161,7 +161,9 @@ class ImportanceSampling(AbstractEStep):
         rounds = jnp.maximum(jnp.ceil(self.n_draws(k) / self._round).astype(jnp.int32), 1)
 
         def draw(r):
-            unit = lambda key: normals(jax.random.fold_in(key, r), self._round, d, dtype, self.quasi)  # noqa: E731
+            def unit(key):
+                return normals(jax.random.fold_in(key, r), self._round, d, dtype, self.quasi)
+
             return self._draws(jax.vmap(unit)(keys), model, params, rows, batch)
 
         def add(r, state):

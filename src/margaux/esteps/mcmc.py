@@ -10,8 +10,8 @@ import jax.numpy as jnp
 from jaxtyping import PyTree
 
 from ..kernels import MALA, AbstractBlockedKernel, AbstractKernel, AbstractProximalKernel, AbstractSubsamplingKernel
-from ..model import AbstractFactorised, AbstractNonSmooth, AbstractShared, Target, leading, mapped, over_units
-from ..schedule import AbstractSchedule, as_schedule
+from ..problem.model import AbstractFactorised, AbstractNonSmooth, AbstractShared, Target, leading, mapped, over_units
+from ..problem.schedule import AbstractSchedule, as_schedule
 from .base import AbstractEStep, continuous, first_draw
 
 #: transitions of the default kernel an iteration, and before the first one
@@ -154,7 +154,9 @@ class MCMC(AbstractEStep):
         def evaluate(rows):
             return f(jax.tree.map(lambda z: jnp.moveaxis(z, 1, 0), rows["z"]), w)
 
-        info = lambda accepted: {"acceptance": accepted / last} if self.kernel.adjusted else {}  # noqa: E731
+        def info(accepted):
+            return {"acceptance": accepted / last} if self.kernel.adjusted else {}
+
         if isinstance(last, int) and kept == 1:
             # One state counts: its evaluation stays out of the loop.
             rows, accepted = self._transition(at(0), model, params, rows, batch, k)
@@ -223,7 +225,9 @@ def _reader(estep: MCMC, noise: PyTree, rows: PyTree) -> Any:
     latents = jax.tree.map(lambda z: z[0, 0], rows["z"])
 
     def draw(t):
-        unit = lambda key: jax.tree.map(lambda e: e[0], estep._steps(key, latents, t[None]))  # noqa: E731
+        def unit(key):
+            return jax.tree.map(lambda e: e[0], estep._steps(key, latents, t[None]))
+
         return jax.vmap(unit)(noise["key"])
 
     return lambda t: draw(jnp.asarray(t))

@@ -8,9 +8,9 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, PRNGKeyArray
 
-from ..gaussian import Mode, find_mode, normals
-from ..model import AbstractPopulation
-from ..sampling import pareto_shape
+from ..numerics.gaussian import Mode, find_mode, normals
+from ..numerics.sampling import pareto_shape
+from ..problem.model import AbstractPopulation
 from .base import flat_start, flat_target
 from .proposals import LOG_2PI, AbstractProposal
 
@@ -74,8 +74,12 @@ class ModeMixture(AbstractProposal):
         direction = direction / jnp.sqrt(jnp.sum(direction**2))
         other = flat_start(jax.random.fold_in(key, 3), model, params, y)
         k = self.n_modes
-        empty = Mode(jnp.zeros((k, d), dtype), jnp.broadcast_to(jnp.eye(d, dtype=dtype), (k, d, d)),
-                     jnp.full(k, -jnp.inf, dtype), jnp.full(k, jnp.inf, dtype))  # fmt: skip
+        empty = Mode(
+            jnp.zeros((k, d), dtype),
+            jnp.broadcast_to(jnp.eye(d, dtype=dtype), (k, d, d)),
+            jnp.full(k, -jnp.inf, dtype),
+            jnp.full(k, jnp.inf, dtype),
+        )
 
         def search(i, state):
             modes, mass, count = state
@@ -91,7 +95,10 @@ class ModeMixture(AbstractProposal):
             # The first stays whatever it is, so that every unit has a proposal; then the slot of least mass, if that is less.
             slot = jnp.where(i == 0, 0, jnp.argmin(mass.at[0].set(jnp.inf)))
             put = (i == 0) | (new & (own > mass[slot]) & (k > 1))
-            place_in = lambda old, value: jnp.where(put, old.at[slot].set(value), old)  # noqa: E731
+
+            def place_in(old, value):
+                return jnp.where(put, old.at[slot].set(value), old)
+
             modes = Mode(*map(place_in, modes, found))
             mass = place_in(mass, jnp.where(jnp.isfinite(own), own, -1e300))
             return modes, mass, count

@@ -9,8 +9,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ..model import leading
-from ..schedule import AbstractSchedule, as_schedule
+from ..problem.model import leading
+from ..problem.schedule import AbstractSchedule, as_schedule
 from .base import AbstractEStep
 
 
@@ -78,7 +78,10 @@ class Noise(AbstractEStep):
 
     def expect(self, f, noise, model, params, rows, batch, k):
         b, dtype = leading(batch), jnp.result_type(*jax.tree.leaves(params))
-        first = lambda tree: jax.tree.map(lambda leaf: jnp.moveaxis(leaf, 0, 1), tree)  # noqa: E731
+
+        def first(tree):
+            return jax.tree.map(lambda leaf: jnp.moveaxis(leaf, 0, 1), tree)
+
         if isinstance(self.n_draws, int):
             return f(first(noise), jnp.full((self.n_draws, b), 1.0 / self.n_draws, dtype)), rows, {}
         size = 2 if self.antithetic else 1

@@ -10,8 +10,8 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, PRNGKeyArray, PyTree
 
-from ..gaussian import laplace
-from ..model import Params, Unit
+from ..numerics.gaussian import laplace
+from ..problem.model import Params, Unit
 from .base import flat_start, flat_target
 
 LOG_2PI = float(np.log(2 * np.pi))

@@ -10,9 +10,9 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array
 
-from ..gaussian import find_mode, laplace
 from ..kernels.base import flat_size
-from ..model import leading, mapped
+from ..numerics.gaussian import find_mode, laplace
+from ..problem.model import leading, mapped
 from .base import AbstractEStep, continuous, flat_start, flat_target
 
 

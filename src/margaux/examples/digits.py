@@ -10,7 +10,7 @@ from typing import NamedTuple
 import numpy as np
 
 from ..datasets import load_digits
-from ..estimators.bayesian import BayesianClassifier
+from ..families.variational.estimator import BayesianClassifier
 
 #: what scikit-learn 1.9 scores on the 450 of `split()`, columns standardised by those of the fit:
 #: LogisticRegression(max_iter=2000), and the network of a point estimate,

@@ -16,13 +16,23 @@ from margaux.datasets import load_theophylline
 NAMES = ("ka", "V", "CL")
 #: by adaptive Gauss-Hermite quadrature
 EXACT = {
-    "CL": 2.747982, "V": 31.626020, "a": 0.737977, "ka": 1.579417,
-    "omega2_CL": 0.070749, "omega2_V": 0.017888, "omega2_ka": 0.394652,
-}  # fmt: skip
+    "CL": 2.747982,
+    "V": 31.626020,
+    "a": 0.737977,
+    "ka": 1.579417,
+    "omega2_CL": 0.070749,
+    "omega2_V": 0.017888,
+    "omega2_ka": 0.394652,
+}
 EXACT_SE = {
-    "CL": 0.234703, "V": 1.470719, "a": 0.056271, "ka": 0.302783,
-    "omega2_CL": 0.036194, "omega2_V": 0.011017, "omega2_ka": 0.189396,
-}  # fmt: skip
+    "CL": 0.234703,
+    "V": 1.470719,
+    "a": 0.056271,
+    "ka": 0.302783,
+    "omega2_CL": 0.036194,
+    "omega2_V": 0.011017,
+    "omega2_ka": 0.189396,
+}
 EXACT_LOGLIK = -172.7175
 
 

@@ -11,6 +11,7 @@ import numpy as np
 
 import margaux as mx
 from margaux.datasets import load_wisconsin
+from margaux.numerics.density import bernoulli_logit
 
 #: by quadrature-grade importance sampling: estimate, standard error, log-likelihood
 EXACT = {"theta": 0.729}
@@ -24,7 +25,7 @@ class EmpiricalBayesLogistic(mx.AbstractModel):
     variance: float = 5.0
 
     def log_joint(self, params, beta, data):
-        likelihood = jnp.sum(mx.bernoulli_logit(data["y"], data["X"] @ beta))
+        likelihood = jnp.sum(bernoulli_logit(data["y"], data["X"] @ beta))
         prior = jax.scipy.stats.norm.logpdf(beta, params["theta"], jnp.sqrt(self.variance))
         return likelihood + jnp.sum(prior)
 

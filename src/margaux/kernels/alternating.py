@@ -11,9 +11,9 @@ import numpy as np
 from jax.flatten_util import ravel_pytree
 from jaxtyping import Array, PyTree
 
-from ..gaussian import laplace
-from ..model import Latents, mapped
-from ..schedule import AbstractSchedule, as_schedule
+from ..numerics.gaussian import laplace
+from ..problem.model import Latents, mapped
+from ..problem.schedule import AbstractSchedule, as_schedule
 from .base import AbstractKernel, LogDensity, flat_size
 
 #: acceptance rates the moves are adapted towards (None: not adapted), and their first scales in d dimensions
@@ -109,14 +109,18 @@ class Alternating(AbstractKernel):
         return self._valued(z, kstate | self._approximation(z, kstate, logdensity), logdensity)
 
     def refresh_unit(self, z, kstate, logdensity, n_chains):
-        first = lambda tree: jax.tree.map(lambda leaf: leaf[0], tree)  # noqa: E731
+        def first(tree):
+            return jax.tree.map(lambda leaf: leaf[0], tree)
+
         shared = self._approximation(first(z), first(kstate), logdensity)
         return mapped(lambda z, state: self._valued(z, state | shared, logdensity), n_chains)(z, kstate)
 
     def _approximation(self, z: Latents, kstate: PyTree, logdensity: LogDensity) -> PyTree:
         """Mode and root, renewed if they are due."""
         flat, unravel = ravel_pytree(z)
-        target = lambda x: logdensity(unravel(x))  # noqa: E731
+
+        def target(x):
+            return logdensity(unravel(x))
 
         def renewed(_, pair):
             return laplace(target, pair[0], jnp.where(kstate["visits"] == 0, FIRST, LATER))
@@ -140,7 +144,10 @@ class Alternating(AbstractKernel):
     def step(self, noise, z, kstate, logdensity, scale):
         normal, uniform = noise
         flat, unravel = ravel_pytree(z)
-        target = lambda x: logdensity(unravel(x))  # noqa: E731
+
+        def target(x):
+            return logdensity(unravel(x))
+
         names = list(MOVES)
         order = jnp.asarray([names.index(move) for move in self.pattern])
         move = order[kstate["turn"] % len(self.pattern)]
@@ -176,7 +183,9 @@ class Alternating(AbstractKernel):
         finite = jnp.isfinite(new["value"]) & ~jnp.isnan(log_ratio)
         probability = jnp.where(finite, jnp.exp(jnp.minimum(log_ratio, 0.0)), 0.0)
         taken = uniform < probability
-        keep = lambda a, b: jnp.where(taken, a, b)  # noqa: E731
+
+        def keep(a, b):
+            return jnp.where(taken, a, b)
 
         goal = jnp.asarray([aim or 0.0 for aim, _ in MOVES.values()], flat.dtype)[move]
         here = jnp.arange(len(names)) == move

@@ -12,10 +12,10 @@ import jax.numpy as jnp
 from jax.flatten_util import ravel_pytree
 from jaxtyping import Array, Float, PRNGKeyArray, PyTree, Scalar
 
-from ..model import Latents, mapped
-from ..schedule import AbstractSchedule
+from ..problem.model import Latents, mapped
+from ..problem.schedule import AbstractSchedule
 
-#: z -> log p(y, z | theta); a `margaux.model.Target` where the model has more to give
+#: z -> log p(y, z | theta); a `margaux.problem.model.Target` where the model has more to give
 LogDensity = Callable[[Latents], Scalar] | Any
 
 

@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 import equinox as eqx
 import jax.numpy as jnp
 
-from ..schedule import AbstractSchedule, as_schedule
+from ..problem.schedule import AbstractSchedule, as_schedule
 from .base import AbstractKernel
 
 

@@ -8,8 +8,8 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Scalar
 
-from ..model import Latents, leading
-from ..schedule import AbstractSchedule, Constant
+from ..problem.model import Latents, leading
+from ..problem.schedule import AbstractSchedule, Constant
 from .base import AbstractBlockedKernel, AbstractKernel
 from .mala import MALA
 
@@ -65,13 +65,17 @@ class Blocked(AbstractBlockedKernel):
         return {"units": jax.vmap(self.units.noise)(keys, z["units"]), "shared": self.shared.noise(of_shared, z["shared"])}
 
     def refresh(self, z, kstate, logdensity):
-        each = lambda z_i, state, y_i: self.units.refresh(z_i, state, _given(logdensity, z["shared"], y_i))  # noqa: E731
+        def each(z_i, state, y_i):
+            return self.units.refresh(z_i, state, _given(logdensity, z["shared"], y_i))
+
         units = jax.vmap(each)(z["units"], kstate["units"], logdensity.y)
         return kstate | {"units": units, "shared": self.shared.refresh(z["shared"], kstate["shared"], _among(logdensity, z))}
 
     def step(self, noise, z, kstate, logdensity, scale):
         log_scale = kstate["log_scale"]
-        size = lambda kernel, block: kernel.step_size(1) * jnp.exp(log_scale[block]) * scale  # noqa: E731
+
+        def size(kernel, block):
+            return kernel.step_size(1) * jnp.exp(log_scale[block]) * scale
 
         def each(e, z_i, state, s, y_i):
             return self.units.step(e, z_i, state, _given(logdensity, z["shared"], y_i), s)

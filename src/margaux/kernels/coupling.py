@@ -8,7 +8,7 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 
-from ..schedule import AbstractSchedule
+from ..problem.schedule import AbstractSchedule
 from .alternating import Alternating
 from .base import AbstractKernel
 from .uhmc import UnadjustedHMC

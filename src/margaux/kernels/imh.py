@@ -9,8 +9,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax.flatten_util import ravel_pytree
 
-from ..gaussian import laplace
-from ..schedule import AbstractSchedule, Constant
+from ..numerics.gaussian import laplace
+from ..problem.schedule import AbstractSchedule, Constant
 from .base import AbstractKernel, accept, normal_like
 
 

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.flatten_util import ravel_pytree
 
-from ..schedule import AbstractSchedule
+from ..problem.schedule import AbstractSchedule
 from .base import AbstractProximalKernel, normal_like
 from .scaling import Scaling, step_schedule
 

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.flatten_util import ravel_pytree
 
-from ..schedule import AbstractSchedule, Constant
+from ..problem.schedule import AbstractSchedule, Constant
 from .base import AbstractKernel, accept, flat_size, normal_like
 
 
@@ -50,7 +50,10 @@ class CrankNicolson(AbstractKernel):
         flat, unravel = ravel_pytree(z)
         rho = jnp.asarray(self.rho, flat.dtype)
         moved = jnp.sqrt(1 - rho**2) * flat + rho * normal
-        likelihood = lambda x: logdensity(unravel(x)) + jnp.sum(x**2) / 2  # noqa: E731
+
+        def likelihood(x):
+            return logdensity(unravel(x)) + jnp.sum(x**2) / 2
+
         z, probability = accept(z, unravel(moved), likelihood(moved) - likelihood(flat), uniform)
         return z, kstate, probability
 
@@ -79,10 +82,18 @@ class EllipticalSlice(AbstractKernel):
     def step(self, noise, z, kstate, logdensity, scale):
         normal, uniform, key = noise
         flat, unravel = ravel_pytree(z)
-        likelihood = lambda x: logdensity(unravel(x)) + jnp.sum(x**2) / 2  # noqa: E731
+
+        def likelihood(x):
+            return logdensity(unravel(x)) + jnp.sum(x**2) / 2
+
         level = likelihood(flat) + jnp.log(uniform.astype(flat.dtype))
-        draw = lambda j: jax.random.uniform(jax.random.fold_in(key, j), (), flat.dtype)  # noqa: E731
-        point = lambda angle: jnp.cos(angle) * flat + jnp.sin(angle) * normal  # noqa: E731
+
+        def draw(j):
+            return jax.random.uniform(jax.random.fold_in(key, j), (), flat.dtype)
+
+        def point(angle):
+            return jnp.cos(angle) * flat + jnp.sin(angle) * normal
+
         first = 2 * jnp.pi * draw(0)
 
         def shrink(state):
@@ -92,7 +103,9 @@ class EllipticalSlice(AbstractKernel):
 
         # The bracket closes on z itself, which is above the slice; sixty halvings end it in any precision.
         # A likelihood that is not a number is no place to go.
-        outside = lambda state: ~(likelihood(point(state[1])) >= level) & (state[0] < 60)  # noqa: E731
+        def outside(state):
+            return ~(likelihood(point(state[1])) >= level) & (state[0] < 60)
+
         count, angle, _, _ = jax.lax.while_loop(outside, shrink, (0, first, first - 2 * jnp.pi, first))
         moved = jnp.where(count < 60, point(angle), flat)
         return unravel(moved), kstate, jnp.ones((), flat.dtype)

@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 import jax
 from jax.flatten_util import ravel_pytree
 
-from ..schedule import AbstractSchedule, as_schedule
+from ..problem.schedule import AbstractSchedule, as_schedule
 from .base import AbstractKernel, accept, normal_like
 from .scaling import Scaling
 

@@ -11,8 +11,8 @@ import numpy as np
 from jax.flatten_util import ravel_pytree
 from jaxtyping import Array, PyTree, Scalar
 
-from ..model import Latents
-from ..schedule import AbstractSchedule, Constant, as_schedule
+from ..problem.model import Latents
+from ..problem.schedule import AbstractSchedule, Constant, as_schedule
 from .base import LogDensity, flat_size
 
 #: power iterations at the first visit, visits between two later ones, and how fast an old bound is forgotten

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 from jax.flatten_util import ravel_pytree
 
-from ..schedule import AbstractSchedule
+from ..problem.schedule import AbstractSchedule
 from .base import AbstractKernel, normal_like
 from .scaling import Scaling, step_schedule
 
@@ -55,7 +55,9 @@ class UnadjustedHMC(AbstractKernel):
         flat, unravel = ravel_pytree(z)
         scaling = self.scaling
         h = scaling.scale(kstate, scale.astype(flat.dtype))
-        force = lambda x: scaling.root_transposed(kstate, jax.grad(lambda x: logdensity(unravel(x)))(x))  # noqa: E731
+
+        def force(x):
+            return scaling.root_transposed(kstate, jax.grad(lambda x: logdensity(unravel(x)))(x))
 
         def leapfrog(_, state):
             x, p = state

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 from jax.flatten_util import ravel_pytree
 
-from ..schedule import AbstractSchedule
+from ..problem.schedule import AbstractSchedule
 from .base import AbstractKernel, move, normal_like
 from .scaling import Scaling, step_schedule
 

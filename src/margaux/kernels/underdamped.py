@@ -10,7 +10,7 @@ import numpy as np
 from jax.flatten_util import ravel_pytree
 from jaxtyping import Array
 
-from ..schedule import AbstractSchedule
+from ..problem.schedule import AbstractSchedule
 from .base import AbstractKernel, flat_size
 from .scaling import Scaling, step_schedule
 

@@ -12,13 +12,13 @@ import numpy as np
 import optax
 
 import margaux as mx
-from margaux.callbacks import AbstractCallback
 from margaux.datasets import load_cifar10, load_digits, load_mnist
-from margaux.variational.draws import as_draws
-from margaux.variational.likelihoods import Categorical
-from margaux.variational.networks import as_network
-from margaux.variational.priors import Normal
-from margaux.variational.training import Settings, Trained, train
+from margaux.engine.callbacks import AbstractCallback
+from margaux.families.variational.draws import as_draws
+from margaux.families.variational.likelihoods import Categorical
+from margaux.families.variational.networks import as_network
+from margaux.families.variational.priors import Normal
+from margaux.families.variational.training import Settings, Trained, train
 
 #: the paper's step of every method, and its coefficient of momentum
 PAPER_STEP, PAPER_MOMENTUM = 1e-3, 1e-3
@@ -92,15 +92,23 @@ class Clock(AbstractCallback):
         return first + np.array(self.seconds) - self.seconds[0]
 
 
-def run(network: Any, x: np.ndarray, y: np.ndarray, method: Any, step: Any, epochs: int, batch: int, seed: int,
-        growing: bool = True) -> tuple[Course, Trained]:  # fmt: skip
+def run(
+    network: Any, x: np.ndarray, y: np.ndarray, method: Any, step: Any, epochs: int, batch: int, seed: int, growing: bool = True
+) -> tuple[Course, Trained]:
     """One fit with a scalar standard deviation, M_k = k draws in epoch k (or one), by Flipout."""
     blocks = -(-len(x) // batch)
     made, weights = as_network(network)
     settings = Settings(
-        method=method, step=step, spread="all", sigma=0.05, n_draws=mx.Growth(0, 1, 1, epoch=blocks) if growing else 1,
-        n_blocks=blocks, epochs=epochs, seed=seed, progress=False,
-    )  # fmt: skip
+        method=method,
+        step=step,
+        spread="all",
+        sigma=0.05,
+        n_draws=mx.Growth(0, 1, 1, epoch=blocks) if growing else 1,
+        n_blocks=blocks,
+        epochs=epochs,
+        seed=seed,
+        progress=False,
+    )
     clock = Clock(blocks)
     trained = train(made, weights, Categorical(), Normal(1.0), as_draws("flipout"), x, y, settings, callbacks=[clock])
     draws = np.arange(1, epochs + 1) if growing else np.ones(epochs)

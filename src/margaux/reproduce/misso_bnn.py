@@ -35,15 +35,21 @@ from matplotlib.figure import Figure
 from rich.console import Console
 from rich.table import Table
 
-from margaux.variational.architectures import LeNet5, Perceptron, ResNet18
+from margaux.families.variational.architectures import LeNet5, Perceptron, ResNet18
 
 from ._bnn_runs import METHODS, Course, best_step, cifar, literal, mnist, on_gpu, run
 
 #: the paper's seconds for 100 epochs of LeNet-5 and 200 of ResNet-18
 PAPER_LENET = {"adam": 12889, "momentum": 12816, "bbb": 12690, "sag": 13822, "misso": 13367}
 PAPER_RESNET = {"adam": 31879, "adagrad": 31675, "misso": 32092}
-COLOURS = {"adam": "tab:blue", "momentum": "tab:orange", "bbb": "tab:green", "sag": "tab:red", "misso": "tab:purple",
-           "adagrad": "tab:brown"}  # fmt: skip
+COLOURS = {
+    "adam": "tab:blue",
+    "momentum": "tab:orange",
+    "bbb": "tab:green",
+    "sag": "tab:red",
+    "misso": "tab:purple",
+    "adagrad": "tab:brown",
+}
 WHY = {
     "adam": "an iteration moves each weight by 1e-3",
     "momentum": "the coefficient 1e-3 leaves nothing of the momentum: as BBB",
@@ -69,8 +75,9 @@ def main(out: Path, full: bool = False) -> None:
     console.print(resnet(full))
 
 
-def compare(network: Any, x: np.ndarray, y: np.ndarray, epochs: int, runs: int, console: Console,
-            growing: bool = True) -> dict[str, dict[str, list[Course]]]:  # fmt: skip
+def compare(
+    network: Any, x: np.ndarray, y: np.ndarray, epochs: int, runs: int, console: Console, growing: bool = True
+) -> dict[str, dict[str, list[Course]]]:
     """Courses of every method by setting: "paper" and "best"."""
     out: dict[str, dict[str, list[Course]]] = {"paper": {}, "best": {}}
     for method, name in METHODS.items():
@@ -109,12 +116,21 @@ def comparison(courses: dict[str, dict[str, list[Course]]], paper: dict[str, int
     table = Table(title="LeNet-5: time of all epochs beside MC-Adam's, and negative ELBO an image at the end")
     for column in ("method", "paper", "ours", "CPU s", "step 1e-3", "best step", "why 1e-3 is too small"):
         table.add_column(column, justify="left" if column in ("method", "why 1e-3 is too small") else "right")
-    mean = lambda runs, read: float(np.mean([read(run) for run in runs]))  # noqa: E731
+
+    def mean(runs, read):
+        return float(np.mean([read(run) for run in runs]))
+
     seconds = {method: mean(runs, lambda run: run.seconds[-1]) for method, runs in courses["best"].items()}
     for method, name in METHODS.items():
         ends = [mean(courses[setting][method], lambda run: run.loss[-1]) for setting in ("paper", "best")]
-        table.add_row(name, f"{paper[method] / paper['adam']:.2f}", f"{seconds[method] / seconds['adam']:.2f}",
-                      f"{seconds[method]:.0f}", *(f"{end:.3f}" for end in ends), WHY[method])  # fmt: skip
+        table.add_row(
+            name,
+            f"{paper[method] / paper['adam']:.2f}",
+            f"{seconds[method] / seconds['adam']:.2f}",
+            f"{seconds[method]:.0f}",
+            *(f"{end:.3f}" for end in ends),
+            WHY[method],
+        )
     return table
 
 

@@ -38,13 +38,13 @@ from rich.table import Table
 from scipy import special
 
 import margaux as mx
-from margaux.callbacks import AbstractCallback
-from margaux.missing.families import Logistic
-from margaux.missing.likelihood import Likelihood
-from margaux.missing.model import MissingCovariates
-from margaux.missing.observed import arrange
-from margaux.missing.standard import Standard
-from margaux.schedule import AbstractSchedule
+from margaux.engine.callbacks import AbstractCallback
+from margaux.families.missing.families import Logistic
+from margaux.families.missing.likelihood import Likelihood
+from margaux.families.missing.model import MissingCovariates
+from margaux.families.missing.observed import arrange
+from margaux.families.missing.standard import Standard
+from margaux.problem.schedule import AbstractSchedule
 
 #: share of the rows a batch has (0: one row), epochs, the paper's seconds for 10 epochs, and why ours differ
 METHODS: dict[str, tuple[float, int, float, str]] = {
@@ -133,9 +133,21 @@ def run(method: str, model: MissingCovariates, rows: Any, start: dict[str, np.nd
     n_iter = (epochs - table) * per_epoch
 
     def fitted(count: int, clock: Clock) -> mx.Fit:
-        return mx.fit(model, rows, algorithm, estep, params=start, space=model.space(), n_iter=count,
-                      batch_size=size if table else None, callbacks=[clock], key=1, dtype="float64",
-                      polish=False, progress=False)  # fmt: skip
+        return mx.fit(
+            model,
+            rows,
+            algorithm,
+            estep,
+            params=start,
+            space=model.space(),
+            n_iter=count,
+            batch_size=size if table else None,
+            callbacks=[clock],
+            key=1,
+            dtype="float64",
+            polish=False,
+            progress=False,
+        )
 
     fitted(1, cold := Clock())
     fit = fitted(n_iter, clock := Clock())
@@ -145,7 +157,10 @@ def run(method: str, model: MissingCovariates, rows: Any, start: dict[str, np.nd
     seconds = np.interp(draws, draws[clock.iterations], clock.seconds)
     first, _ = ravel_pytree(start)
     course = np.concatenate([first[None], fit.trace["params"][:, 0]])
-    of = lambda name: course[:, [entry.split("[")[0] == name for entry in fit.names]]  # noqa: E731
+
+    def of(name):
+        return course[:, [entry.split("[")[0] == name for entry in fit.names]]
+
     return Course(table + k / per_epoch, seconds, of("beta"), of("mean"), cold.seconds[-1])
 
 
@@ -187,19 +202,28 @@ def main(out: Path, full: bool = False) -> None:
 
     courses = {
         (method, curvature): run(method, MissingCovariates(Logistic(), curvature, groups), rows, start)
-        for method in METHODS for curvature in CURVATURES
-    }  # fmt: skip
+        for method in METHODS
+        for curvature in CURVATURES
+    }
     for number, by, label in [(1, "seconds", "CPU seconds"), (3, "epochs", "epochs")]:
         draw(courses, exact, by, label).savefig(out / f"misso_missing_{number}.png", dpi=120)
 
-    table = Table(title=f"MISSO, section 4.1: {n} rows (the paper: 6384), {EPOCHS} epochs",
-                  caption=f"CPU seconds, compilation left out ({sum(c.compiling for c in courses.values()):.0f} s in all); the "
-                  "paper's: wall-clock, in R. Error: largest |beta - exact|.")  # fmt: skip
+    table = Table(
+        title=f"MISSO, section 4.1: {n} rows (the paper: 6384), {EPOCHS} epochs",
+        caption=f"CPU seconds, compilation left out ({sum(c.compiling for c in courses.values()):.0f} s in all); the "
+        "paper's: wall-clock, in R. Error: largest |beta - exact|.",
+    )
     for column in ("method", "surrogate", "paper, s", "ours, s", "error", f"epochs to {NEAR}", "why they differ"):
         table.add_column(column)
     for (method, curvature), course in courses.items():
         at, first = course.at(EPOCHS), curvature == next(iter(CURVATURES))
-        table.add_row(method if first else "", CURVATURES[curvature], str(METHODS[method][2]) if first else "not tried",
-                      f"{course.seconds[at]:.1f}", f"{course.errors(exact['beta'])[at]:.4f}", course.settled(exact["beta"]),
-                      METHODS[method][3] if first else "")  # fmt: skip
+        table.add_row(
+            method if first else "",
+            CURVATURES[curvature],
+            str(METHODS[method][2]) if first else "not tried",
+            f"{course.seconds[at]:.1f}",
+            f"{course.errors(exact['beta'])[at]:.4f}",
+            course.settled(exact["beta"]),
+            METHODS[method][3] if first else "",
+        )
     Console(width=130).print(table)

@@ -41,26 +41,26 @@ from rich.markup import escape
 from rich.table import Table
 
 import margaux as mx
-from margaux.algorithm import Algorithm
-from margaux.average import LastIterate
-from margaux.memory import NoMemory
-from margaux.naming import precision
-from margaux.pln.answers import settled
-from margaux.pln.ascent import ConditionalScore, InformationAscent, two_levels
-from margaux.pln.conditional import VARIANTS, ConditionalSampling
-from margaux.pln.counts import Counts
-from margaux.pln.fitting import Design
-from margaux.pln.importance import marginal, score
-from margaux.pln.inference import complete, standard_errors
-from margaux.pln.model import PLN, units
-from margaux.pln.proposals import Plan
-from margaux.pln.refinement import Refinement, paper, refine
-from margaux.pln.restarts import best_of
-from margaux.pln.table import read
-from margaux.pln.variational import Loadings, Posterior
+from margaux.algorithms.average import LastIterate
+from margaux.algorithms.base import Algorithm
+from margaux.algorithms.memory import NoMemory
+from margaux.algorithms.updates import AbstractUpdate, Ascent
+from margaux.engine.outcome import RESULTS
+from margaux.families.pln.answers import settled
+from margaux.families.pln.ascent import ConditionalScore, InformationAscent, two_levels
+from margaux.families.pln.conditional import VARIANTS, ConditionalSampling
+from margaux.families.pln.counts import Counts
+from margaux.families.pln.fitting import Design
+from margaux.families.pln.importance import marginal, score
+from margaux.families.pln.inference import complete, standard_errors
+from margaux.families.pln.model import PLN, units
+from margaux.families.pln.proposals import Plan
+from margaux.families.pln.refinement import Refinement, paper, refine
+from margaux.families.pln.restarts import best_of
+from margaux.families.pln.table import read
+from margaux.families.pln.variational import Loadings, Posterior
+from margaux.numerics.naming import precision
 from margaux.reproduce._atlas import atlas
-from margaux.result import RESULTS
-from margaux.updates import AbstractUpdate, Ascent
 
 VARIANT = "aisgd-hessian"
 CELLS, GENES = 300, 100
@@ -260,7 +260,9 @@ def whole(cells: int = 19_998, genes: int = 14_059, rank: int = 15, n_draws: int
     what the epoch gains."""
     counts, _ = atlas(cells, genes, rank)
     ends = [time.process_time()]
-    peak = lambda: resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20  # noqa: E731
+
+    def peak():
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
 
     def watch(sweep: int, bound: float) -> None:
         ends.append(time.process_time())
@@ -326,8 +328,13 @@ def report(frame: Any, others: pd.DataFrame, found: pd.DataFrame, verdict: str, 
     rise = (ends["loglik"]["last"] - ends["loglik"]["first"]).groupby(["q", "steps"]).mean()
     slope = ends["gradient"].groupby(["q", "steps"]).mean()
     start = ends["loglik"]["first"].groupby("q").mean()
-    listed = lambda values: ", ".join(f"q = {q}: {value}" for q, value in values.items())  # noqa: E731
-    changed = lambda kind: int((_away(found, "first", kind) != _away(found, "last", kind)).sum())  # noqa: E731
+
+    def listed(values):
+        return ", ".join(f"q = {q}: {value}" for q, value in values.items())
+
+    def changed(kind):
+        return int((_away(found, "first", kind) != _away(found, "last", kind)).sum())
+
     move = found["first"] - found["last"]
     table = Table(title=f"PLN-PCA on single cells ({source})", show_lines=True)
     for column in ("figure", "the paper", "here", "why they differ"):

@@ -41,18 +41,18 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from margaux.naming import precision
-from margaux.pln.answers import settled
-from margaux.pln.conditional import VARIANTS, ConditionalSampling
-from margaux.pln.counts import Counts
-from margaux.pln.fitting import Design, Solution
-from margaux.pln.importance import Marginal, marginal
-from margaux.pln.inference import Kind, standard_errors
-from margaux.pln.model import units
-from margaux.pln.proposals import PROPOSALS, Plan
-from margaux.pln.refinement import Refinement, paper, refine
-from margaux.pln.restarts import best_of
-from margaux.pln.variational import Loadings, Posterior
+from margaux.families.pln.answers import settled
+from margaux.families.pln.conditional import VARIANTS, ConditionalSampling
+from margaux.families.pln.counts import Counts
+from margaux.families.pln.fitting import Design, Solution
+from margaux.families.pln.importance import Marginal, marginal
+from margaux.families.pln.inference import Kind, standard_errors
+from margaux.families.pln.model import units
+from margaux.families.pln.proposals import PROPOSALS, Plan
+from margaux.families.pln.refinement import Refinement, paper, refine
+from margaux.families.pln.restarts import best_of
+from margaux.families.pln.variational import Loadings, Posterior
+from margaux.numerics.naming import precision
 
 N, P = 300, 150
 #: the paper's names of proposals and the variants that make them; the last is ours
@@ -170,10 +170,12 @@ def summarised(frame: Any) -> pd.DataFrame:
         error = part.groupby("replicate")["error"].mean()
         rows[stage] = {
             "rejected": np.mean(_ks(part) < 0.05),
-            "coverage": inside.mean(), "error of coverage": inside.std() / np.sqrt(len(inside)),
-            "mean error": error.mean(), "error of mean": error.std() / np.sqrt(len(error)),
+            "coverage": inside.mean(),
+            "error of coverage": inside.std() / np.sqrt(len(inside)),
+            "mean error": error.mean(),
+            "error of mean": error.std() / np.sqrt(len(error)),
             "sd of z": part["z"].std(),
-        }  # fmt: skip
+        }
     return pd.DataFrame.from_dict(rows, orient="index").rename_axis("stage")
 
 
@@ -245,9 +247,14 @@ def draw_quantiles(frame: Any) -> Figure:
 
 
 def main(
-    out: Path, full: bool = False, ranks: tuple[int, ...] = (3, 5, 15), sizes: tuple[int, ...] = (512, 1024, 2048),
-    datasets: int = 2, replicates: int = 20, settings: Refinement = Refinement("aisgd-hessian", 512, epochs=12, tol=0.05),  # noqa: B008
-) -> None:  # fmt: skip
+    out: Path,
+    full: bool = False,
+    ranks: tuple[int, ...] = (3, 5, 15),
+    sizes: tuple[int, ...] = (512, 1024, 2048),
+    datasets: int = 2,
+    replicates: int = 20,
+    settings: Refinement = Refinement("aisgd-hessian", 512, epochs=12, tol=0.05),  # noqa: B008
+) -> None:
     """Figures 1 to 3 as PNG, their numbers as CSV, and the paper's claims beside what is seen.
 
     Args:
@@ -282,31 +289,61 @@ def report(medians: Any, summary: pd.DataFrame, gains: pd.DataFrame, replicates:
     first, second, third, ours, whole = (summary.loc[stage] for stage in STAGES)
     bias = f"; mean error {second['mean error']:.4f} (error {second['error of mean']:.4f})"
     gain, beside = gains["AISGD"] - gains["VEM"], gains["AISGD"] - gains[FULL]
-    table = Table(title=f"PLN-PCA on synthetic counts: figure 1 at q = {q}; figures 2 and 3 at q = 5, {replicates} replicates",
-                  caption="figure 1: medians over units; ESS as a share of the draws", show_lines=True)  # fmt: skip
+    table = Table(
+        title=f"PLN-PCA on synthetic counts: figure 1 at q = {q}; figures 2 and 3 at q = 5, {replicates} replicates",
+        caption="figure 1: medians over units; ESS as a share of the draws",
+        show_lines=True,
+    )
     for column in ("figure", "the paper", "here", "why they differ"):
         table.add_column(column)
     rows = [
-        ("1, top", "neither a defensive component nor AISGD lowers KL[nu || p]", of("kl_from_proposal", *NAMES),
-         "the few draws of the wide component, of no weight, rule it"),
+        (
+            "1, top",
+            "neither a defensive component nor AISGD lowers KL[nu || p]",
+            of("kl_from_proposal", *NAMES),
+            "the few draws of the wide component, of no weight, rule it",
+        ),
         ("1, below", "a defensive component changes nothing else", f"ESS: {of('ess', 'VEM', 'VEMmix')}", ""),
-        ("1, below", "AISGD-Hessian has the best ESS and the least KL[p || nu]",
-         f"ESS: {of('ess', 'VEM', 'SNIS', 'Hessian')}; KL: {of('kl_from_conditional', 'VEM', 'SNIS', 'Hessian')}", ""),
-        ("1, below", "AISGD-SNIS is unstable with few draws", f"N = {fewest}, ESS: {of('ess', 'SNIS', 'Hessian', n=fewest)}",
-         "covariances follow only draws that are worth 4q"),
-        ("1", "not tried: full covariances a unit", f"ESS: {of('ess', FULL)}; KL: {of('kl_from_conditional', FULL)}",
-         "ours, at the same parameters: no draws behind its mean"),
+        (
+            "1, below",
+            "AISGD-Hessian has the best ESS and the least KL[p || nu]",
+            f"ESS: {of('ess', 'VEM', 'SNIS', 'Hessian')}; KL: {of('kl_from_conditional', 'VEM', 'SNIS', 'Hessian')}",
+            "",
+        ),
+        (
+            "1, below",
+            "AISGD-SNIS is unstable with few draws",
+            f"N = {fewest}, ESS: {of('ess', 'SNIS', 'Hessian', n=fewest)}",
+            "covariances follow only draws that are worth 4q",
+        ),
+        (
+            "1",
+            "not tried: full covariances a unit",
+            f"ESS: {of('ess', FULL)}; KL: {of('kl_from_conditional', FULL)}",
+            "ours, at the same parameters: no draws behind its mean",
+        ),
         ("2, left", "VEM with variational information: rejected, intervals too short", told(first), ""),
-        ("2, middle", "VEM with the information from outer products: still rejected, as VEM overestimates B",
-         told(second) + bias, "theirs stops after 400 iterations, this one at the end of its climb"),
-        ("2, right", "AISGD-Hessian: not rejected", told(third),
-         f"{gain.mean():.2f} nats above VEM, {beside.mean():.2f} above full VEM"),
-        ("3", "standard deviation of standardised estimates: above 1, then about 1",
-         ", ".join(f"{row['sd of z']:.2f}" for row in (first, second, third)),
-         f"an outer product of {P} scores of {N} units inverts to too much"),
+        (
+            "2, middle",
+            "VEM with the information from outer products: still rejected, as VEM overestimates B",
+            told(second) + bias,
+            "theirs stops after 400 iterations, this one at the end of its climb",
+        ),
+        (
+            "2, right",
+            "AISGD-Hessian: not rejected",
+            told(third),
+            f"{gain.mean():.2f} nats above VEM, {beside.mean():.2f} above full VEM",
+        ),
+        (
+            "3",
+            "standard deviation of standardised estimates: above 1, then about 1",
+            ", ".join(f"{row['sd of z']:.2f}" for row in (first, second, third)),
+            f"an outer product of {P} scores of {N} units inverts to too much",
+        ),
         ("", "not tried: adjusted standard errors, AISGD", told(ours), ""),
         ("", "not tried: adjusted standard errors, full VEM", told(whole), "no draws"),
-    ]  # fmt: skip
+    ]
     for row in rows:
         table.add_row(*map(escape, row))
     Console(width=140).print(table)

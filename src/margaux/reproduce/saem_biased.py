@@ -30,8 +30,8 @@ from scipy import special
 import margaux as mx
 from margaux.examples.theophylline import NAMES, Theophylline, concentration
 from margaux.examples.theophylline import data as theophylline_data
+from margaux.families.empirical_bayes.model import ARDPrior, MeanScalePrior
 from margaux.kernels import AbstractKernel
-from margaux.models.bayesian_logistic import ARDPrior, MeanScalePrior
 from margaux.reproduce._saem_biased_models import (
     CurvatureScaled,
     Dispersed,

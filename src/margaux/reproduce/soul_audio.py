@@ -12,14 +12,40 @@ from pathlib import Path
 import numpy as np
 
 from margaux import Polynomial, StepWeighted
-from margaux.estimators.sparse_inverse import SparseInverse
-from margaux.priors import L1, HuberPrior
+from margaux.families.inverse.estimator import SparseInverse
+from margaux.families.inverse.priors import L1, HuberPrior
 
 POSITIONS, FREQUENCIES, LENGTH, RATE = 29, 100, 11_025, 44_100
 SAMPLES, NOISE_SD = 456, 0.015
 #: position -> frequency, counted from the C of 16.35 Hz; the other positions are silent
-SONG = {0: 60, 1: 58, 2: 56, 3: 58, 4: 60, 5: 60, 6: 60, 8: 58, 9: 58, 10: 58, 12: 60, 13: 63, 14: 63,
-        16: 60, 17: 58, 18: 56, 19: 58, 20: 60, 21: 60, 22: 60, 23: 60, 24: 58, 25: 58, 26: 60, 27: 58, 28: 56}  # fmt: skip
+SONG = {
+    0: 60,
+    1: 58,
+    2: 56,
+    3: 58,
+    4: 60,
+    5: 60,
+    6: 60,
+    8: 58,
+    9: 58,
+    10: 58,
+    12: 60,
+    13: 63,
+    14: 63,
+    16: 60,
+    17: 58,
+    18: 56,
+    19: 58,
+    20: 60,
+    21: 60,
+    22: 60,
+    23: 60,
+    24: 58,
+    25: 58,
+    26: 60,
+    27: 58,
+    28: 56,
+}
 D = FREQUENCIES * POSITIONS
 
 
@@ -97,7 +123,7 @@ def exact_theta(A: np.ndarray, y: np.ndarray, n_iter: int, seed: int = 0) -> flo
 def cpu_seconds(A: np.ndarray, y: np.ndarray, repeats: int = 5) -> tuple[float, float]:
     """Warm CPU seconds of 500 iterations, and of starting a fit: from two lengths, compiled before, best of `repeats`."""
     import margaux as mx
-    from margaux.models.inverse import LinearInverse, as_operator
+    from margaux.families.inverse.model import LinearInverse, as_operator
 
     step = Polynomial(20 / D, 0.8)
     start = float(np.log(0.1 * np.abs(A.T @ y).max() / NOISE_SD**2))
@@ -105,8 +131,17 @@ def cpu_seconds(A: np.ndarray, y: np.ndarray, repeats: int = 5) -> tuple[float, 
 
     def once(n_iter: int) -> float:
         began = time.process_time()
-        mx.fit(model, mx.one_unit({"y": y}), mx.soul(step), mx.MCMC(mx.ULA(6.9e-6), warm_up=100), params={"log_theta": start},
-               n_iter=n_iter, dtype="float64", polish=False, progress=False)  # fmt: skip
+        mx.fit(
+            model,
+            mx.one_unit({"y": y}),
+            mx.soul(step),
+            mx.MCMC(mx.ULA(6.9e-6), warm_up=100),
+            params={"log_theta": start},
+            n_iter=n_iter,
+            dtype="float64",
+            polish=False,
+            progress=False,
+        )
         return time.process_time() - began
 
     once(32)

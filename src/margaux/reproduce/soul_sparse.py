@@ -20,8 +20,9 @@ from scipy.optimize import minimize_scalar
 from sklearn.linear_model import LogisticRegression
 
 import margaux as mx
-from margaux.estimators.sparse_mixed import SparseMixedLogistic
-from margaux.models.mixed_logistic import group_posteriors
+from margaux.engine.callbacks import Progress
+from margaux.families.sparse_mixed.estimator import SparseMixedLogistic
+from margaux.families.sparse_mixed.model import group_posteriors
 
 ROWS, COLUMNS, GROUPS, SIGMA, WEIGHT = 500, 1000, 5, 0.1, 30.0
 #: size from which a coefficient counts as active (the paper's tau)
@@ -68,7 +69,7 @@ class Recorder(mx.AbstractCallback):
     def __init__(self) -> None:
         self.iteration, self.active, self.sigma = [], [], []
 
-    def __call__(self, progress: mx.Progress) -> bool:
+    def __call__(self, progress: Progress) -> bool:
         values = dict(zip(("beta", "sigma"), np.split(progress.params[0], [COLUMNS]), strict=True))
         self.iteration.append(progress.iteration)
         self.active.append(int(np.sum(np.abs(values["beta"]) > ACTIVE)))

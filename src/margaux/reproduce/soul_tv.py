@@ -13,8 +13,8 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 
-from margaux.estimators.sparse_inverse import SparseInverse
-from margaux.priors import TotalVariation2D
+from margaux.families.inverse.estimator import SparseInverse
+from margaux.families.inverse.priors import TotalVariation2D
 
 IMAGES, SIDE, WIDTH, BSNR = ("camera", "coins", "astronaut"), 128, 5, 30.0
 

@@ -16,10 +16,10 @@ import numpy as np
 from scipy import stats
 
 import margaux as mx
+from margaux.answers.draws import draws
 from margaux.datasets import load_wisconsin
 from margaux.examples import wisconsin
-from margaux.inference import draws
-from margaux.plots.posterior import histograms
+from margaux.families.empirical_bayes.plots import histograms
 
 STEP = mx.Polynomial(60.0, power=0.8)
 GAMMA, EXACT = 8.34e-5, 0.729
@@ -29,10 +29,20 @@ def soul(data: Any, n_iter: int, runs: int | None = None, key: int = 1, gamma: f
     """The paper's settings; the average starts at a tenth of the run, at 20,000 where the run allows."""
     burn_in = min(20_000, n_iter // 2)
     return mx.fit(
-        wisconsin.EmpiricalBayesLogistic(), data, mx.soul(STEP, average=mx.StepWeighted(STEP, burn_in=burn_in)),
-        mx.MCMC(mx.ULA(gamma), warm_up=100), params={"theta": 0.0}, space={"theta": mx.Box(-100.0, 100.0)}, n_iter=n_iter,
-        runs=runs, spread=0.0, key=key, dtype="float32", polish=False, progress=False,
-    )  # fmt: skip
+        wisconsin.EmpiricalBayesLogistic(),
+        data,
+        mx.soul(STEP, average=mx.StepWeighted(STEP, burn_in=burn_in)),
+        mx.MCMC(mx.ULA(gamma), warm_up=100),
+        params={"theta": 0.0},
+        space={"theta": mx.Box(-100.0, 100.0)},
+        n_iter=n_iter,
+        runs=runs,
+        spread=0.0,
+        key=key,
+        dtype="float32",
+        polish=False,
+        progress=False,
+    )
 
 
 def trajectories(fit: mx.Fit) -> plt.Figure:
@@ -90,9 +100,16 @@ def errors_by_theta(count: int) -> tuple[np.ndarray, np.ndarray]:
     train, test = order[:546], order[546:]
     X = (X - X[train].mean(axis=0)) / X[train].std(axis=0, ddof=1)
     X = np.column_stack([np.ones(len(X)), X])
-    fit = mx.fit(wisconsin.EmpiricalBayesLogistic(), mx.one_unit({"X": X[train], "y": y[train]}), mx.soul(),
-                 mx.MCMC(mx.ULA(preconditioner="dense")), params={"theta": 0.0}, n_iter=5000,
-                 polish=False, progress=False)  # fmt: skip
+    fit = mx.fit(
+        wisconsin.EmpiricalBayesLogistic(),
+        mx.one_unit({"X": X[train], "y": y[train]}),
+        mx.soul(),
+        mx.MCMC(mx.ULA(preconditioner="dense")),
+        params={"theta": 0.0},
+        n_iter=5000,
+        polish=False,
+        progress=False,
+    )
     grid = np.linspace(-10, 10, count)
     found = []
     for theta in grid:
@@ -136,15 +153,23 @@ def main(out: Path, full: bool = False) -> None:
 
     rows = [
         ("estimate of theta", "figure only", f"{float(fit.params['theta']):.3f}", f"exact {EXACT}; the paper kept an id column"),
-        (f"{len(many)} replicates, mean and SD", "3% bias", f"{many.mean():.3f}, {many.std(ddof=1):.4f}",
-         "averaged from n = 20,000, past the transient of 10,000 steps"),
+        (
+            f"{len(many)} replicates, mean and SD",
+            "3% bias",
+            f"{many.mean():.3f}, {many.std(ddof=1):.4f}",
+            "averaged from n = 20,000, past the transient of 10,000 steps",
+        ),
         ("Gaussian, KS p value", "by eye", f"{p:.2f}", ""),
         ("harmonic-mean maximiser", "figure only", f"{profile.attrs['maximiser']:.3f}", "ellipsoid instead of a ball"),
-        ("test error, 20 splits", "2.2% (one split)", f"{100 * predicted.mean():.1f}% (SD {100 * predicted.std(ddof=1):.1f}%)",
-         "one split of 137 rows has a standard error of 1.3%"),
+        (
+            "test error, 20 splits",
+            "2.2% (one split)",
+            f"{100 * predicted.mean():.1f}% (SD {100 * predicted.std(ddof=1):.1f}%)",
+            "one split of 137 rows has a standard error of 1.3%",
+        ),
         ("bias probe, shift in SE", "none", f"{probe['shift_in_se']:.5f} (MC {probe['mc_error_in_se']:.5f})", "gamma / 2"),
         ("CPU seconds", "not given", f"{spent:.1f} for {n_iter:,} iterations", "cold, compilation included"),
-    ]  # fmt: skip
+    ]
     from rich.console import Console
     from rich.table import Table
 

@@ -1,0 +1,1 @@
+"""Poisson regression with a random intercept."""

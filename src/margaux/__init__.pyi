@@ -1,0 +1,153 @@
+"""The public names, by the module that has each: what is listed here is imported when it is first asked for."""
+
+from . import datasets, problem
+from .algorithms.average import LastIterate, LinearlyWeighted, PolyakRuppert, StepWeighted
+from .algorithms.base import Algorithm
+from .algorithms.recipes import (
+    aisgd,
+    incremental_em,
+    ipla,
+    isgd,
+    mcem,
+    miso,
+    misso,
+    online_em,
+    pgd,
+    saem,
+    sag,
+    saga,
+    slow_fast,
+    souk,
+    soul,
+    svrg,
+)
+from .answers.fit import Fit
+from .answers.load import load
+from .bridges.numpyro.entry import fit_numpyro, from_numpyro
+from .engine.callbacks import AbstractCallback, Checkpoint, EarlyStopping
+from .engine.outcome import RESULTS, FitError
+from .esteps import MCMC, AbstractEStep, Exact, ImportanceSampling, Noise, Quadrature
+from .families.empirical_bayes.estimator import EmpiricalBayesLogistic
+from .families.inverse.estimator import SparseInverse
+from .families.missing.estimator import MissingGLM, MissingLinear, MissingLogistic
+from .families.nlme.estimator import NLME
+from .families.pln.estimator import PLNPCA
+from .families.pln.ranks import pln_ranks
+from .families.sparse_mixed.estimator import SparseMixedLogistic
+from .families.variational.density import fit_variational
+from .families.variational.estimator import BayesianClassifier, BayesianRegressor
+from .fitting import fit
+from .kernels import (
+    MALA,
+    MYULA,
+    SGLD,
+    ULA,
+    AbstractKernel,
+    Alternating,
+    BlackJAX,
+    Blocked,
+    CrankNicolson,
+    EllipticalSlice,
+    IndependenceMH,
+    ProximalULA,
+    RandomWalk,
+    UnadjustedHMC,
+    Underdamped,
+)
+from .problem.model import AbstractConjugate, AbstractDiscrete, AbstractExponentialFamily, AbstractModel
+from .problem.penalty import L1, L2, ElasticNet, Huber, NoPenalty
+from .problem.schedule import Constant, ConstantThenDecay, Growth, Polynomial
+from .problem.space import Ball, Box, Positive, PositiveDefinite, Product, Real, Simplex
+from .problem.units import one_unit, pad_ragged
+
+__version__: str
+__all__ = [
+    "AbstractCallback",
+    "AbstractConjugate",
+    "AbstractDiscrete",
+    "AbstractEStep",
+    "AbstractExponentialFamily",
+    "AbstractKernel",
+    "AbstractModel",
+    "Algorithm",
+    "Alternating",
+    "Ball",
+    "BayesianClassifier",
+    "BayesianRegressor",
+    "BlackJAX",
+    "Blocked",
+    "Box",
+    "Checkpoint",
+    "Constant",
+    "ConstantThenDecay",
+    "CrankNicolson",
+    "EarlyStopping",
+    "ElasticNet",
+    "EllipticalSlice",
+    "EmpiricalBayesLogistic",
+    "Exact",
+    "Fit",
+    "FitError",
+    "Growth",
+    "Huber",
+    "ImportanceSampling",
+    "IndependenceMH",
+    "L1",
+    "L2",
+    "LastIterate",
+    "LinearlyWeighted",
+    "MALA",
+    "MCMC",
+    "MYULA",
+    "MissingGLM",
+    "MissingLinear",
+    "MissingLogistic",
+    "NLME",
+    "NoPenalty",
+    "Noise",
+    "PLNPCA",
+    "PolyakRuppert",
+    "Polynomial",
+    "Positive",
+    "PositiveDefinite",
+    "Product",
+    "ProximalULA",
+    "Quadrature",
+    "RESULTS",
+    "RandomWalk",
+    "Real",
+    "SGLD",
+    "Simplex",
+    "SparseInverse",
+    "SparseMixedLogistic",
+    "StepWeighted",
+    "ULA",
+    "UnadjustedHMC",
+    "Underdamped",
+    "aisgd",
+    "datasets",
+    "fit",
+    "fit_numpyro",
+    "fit_variational",
+    "from_numpyro",
+    "incremental_em",
+    "ipla",
+    "isgd",
+    "load",
+    "mcem",
+    "miso",
+    "misso",
+    "one_unit",
+    "online_em",
+    "pad_ragged",
+    "pgd",
+    "pln_ranks",
+    "problem",
+    "saem",
+    "sag",
+    "saga",
+    "slow_fast",
+    "souk",
+    "soul",
+    "svrg",
+]

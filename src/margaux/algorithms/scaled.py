@@ -1,0 +1,108 @@
+"""Ascent along the score whose step needs no choosing: it is scaled by the complete-data information."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+from jax.flatten_util import ravel_pytree
+from jaxtyping import Array
+
+from ..problem.model import leading, log_joints
+from ..problem.penalty import NoPenalty
+from ..problem.schedule import AbstractSchedule
+from ..problem.space import AbstractSpace, Real
+from .average import AbstractAverage
+from .base import AbstractRowless, sum_over_devices
+from .statistics import Score
+from .updates import Problem
+
+#: parameters up to which the information is a matrix; beyond, only its largest eigenvalue is followed
+DENSE = 32
+#: the coordinate that stands for infinity, where a start lies on the edge of its space
+EDGE = 30.0
+
+
+class ScaledAscent(AbstractRowless):
+    r"""$\theta_k = \Pi_\Theta[\theta_{k-1} + \delta_k J_k^{-1}\bar s_k]$, with $J_k$ a running mean of
+    $E[-\nabla^2_\theta\log p(y_i, z_i\mid\theta)]$, the complete-data information a unit.
+
+    It is at least the observed information, so gains of up to one are stable: with exact expectations and
+    $\delta = 1$ this is the EM gradient algorithm (Lange 1995). The steps are taken in the unconstrained
+    coordinates of $\Theta$, eigenvalues enter by their modulus, and no step exceeds $1 + |u_j|$. With more than
+    32 parameters J is replaced by its largest eigenvalue (by power iteration); with a penalty too, and then
+    the coordinates are the parameters themselves.
+
+    Args:
+        gain: $\delta_k$, without units.
+    """
+
+    gain: AbstractSchedule
+    average: AbstractAverage
+
+    def requires(self, problem):
+        return None
+
+    def init(self, problem, params, per_unit):
+        flat, _ = ravel_pytree(_space(problem).to_unconstrained(params))
+        if flat.size <= DENSE:
+            return {"information": jnp.zeros((flat.size, flat.size), flat.dtype)}
+        start = jnp.cos(jnp.arange(1, flat.size + 1, dtype=flat.dtype) ** 2)
+        return {"direction": start / jnp.linalg.norm(start), "largest": jnp.zeros((), flat.dtype)}
+
+    def statistics(self, problem, params, z, w, batch):
+        return Score().per_unit(problem.model, params, z, w, batch)
+
+    def step(self, problem, estep, params, state, visit):
+        estep_rows, own_rows = visit.rows
+        batch, k = visit.batch, visit.k
+        b = leading(batch) * visit.devices
+        space, free = _space(problem), isinstance(problem.penalty, NoPenalty)
+        flat, unravel = ravel_pytree(space.to_unconstrained(params))
+        flat = jnp.where(jnp.isfinite(flat), flat, jnp.sign(flat) * EDGE)
+
+        def back(u):
+            return space.from_unconstrained(unravel(u))
+
+        dense = flat.size <= DENSE
+
+        def f(z, w):
+            def total(u):
+                return jnp.sum(w * log_joints(problem.model, back(u), z, batch))
+
+            if dense:
+                return jax.grad(total)(flat), -jax.hessian(total)(flat)
+            score, product = jax.jvp(jax.grad(total), (flat,), (state["direction"],))
+            return score, -product
+
+        value, estep_rows, info = estep.expect(f, visit.noise, problem.model, params, estep_rows, batch, k)
+        (score, curvature), info = sum_over_devices((value, info), visit.axis)
+        score, curvature = score / b, curvature / b
+        share = jnp.asarray(k, flat.dtype) ** -0.6
+        if dense:
+            information = state["information"] + share * (curvature - state["information"])
+            state = {"information": information}
+            largest = jnp.linalg.norm(information, 2)
+        else:
+            size = jnp.linalg.norm(curvature)
+            largest = state["largest"] + share * (size - state["largest"])
+            direction = jnp.where(size > 0, curvature / jnp.where(size > 0, size, 1.0), state["direction"])
+            state = {"direction": direction, "largest": largest}
+        largest = jnp.maximum(largest, jnp.finfo(flat.dtype).eps)
+        delta, limit = self.gain(k).astype(flat.dtype), 1 + jnp.abs(flat)
+        move = newton_step(information, score) if dense and free else score / largest
+        moved = back(flat + delta * jnp.clip(move, -limit, limit))
+        moved = jax.tree.map(lambda new, old: new.astype(old.dtype), moved, params)
+        return problem.land(moved, delta / largest), state, (estep_rows, own_rows), {n: figure / b for n, figure in info.items()}
+
+
+def _space(problem: Problem) -> AbstractSpace:
+    """Whose coordinates the steps are taken in: a proximal map needs the parameters' own."""
+    return problem.space if isinstance(problem.penalty, NoPenalty) else Real()
+
+
+def newton_step(information: Array, score: Array) -> Array:
+    """|J|^-1 s, eigenvalues by their modulus and no smaller than a millionth of the largest."""
+    values, vectors = jnp.linalg.eigh((information + information.T) / 2)
+    size = jnp.abs(values)
+    size = jnp.maximum(size, jnp.maximum(1e-6 * jnp.max(size), jnp.finfo(score.dtype).tiny ** 0.5))
+    return vectors @ ((vectors.T @ score) / size)

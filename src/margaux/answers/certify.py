@@ -1,0 +1,226 @@
+"""The certificate of a fit: from "the algorithm ended" to "this is the maximum, its likelihood, its errors", or why not."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from ..engine.outcome import RESULTS
+from ..esteps import MCMC, Exact, ImportanceSampling, ModeMixture
+from ..numerics.sampling import HEAVY
+from .bias import kernel_bias
+from .certificate import Certificate, Check, Level
+from .diagnostics import trace_checks
+from .likelihood import LogLikelihood, loglik
+from .polish import Polish, affordable, polish, unpolishable
+from .posterior import UndefinedDensity, proposals
+from .rules import Rule
+from .visits import visits
+
+NAN = float("nan")
+#: length of Newton's step in standard errors, its noise included, that is at the maximum, and that is nowhere near it
+AT_MAXIMUM, FAR_AWAY = 0.2, 1.0
+#: by how much two likelihoods may differ beside their errors, and the largest error of one
+APART, LARGE_ERROR = 0.05, 0.1
+#: effective draws of a unit below which its weights are not to be averaged with
+FEW = 20
+#: falls of the log-likelihood a standard error away (a half for a parabola) beyond which Wald intervals are not to be used
+SHALLOW, FLAT = 0.2, 0.02
+#: a relative Monte Carlo error of a standard error that matters
+ROUGH = 0.05
+
+
+def certify(fit: Any) -> Certificate:
+    """Every check of a plain fit. A family adds its own by `Certificate.and_also`."""
+    checks: list[Check] = [_ended(fit)]
+    if fit.result.failed:
+        return Certificate(tuple(checks))
+    if fit.problem is None:
+        unknown = Check("model", NAN, NAN, NAN, "careful", "The fit was loaded without its model and data.")
+        return Certificate((*checks, unknown, *trace_checks(fit, None)))
+    if (trouble := unpolishable(fit)) is not None:
+        return Certificate((*checks, *trace_checks(fit, None), *_unpolished(fit, trouble)))
+    try:
+        done = examined(fit)
+        if done is None:
+            return Certificate((*checks, *trace_checks(fit, None), *_very_large(fit)))
+        at_maximum = _gradient(fit, done)
+        # Chains share the bias of the fit's own kernel, and are no other means.
+        settled = at_maximum.level == "pass" and not isinstance(done.rule.estep, MCMC)
+        if settled and fit.result is not RESULTS.boundary:
+            checks = [_of_no_matter(check) for check in checks]
+        checks += [at_maximum, _information(fit), *_shape(fit, done), *_weights(done), *_likelihoods(fit, done)]
+    except UndefinedDensity as error:
+        return Certificate((*checks, Check("density", NAN, NAN, NAN, "failed", f"{error}.")))
+    # Where the maximum has been found by other means, it is of no matter how the chains behaved.
+    checks += [_of_no_matter(check) if settled else check for check in trace_checks(fit, done)]
+    if not settled:
+        checks += [check for check in (kernel_bias(fit), *_chains(fit)) if check is not None]
+    return Certificate(tuple(checks))
+
+
+def _of_no_matter(check: Check) -> Check:
+    if check.level == "pass":
+        return check
+    return check._replace(level="pass", sentence=f"{check.sentence.rstrip('.')} (no matter: the maximum has been found since).")
+
+
+def _chains(fit: Any) -> list[Check]:
+    """Of fits by mini-batches, whose chains make few transitions each."""
+    return [visits(fit)] if fit.batch_size is not None and isinstance(fit.estep, MCMC) else []
+
+
+def _very_large(fit: Any) -> list[Check]:
+    sentence = "The fit is too large to be polished unless polish=True: in a sample of its units gross errors alone are seen."
+    return [*_chains(fit), Check("size", float(fit._model().n), NAN, NAN, "careful", sentence)]
+
+
+def examined(fit: Any) -> Polish | None:
+    """The record of the fit's polish, or of a look at its estimate where it had none; None where that would take too long."""
+    if fit.polished is not None:
+        return fit.polished
+    if not affordable(fit):
+        return None
+    return fit.remembered("examined", lambda: polish(fit, most=0)[1])
+
+
+def _ended(fit: Any) -> Check:
+    level: Level = "pass"
+    if fit.result.failed:
+        level = "failed"
+    elif fit.result in (RESULTS.boundary, RESULTS.interrupted):
+        level = "careful"
+    elif not fit.converged and fit.polished is None:
+        level = "careful"
+    return Check("result", NAN, NAN, NAN, level, fit.message)
+
+
+def _gradient(fit: Any, done: Polish) -> Check:
+    if not np.isfinite(done.length):
+        return Check("gradient", NAN, NAN, AT_MAXIMUM, "failed", "The gradient is not finite at the estimate.")
+    upper = done.length + 2 * done.error
+    if upper < AT_MAXIMUM and done.converged | (done.length < AT_MAXIMUM / 2):
+        sentence = "The gradient is zero: the estimate is at a maximum of the likelihood."
+        return Check("gradient", done.length, done.error, AT_MAXIMUM, "pass", sentence)
+    if done.length - 2 * done.error < AT_MAXIMUM:
+        sentence = (
+            f"How far the maximum is cannot be told: Newton's step is {done.length:.2g} standard errors long, "
+            f"with a Monte Carlo error of {done.error:.2g}."
+        )
+        return Check("gradient", done.length, done.error, AT_MAXIMUM, "careful", sentence)
+    move = np.abs(fit.information().newton) / fit.information().se
+    worst = f", most of it in {fit.names[int(np.nanargmax(move))]}" if np.any(np.isfinite(move)) else ""
+    sentence = f"The maximum is {done.length:.2g} standard errors away{worst}: run longer, or from other starting values."
+    return Check("gradient", done.length, done.error, AT_MAXIMUM, "failed" if done.length > FAR_AWAY else "careful", sentence)
+
+
+def _information(fit: Any) -> Check:
+    info = fit.information()
+    if not np.all(np.isfinite(info.matrix)):
+        return Check("information", NAN, NAN, 0.0, "careful", f"Standard errors are missing: {info.message}.")
+    lowest, error = info.lowest
+    rough = float(np.nanmax(info.se_error / info.se, initial=0.0))
+    if info.message:
+        return Check("information", lowest, error, 0.0, "careful", f"Standard errors: {info.message}.")
+    if rough > ROUGH:
+        sentence = f"Standard errors have Monte Carlo errors of up to {100 * rough:.0f}%: raise n_draws of the information."
+        return Check("information", lowest, error, 0.0, "careful", sentence)
+    return Check("information", lowest, error, 0.0, "pass", "The information is positive definite.")
+
+
+def _shape(fit: Any, done: Polish) -> list[Check]:
+    known = np.isfinite(done.drops).all(axis=1)
+    if not known.any():
+        return []
+    fall = np.where(known, done.drops.min(axis=1), np.inf)
+    j, figure = int(fall.argmin()), float(fall.min())
+    name = _coordinate(fit, j)
+    if figure < -FLAT:
+        sentence = f"The likelihood is higher by {-figure:.3g} elsewhere along {name}: the estimate is not the maximum."
+        return [Check("shape", figure, NAN, SHALLOW, "failed", sentence)]
+    if figure < FLAT:
+        sentence = (
+            f"The likelihood is flat along {name}: the data hardly bound it on one side, and neither its estimate nor its "
+            "standard error means much."
+        )
+        return [Check("shape", figure, NAN, SHALLOW, "careful", sentence)]
+    if figure < SHALLOW:
+        sentence = f"The likelihood is far from a parabola along {name}: use fit.profile instead of Wald intervals."
+        return [Check("shape", figure, NAN, SHALLOW, "careful", sentence)]
+    return [Check("shape", figure, NAN, SHALLOW, "pass", "The likelihood falls on either side of every parameter.")]
+
+
+def _coordinate(fit: Any, j: int) -> str:
+    """The parameter that an unconstrained coordinate moves most."""
+    from .scores import Coordinates
+
+    coordinates = Coordinates(fit)
+    column = np.abs(coordinates.jacobian(coordinates.to(fit.params))[:, j])
+    return fit.names[int(np.nanargmax(column))] if np.any(np.isfinite(column)) else "a parameter"
+
+
+def _weights(done: Polish) -> list[Check]:
+    if not isinstance(done.rule.estep, ImportanceSampling):
+        return []
+    ess, pareto = done.evaluation.ess, done.evaluation.pareto
+    draws: Any = done.rule.estep.n_draws
+    worst = int(np.nanargmin(ess))
+    uneven = (pareto > HEAVY) & (ess < 0.2 * draws)
+    level: Level = "careful" if ess[worst] < FEW or uneven.mean() > 0.02 else "pass"
+    out = []
+    several = 0 if done.rule.modes is None else int(np.sum(done.rule.modes > 1))
+    if level == "pass":
+        sentence = "The importance weights are even."
+    else:
+        sentence = f"The importance weights of unit {worst} have an effective size of {ess[worst]:.1f} of {draws} draws."
+    out.append(Check("weights", float(ess[worst]), NAN, float(FEW), level, sentence))
+    if several:
+        sentence = f"The posteriors of {several} units have several modes; draws come from all that were found."
+        out.append(Check("modes", float(several), NAN, NAN, "pass", sentence))
+    return out
+
+
+def _likelihoods(fit: Any, done: Polish) -> list[Check]:
+    if not done.rule.has_likelihood:  # chains give none, and other means are for few latents
+        return []
+    value = fit.loglik()
+    level: Level = "careful" if value.message or not value.se <= LARGE_ERROR else "pass"
+    sentence = f"The log-likelihood is {float(value):.3f} by {value.method}, with an error of {value.se:.2g}"
+    sentence += f"; {value.message}." if value.message else "."
+    out = [Check("likelihood", float(value), value.se, LARGE_ERROR, level, sentence)]
+    if isinstance(done.rule.estep, Exact) and done.rule.deterministic:
+        return out
+    other = fit.remembered("second likelihood", lambda: _second(fit, done.rule))
+    if other is None:
+        return out
+    gap, error = abs(float(value) - float(other)), float(np.hypot(value.se, other.se))
+    level = "pass" if gap < APART + 3 * error else "careful"
+    sentence = "Two likelihoods by independent means agree."
+    if level != "pass":
+        sentence = (
+            f"Two likelihoods differ by {gap:.2g}: {float(value):.2f} by {value.method}, {float(other):.2f} by fresh draws."
+        )
+    return [*out, Check("likelihoods", gap, error, APART, level, sentence)]
+
+
+def _second(fit: Any, rule: Rule) -> LogLikelihood | None:
+    """By draws and proposals that share nothing with those of the first likelihood."""
+    if not rule.has_likelihood:
+        return None
+    draws = int(np.clip(100_000 // fit._model().n, 100, 2000))
+    estep = ImportanceSampling(draws, ModeMixture(), quasi=True)
+    if isinstance(rule.estep, ImportanceSampling):
+        estep = rule.estep  # the program is there already
+    return loglik(fit, estep=estep, rows=proposals(fit, estep, key=7), replicates=3, first_key=100)
+
+
+def _unpolished(fit: Any, trouble: str) -> list[Check]:
+    """A penalised or a variational estimate, or one of very many parameters."""
+    if fit.estep is not None and fit.estep.averages_objective:
+        return []
+    if "penalised" in trouble:
+        found = fit.remembered("stationarity", fit.stationarity)
+        level: Level = "pass" if found.stationary else "careful"
+        return [Check("stationarity", found.value, found.se, 3 * found.noise, level, f"The penalised objective: {found}")]
+    return [Check("gradient", NAN, NAN, AT_MAXIMUM, "careful", f"The maximum was not verified: {trouble}.")]

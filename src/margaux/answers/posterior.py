@@ -1,0 +1,226 @@
+"""Posterior expectations unit by unit at fixed parameters, from which all inference is built."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, PyTree
+
+from ..esteps import MCMC, AbstractEStep, Exact, ImportanceSampling, Noise, Quadrature
+from ..kernels.base import flat_size
+from ..numerics.compiling import compiled
+from ..numerics.naming import default_dtype, named_values, precision, settle
+from ..problem.model import AbstractConjugate, AbstractDiscrete, AbstractModel
+
+#: f(model, params, z, w, batch) of one unit (b = 1), linear in w
+UnitIntegrand = Callable[[AbstractModel, PyTree, PyTree, Array, PyTree], PyTree]
+#: numbers a block of units may hold at a time
+BLOCK_NUMBERS = 4_000_000
+#: units whose proposals are made at once
+MOST = 4096
+
+
+def reference_estep(fit: Any, n_draws: int) -> AbstractEStep:
+    """A good E-step for inference: exact or quadrature where there is one, importance sampling up to 20
+    latents a unit, otherwise the fit's own chains run for `n_draws` steps.
+
+    Raises:
+        ValueError: variational fits, whose draws are not from a posterior.
+    """
+    problem, estep = fit._model(), fit.estep
+    if isinstance(estep, Noise):
+        raise ValueError("a variational fit has no posterior draws to take information or likelihoods from")
+    if isinstance(problem.model, AbstractDiscrete) or isinstance(estep, Quadrature):
+        return estep if isinstance(estep, Exact | Quadrature) else Exact()
+    size = latent_size(fit)
+    if size <= 20:
+        return ImportanceSampling(n_draws, quasi=True, control_variate=False)
+    if isinstance(problem.model, AbstractConjugate):
+        return Exact(n_draws)
+    if isinstance(estep, MCMC):
+        return MCMC(estep.kernel, n_steps=n_draws, n_chains=estep.n_chains)
+    return ImportanceSampling(n_draws, quasi=True, control_variate=False)
+
+
+def latent_size(fit: Any) -> int:
+    """Latents a unit, flattened."""
+
+    def computed() -> int:
+        with precision(fit.dtype):
+            unit = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype), fit.data)
+            shapes = jax.eval_shape(fit._model().model.init_latents, jax.random.key(0), fit.params, unit)
+            return flat_size(shapes)[0]
+
+    return fit.remembered("latent_size", computed)
+
+
+class UndefinedDensity(ValueError):
+    """A log joint density that is not a number somewhere in the latents' space; minus infinity is one."""
+
+    def __init__(self, unit: int, params: PyTree) -> None:
+        values = ", ".join(f"{name} = {value:.4g}" for name, value in named_values(params)[:8])
+        super().__init__(
+            f"log_joint is NaN (not minus infinity) for unit {unit} at a draw of its latents, with {values}: guard logs of "
+            "negative numbers, infinity less infinity and zero over zero there"
+        )
+        self.unit = unit
+
+
+def each_unit(
+    fit: Any,
+    f: UnitIntegrand,
+    estep: AbstractEStep,
+    params: PyTree = None,
+    key: int = 0,
+    width: int = 1,
+    keep_chains: bool = True,
+    rows: PyTree = None,
+    units: np.ndarray | None = None,
+    summed: tuple[str, ...] = (),
+) -> tuple[PyTree, dict[str, np.ndarray]]:
+    """Values of f and traced figures for every unit, on a leading axis n; units go through in blocks.
+
+    Args:
+        width: numbers a unit holds at a time, which sets the size of blocks.
+        keep_chains: start MCMC from the fit's own chains.
+        rows: the E-step's rows (n, ...), where they are there already (see `proposals`).
+        units: ids of those that are visited; all by default. summed: names in the dict that f returns of what is
+            summed over units instead.
+
+    Raises:
+        UndefinedDensity: a log density is NaN.
+    """
+    problem, data = fit._model(), fit.data
+    # Sums over units and determinants are taken in float64 where the backend has it.
+    dtype = default_dtype(None)
+    chosen = np.arange(problem.n) if units is None else np.asarray(units)
+    given = fit.params if params is None else params
+    with precision(dtype):
+        params = _on_host(given, dtype)
+        model, estep = settle((problem.model, estep), dtype)
+        size = int(np.clip(BLOCK_NUMBERS // max(width, 1), 1, min(problem.n, 4096)))
+        chains = keep_chains and fit.rows is not None and _of_one_kind(estep, fit.estep)
+        values, infos, totals = [], [], dict.fromkeys(summed, 0.0)
+        for first in range(0, len(chosen), size):
+            ids = chosen[np.minimum(np.arange(first, first + size), len(chosen) - 1)]
+            block = _on_host(data, dtype, ids)
+            own = _on_host(jax.tree.map(lambda leaf: leaf[0], fit.rows), dtype, ids) if chains else None
+            if rows is not None:
+                own = _on_host(rows, dtype, ids)
+            value, info = _block(model, estep, params, own, block, ids, jax.random.key(key), f)
+            keep = min(size, len(chosen) - first)
+            value = jax.tree.map(lambda leaf, keep=keep: np.asarray(leaf)[:keep], value)
+            for name in summed:
+                totals[name] = totals[name] + value.pop(name).sum(axis=0)
+            values.append(value)
+            infos.append({name: np.asarray(figure)[:keep] for name, figure in info.items()})
+    joined = jax.tree.map(lambda *leaf: np.concatenate(leaf), *values)
+    figures = {name: np.concatenate([info[name] for info in infos]) for name in infos[0]}
+    undefined = np.isnan(figures.get("log_marginal", np.zeros(1)))
+    if undefined.any():
+        raise UndefinedDensity(int(chosen[undefined.argmax()]), given)
+    return joined | totals if summed else joined, figures
+
+
+def _on_host(tree: PyTree, dtype: np.dtype, ids: np.ndarray | None = None) -> PyTree:
+    """Leaves, or their rows, as arrays of NumPy, floating ones of the given dtype: programs take them as they are, and what is
+    small is made in a fiftieth of the time of arrays of jax."""
+
+    def one(leaf: Any) -> np.ndarray:
+        part = np.asarray(leaf) if ids is None else _taken(leaf, ids)
+        return np.asarray(part, dtype if jnp.issubdtype(part.dtype, jnp.floating) else None)
+
+    return jax.tree.map(one, tree)
+
+
+def _taken(leaf: Any, ids: np.ndarray) -> np.ndarray:
+    """Rows by number. On a CPU an array of jax is one of NumPy's."""
+    here = isinstance(leaf, jax.Array) and not jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key)
+    if here and next(iter(leaf.devices())).platform == "cpu" and leaf.is_fully_addressable:
+        return np.asarray(leaf)[ids]
+    return np.asarray(leaf[ids])
+
+
+def _of_one_kind(estep: AbstractEStep, other: Any) -> bool:
+    """Whether chains of one E-step can go on by another: what a kernel has adapted is its own."""
+    return isinstance(estep, MCMC) and isinstance(other, MCMC) and type(estep.kernel) is type(other.kernel)
+
+
+def proposals(fit: Any, estep: AbstractEStep, params: PyTree = None, units: np.ndarray | None = None, key: int = 0) -> PyTree:
+    """The E-step's rows (n, ...) at the estimate (or at `params`): proposals that several calls of `each_unit` can share.
+
+    Those of other units than the given ones repeat the last of them.
+    """
+    dtype, problem = default_dtype(None), fit._model()
+    chosen = np.arange(problem.n) if units is None else np.asarray(units)
+    size = min(problem.n, MOST)
+    parts = []
+    with precision(dtype):
+        at = _on_host(fit.params if params is None else params, dtype)
+        model, estep = settle((problem.model, estep), dtype)
+        for first in range(0, len(chosen), size):
+            ids = chosen[np.minimum(np.arange(first, first + size), len(chosen) - 1)]
+            block = _on_host(fit.data, dtype, ids)
+            made = _proposals(model, estep, at, block, jax.random.key(key))
+            parts.append(jax.tree.map(lambda leaf, first=first: np.asarray(leaf)[: len(chosen) - first], made))
+    made = jax.tree.map(lambda *leaf: np.concatenate(leaf), *parts)
+    if units is None:
+        return made
+    place = np.full(problem.n, len(chosen) - 1)
+    place[chosen] = np.arange(len(chosen))
+    return jax.tree.map(lambda leaf: leaf[place], made)
+
+
+@compiled
+def _proposals(model, estep, params, data, key):
+    return jax.vmap(lambda y: estep.init(key, model, params, y))(data)
+
+
+@compiled
+def _block(model, estep, params, rows, data, ids, key, f):
+    def unit(i, row, y):
+        at = jax.random.fold_in(key, i)
+        row = estep.init(jax.random.fold_in(at, 0), model, params, y) if row is None else row
+        shapes = jax.eval_shape(model.init_latents, key, params, y)
+        zeros = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), shapes)
+
+        def one(tree):
+            return jax.tree.map(lambda leaf: leaf[None], tree)
+
+        noise, batch = one(estep.noise(jax.random.fold_in(at, 1), zeros)), one(y)
+        value, _, info = estep.expect(lambda z, w: f(model, params, z, w, batch), noise, model, params, one(row), batch, 1)
+        return value, info
+
+    if rows is None:
+        return jax.vmap(lambda i, y: unit(i, None, y))(ids, data)
+    return jax.vmap(unit)(ids, rows, data)
+
+
+def nothing(model: AbstractModel, params: PyTree, z: PyTree, w: Array, batch: PyTree) -> Array:
+    """No integrand: for the traced figures alone."""
+    return jnp.sum(w) * 0
+
+
+def _moments(model, params, z, w, batch):
+    def weighted(leaf):
+        return jnp.einsum("m,m...->...", w[:, 0], leaf[:, 0])
+
+    return jax.tree.map(lambda leaf: (weighted(leaf), weighted(leaf**2)), z)
+
+
+def latents(fit: Any, n_draws: int = 2000, estep: AbstractEStep | None = None) -> dict[str, PyTree]:
+    """Posterior mean and SD of each unit's latents: see `Fit.latents`."""
+    estep = reference_estep(fit, n_draws) if estep is None else estep
+    width = n_draws * (latent_size(fit) + 1)
+    moments, _ = each_unit(fit, _moments, estep, width=width)
+
+    def is_pair(x):
+        return isinstance(x, tuple) and len(x) == 2 and all(isinstance(a, np.ndarray) for a in x)
+
+    mean = jax.tree.map(lambda pair: pair[0], moments, is_leaf=is_pair)
+    sd = jax.tree.map(lambda pair: np.sqrt(np.maximum(pair[1] - pair[0] ** 2, 0)), moments, is_leaf=is_pair)
+    return {"mean": mean, "sd": sd}

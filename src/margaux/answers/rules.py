@@ -1,0 +1,129 @@
+"""How expectations given the data are taken once a fit is over: by the most accurate means that the model allows."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import jax
+import numpy as np
+from jaxtyping import PyTree
+
+from ..esteps import MCMC, AbstractEStep, Exact, ImportanceSampling, ModeMixture, Noise, Quadrature
+from ..esteps.base import continuous
+from ..kernels import MALA
+from ..numerics.sampling import HEAVY
+from ..problem.model import AbstractConjugate, AbstractDiscrete
+from .posterior import latent_size, proposals
+
+#: nodes a dimension of rules, each with a finer one that it is to agree with, by the number of latents: the first that does
+NODES = {1: ((21, 31), (61, 85)), 2: ((15, 21), (31, 41)), 3: ((9, 13), (17, 21))}
+#: points over all units that a quadrature may have
+AFFORDABLE = 50_000_000
+#: draws a replicate over all units, the least and the most a unit has, and replicates
+DRAWS, LEAST, MOST, REPLICATES = 50_000, 100, 4000, 4
+#: units from which on what need not be known of each is learned from so many, chosen at random
+SAMPLE = 5000
+#: latents a unit up to which importance sampling is tried, and how even weights must then be
+TRIED, EVEN = 200, 0.02
+#: transitions of a chain in each replicate, at most
+CHAIN = 500
+
+
+@dataclasses.dataclass(frozen=True)
+class Rule:
+    """An E-step with rows made at certain parameters, which are held where parameters move a little.
+
+    Attributes:
+        estep, rows: see `each_unit`. replicates: independent sets of noise; one where the rule is deterministic.
+        width: numbers a unit holds. modes, away: of each unit, how many modes its posterior was found to have, and how far
+            from its mode the search ended, in standard deviations; None where no search was made. finer: nodes of a
+            quadrature that this one is to agree with.
+    """
+
+    estep: AbstractEStep
+    rows: PyTree
+    replicates: int
+    width: int
+    modes: np.ndarray | None = None
+    away: np.ndarray | None = None
+    finer: int = 0
+
+    @property
+    def deterministic(self) -> bool:
+        return self.replicates == 1
+
+    @property
+    def has_likelihood(self) -> bool:
+        """Whether it gives the marginal likelihood as well."""
+        return isinstance(self.estep, Quadrature | ImportanceSampling) or (isinstance(self.estep, Exact) and self.deterministic)
+
+
+def best_rule(fit: Any, params: PyTree = None, key: int = 0, n_draws: int | None = None, level: int = 0) -> Rule:
+    """The most accurate rule for a fit's model, with rows made at the estimate or at `params`.
+
+    A discrete latent is enumerated. Up to three latents are integrated by adaptive quadrature, if each posterior has one mode
+    and the points are affordable; others by importance sampling from a mixture over their modes, or, where the
+    weights of a hundred latents are too uneven for that, by a conjugate model's own draws or by chains.
+
+    Args:
+        level: of the quadratures in `NODES`; beyond the last there are draws.
+
+    Raises:
+        ValueError: variational fits, whose draws are not from a posterior.
+    """
+    problem = fit._model()
+    if isinstance(fit.estep, Noise):
+        raise ValueError("a variational fit has no posterior draws to take information or likelihoods from")
+    if isinstance(problem.model, AbstractDiscrete):
+        return Rule(Exact(), None, 1, 100)
+    size = latent_size(fit)
+    draws = n_draws or int(np.clip(DRAWS // problem.n, LEAST, MOST))
+    if size > TRIED or (isinstance(fit.estep, Exact) and continuous_trouble(fit)):
+        return _by_draws(fit, size, draws)
+    importance = ImportanceSampling(draws, ModeMixture(), quasi=True)
+    nodes, finer = (*NODES.get(size, ())[level:], (0, 0))[0]
+    affordable = nodes > 0 and problem.n * finer**size <= AFFORDABLE and n_draws is None
+    some = sample(problem.n)
+    rows = proposals(fit, importance, params, some, key)
+    modes, away = (rows[name] if some is None else rows[name][some] for name in ("modes", "away"))
+    if affordable and modes.max() == 1:
+        gauss = Quadrature(nodes, held=True)
+        # Centred at the mean and scaled by the covariance of the draws, which are the same as mode and curvature or better.
+        single = {"mean": rows["mean"][:, 0], "cholesky": rows["cholesky"][:, 0]} if some is None else None
+        rows = proposals(fit, gauss, params) if single is None else single
+        return Rule(gauss, rows, 1, nodes**size * (size + 2), modes, away, finer)
+    rows = rows if some is None else proposals(fit, importance, params, key=key)
+    rule = Rule(importance, rows, REPLICATES, draws * (size + 3), modes, away)
+    return rule if size <= 20 or _even(fit, rule, params) else _by_draws(fit, size, draws)
+
+
+def sample(n: int, size: int = SAMPLE) -> np.ndarray | None:
+    """Ids of units chosen at random, always the same ones; None where all are few enough."""
+    return None if n <= size else np.sort(np.random.default_rng(n).choice(n, size, replace=False))
+
+
+def continuous_trouble(fit: Any) -> bool:
+    """Whether the latents are not all continuous."""
+    unit = jax.tree.map(lambda leaf: np.asarray(leaf[0]), fit.data)
+    latents = jax.eval_shape(fit._model().model.init_latents, jax.random.key(0), fit.params, unit)
+    return continuous(fit._model().model, latents, "") is not None
+
+
+def _even(fit: Any, rule: Rule, params: PyTree) -> bool:
+    from .posterior import each_unit, nothing
+
+    _, figures = each_unit(fit, nothing, rule.estep, params, width=rule.width, rows=rule.rows)
+    draws: Any = rule.estep
+    return bool(np.median(figures["ess"]) > EVEN * draws.n_draws and np.median(figures["pareto"]) < HEAVY)
+
+
+def _by_draws(fit: Any, size: int, draws: int) -> Rule:
+    """Exact draws where the model has them, chains otherwise."""
+    model, width = fit._model().model, draws * (size + 3)
+    if isinstance(model, AbstractConjugate):
+        return Rule(Exact(draws), None, REPLICATES, width)
+    # The fit's own kernel, whose bias is told by a check of its own; its draws in all replicates are as many as of the others.
+    chain = fit.estep.kernel if isinstance(fit.estep, MCMC) else MALA()
+    steps = min(draws, CHAIN)
+    return Rule(MCMC(chain, n_steps=steps, burn_in=steps // 4), None, REPLICATES, steps * (size + 3))

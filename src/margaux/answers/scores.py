@@ -1,0 +1,205 @@
+"""Scores and information of a model at a point, by any rule: what Newton's steps and standard errors are made of."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.flatten_util import ravel_pytree
+from jaxtyping import Array, PyTree
+
+from ..numerics.compiling import compiled
+from ..numerics.naming import default_dtype, precision
+from ..numerics.sampling import pooled
+from ..problem.model import log_joints
+from ..problem.space import boundary_flags
+from .posterior import each_unit
+from .rules import Rule, sample
+
+
+class Coordinates:
+    """Unconstrained coordinates of a fit's parameters: the way there and back, in double precision on the host."""
+
+    def __init__(self, fit: Any) -> None:
+        self.space, self.dtype = fit._model().space, default_dtype(None)
+        self.template = jax.tree.map(lambda leaf: np.asarray(leaf, self.dtype), fit.params)
+
+    def to(self, params: PyTree) -> np.ndarray:
+        """u of parameters, infinite on an edge."""
+        with precision(self.dtype):
+            return np.asarray(_unconstrained(self.space, jax.tree.map(lambda a: jnp.asarray(a, self.dtype), params)), float)
+
+    def back(self, u: np.ndarray) -> PyTree:
+        """Parameters of u."""
+        with precision(self.dtype):
+            return jax.tree.map(np.asarray, _natural(self.space, self.template, jnp.asarray(u, self.dtype)))
+
+    def projected(self, flat: np.ndarray) -> np.ndarray:
+        """The nearest flat parameters (p,) inside their space."""
+        with precision(self.dtype):
+            return np.asarray(_projected(self.space, self.template, jnp.asarray(flat, self.dtype)), float)
+
+    def jacobian(self, u: np.ndarray) -> np.ndarray:
+        """Of the flat parameters in u, (p, k)."""
+        with precision(self.dtype):
+            return np.asarray(_jacobian(self.space, self.template, jnp.asarray(u, self.dtype)), float)
+
+    def edges(self, params: PyTree) -> np.ndarray:
+        """Which flat parameters lie on the edge of their space, (p,)."""
+        with precision(self.dtype):
+            return np.asarray(boundary_flags(self.space, jax.tree.map(lambda a: jnp.asarray(a, self.dtype), params)))
+
+
+@compiled
+def _unconstrained(space: Any, params: PyTree) -> Array:
+    return ravel_pytree(space.to_unconstrained(space.project(params)))[0]
+
+
+@compiled
+def _natural(space: Any, template: PyTree, u: Array) -> PyTree:
+    return space.from_unconstrained(ravel_pytree(space.to_unconstrained(template))[1](u))
+
+
+@compiled
+def _projected(space: Any, template: PyTree, flat: Array) -> Array:
+    return ravel_pytree(space.project(ravel_pytree(template)[1](flat)))[0]
+
+
+@compiled
+def _jacobian(space: Any, template: PyTree, u: Array) -> Array:
+    return jax.jacobian(lambda v: ravel_pytree(_natural(space, template, v))[0])(u)
+
+
+class Evaluation(NamedTuple):
+    """A model at a point of its unconstrained coordinates, by R independent sets of draws.
+
+    Attributes:
+        u: the point (k,). scores: (R, n, k). complete: the sum over units of E[-Hessian] - E[gradient gradient^T] (R, k, k).
+        logs: log marginal likelihoods of the units (R, n), NaN where the rule gives none. ess, pareto: the worst
+            over replicates of each unit (n,).
+    """
+
+    u: np.ndarray
+    scores: np.ndarray
+    complete: np.ndarray
+    logs: np.ndarray
+    ess: np.ndarray
+    pareto: np.ndarray
+
+    @property
+    def gradient(self) -> np.ndarray:
+        """Of the log-likelihood, (k,)."""
+        return self.scores.mean(axis=0).sum(axis=0)
+
+    @property
+    def matrices(self) -> np.ndarray:
+        """Louis' information by each set (R, k, k), which is too large by the noise of its own scores."""
+        return symmetrised(self.complete + np.einsum("rni,rnj->rij", self.scores, self.scores))
+
+    @property
+    def matrix(self) -> np.ndarray:
+        r"""Louis' information (k, k), with $s_is_i^\top$ from pairs of different sets, whose noise has no mean."""
+        count = len(self.scores)
+        if count == 1:
+            return self.matrices[0]
+        total = self.scores.sum(axis=0)
+        own = np.einsum("rni,rnj->ij", self.scores, self.scores)
+        return symmetrised(self.complete.mean(axis=0) + (total.T @ total - own) / (count * (count - 1)))
+
+    @property
+    def loglik(self) -> float:
+        return float(pooled(self.logs)[0].sum()) if len(self.logs) > 1 else float(self.logs[0].sum())
+
+
+def symmetrised(matrix: np.ndarray) -> np.ndarray:
+    return (matrix + np.swapaxes(matrix, -1, -2)) / 2
+
+
+@functools.lru_cache(maxsize=32)
+def _louis(space_structure: Any, second: bool) -> Any:
+    """f of `each_unit`: a unit's score, and E[-Hessian] - E[gradient gradient^T], in unconstrained coordinates.
+
+    Cached, so that fits over the same kind of space share a compilation.
+    """
+    leaves, treedef = space_structure
+    space = jax.tree.unflatten(treedef, [np.asarray(value).reshape(shape) for value, shape in leaves])
+
+    def f(model, params, z, w, batch):
+        u, back = ravel_pytree(space.to_unconstrained(params))
+
+        def value(u):
+            return log_joints(model, space.from_unconstrained(back(u)), z, batch)[:, 0]
+
+        if not second:
+            return {"score": jax.grad(lambda u: w[:, 0] @ value(u))(u)}
+        gradients = jax.jacfwd(value)(u)
+        hessian = jax.hessian(lambda u: w[:, 0] @ value(u))(u)
+        return {"score": w[:, 0] @ gradients, "complete": -hessian - (gradients * w).T @ gradients}
+
+    return f
+
+
+def _frozen(space: Any) -> Any:
+    leaves, treedef = jax.tree.flatten(space)
+    return tuple((tuple(np.ravel(np.asarray(leaf)).tolist()), np.shape(leaf)) for leaf in leaves), treedef
+
+
+def subsample(fit: Any, size: int, key: int = 0) -> Any:
+    """The fit with some of its units alone, chosen at random."""
+    problem = fit._model()
+    if problem.n <= size:
+        return fit
+    ids = np.sort(np.random.default_rng(key).choice(problem.n, size, replace=False))
+    data = jax.tree.map(lambda leaf: np.asarray(leaf[ids]), fit.data)
+    rows = None if fit.rows is None else jax.tree.map(lambda leaf: np.asarray(leaf[:, ids]), fit.rows)
+    return dataclasses.replace(fit, problem=dataclasses.replace(problem, n=size), data=data, rows=rows, polished=None)
+
+
+def evaluate(fit: Any, rule: Rule, params: PyTree, keys: Sequence[int], second: bool = True) -> Evaluation:
+    """Scores, information and log-likelihoods at some parameters, by the draws of the given keys.
+
+    Where there are very many units, the part of the information that takes second derivatives is scaled up from a sample.
+
+    Raises:
+        UndefinedDensity: a log density is NaN.
+    """
+    problem = fit._model()
+    u = Coordinates(fit).to(params)
+    some, k = sample(problem.n) if second else None, u.size
+
+    def visit(r: int, second: bool, units: np.ndarray | None) -> tuple[Any, dict[str, np.ndarray]]:
+        width = rule.width // 2 + rule.width // 4 * (k + 2 if second else 2)
+        return each_unit(
+            fit,
+            _louis(_frozen(problem.space), second),
+            rule.estep,
+            params,
+            key=r,
+            width=width,
+            rows=rule.rows,
+            units=units,
+            summed=("complete",) if second else (),
+        )
+
+    parts = [visit(r, second and some is None, None) for r in keys]
+    complete = [np.asarray(out.get("complete", np.full((k, k), np.nan)), float) for out, _ in parts]
+    if some is not None:
+        complete = [visit(r, True, some)[0]["complete"] * (problem.n / len(some)) for r in keys]
+    nothing_known = np.full(problem.n, np.nan)
+
+    def figure(name):
+        return np.stack([np.asarray(info.get(name, nothing_known), float) for _, info in parts])
+
+    return Evaluation(
+        u,
+        np.stack([np.asarray(out["score"], float) for out, _ in parts]),
+        np.stack(complete),
+        figure("log_marginal"),
+        figure("ess").min(axis=0),
+        figure("pareto").max(axis=0),
+    )

@@ -1,0 +1,136 @@
+"""The two ways of running a chunk: all units every iteration, or some of them whose rows are streamed."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import PyTree
+
+from .batches import CHUNK, as_array, buffer_capacity, chunk_size, is_key, plan_chunk, visits
+from .loop import INIT, Carry, Visits, batch_chunk, full_chunk
+from .rows import DeviceRows, HostRows
+
+_IDS = INIT - 2
+
+#: rows of all runs and units, flat
+Store = DeviceRows | HostRows
+
+
+class FullBatch:
+    """Every iteration visits and rewrites every unit, so that rows (runs, n, ...) stay in the carry.
+
+    Attributes:
+        total: iterations of a chunk at most. period: iterations of an epoch.
+    """
+
+    period = 1
+
+    def __init__(self, job: Any, carry: Carry, store: Store) -> None:
+        shape = (len(job.keys), job.n)
+        self.carry = carry._replace(rows=jax.tree.map(lambda leaf: reshaped(leaf, shape + leaf.shape[1:]), store.tree))
+        self.total = CHUNK
+
+    def run(self, job: Any, length: int) -> tuple[int, PyTree]:
+        """At most `length` iterations: how many there were, and their trace."""
+        kept, moving = apart(self.carry)
+        inputs = (job.settings, jnp.stack(job.keys), job.data, as_array(job.k + 1), as_array(length), kept)
+        self.carry, trace = full_chunk(inputs, moving, total=self.total, mesh=job.mesh)
+        return length, trace
+
+    @property
+    def store(self) -> Store:
+        """The rows, flat."""
+
+        def flat(leaf):
+            return reshaped(leaf, (leaf.shape[0] * leaf.shape[1], *leaf.shape[2:]))
+
+        return DeviceRows(jax.tree.map(flat, self.carry.rows))
+
+    def keep(self, store: Store) -> None:
+        """Rows in place of those that are there."""
+        back = jax.tree.map(lambda leaf, old: reshaped(leaf, old.shape), store.tree, self.carry.rows)
+        self.carry = self.carry._replace(rows=back)
+
+
+class MiniBatch:
+    """Every iteration visits b units: the ids of a chunk are drawn first, their rows streamed through it and scattered after it.
+
+    Units that repeat within a chunk are read from a small buffer in the carry, where there is room for it.
+    """
+
+    def __init__(self, job: Any, carry: Carry, store: Store) -> None:
+        self.store, self.b, self.runs = store, job.batch_size, len(job.keys)
+        self.period = max(job.n // self.b, 1)
+        self.visit_keys = jnp.stack([jax.random.fold_in(key, _IDS) for key in job.keys])
+        self.capacity = buffer_capacity(store.tree, job.n, self.b)
+        self.carry = carry._replace(rows=jax.tree.map(self._empty_buffer, store.tree) if self.capacity else ())
+        self.total = chunk_size(job.data, store.tree, job.n, self.b, self.runs, self.capacity, job.reshuffled)
+
+    def _empty_buffer(self, leaf: Any) -> Any:
+        return jnp.zeros((self.runs, self.capacity + 1, *leaf.shape[1:]), leaf.dtype)
+
+    def run(self, job: Any, length: int) -> tuple[int, PyTree]:
+        """At most `length` iterations: how many there were, and their trace."""
+        b, n, runs, total, capacity = self.b, job.n, self.runs, self.total, self.capacity
+        ids = np.zeros((runs, total, b), np.int32)
+        ids[:, :length] = visits(self.visit_keys, n, b, job.k + 1, length, total, job.reshuffled)
+        planned = length
+        plans = [plan_chunk(ids[r, :length], capacity) for r in range(runs)]
+        length = min(plan[0] for plan in plans)
+        if length < planned:
+            plans = [plan_chunk(ids[r, :length], capacity) for r in range(runs)]
+        slots = np.full((runs, total, b), capacity, np.int32)
+        slots[:, :length] = [plan[1] for plan in plans]
+        owners = np.stack([plan[2] for plan in plans])
+        offset = n * np.arange(runs)[:, None]
+        if capacity:
+            held = self.store.take(np.where(owners >= 0, owners + offset, 0))
+            filled = jax.tree.map(lambda old, new: old.at[:, : new.shape[1]].set(new), self.carry.rows, held)
+            self.carry = self.carry._replace(rows=filled)
+
+        def times(leaf):
+            return np.moveaxis(leaf, 0, 1)
+
+        flat = ids + offset[:, :, None]
+        streamed = Visits(jnp.asarray(times(ids)), jnp.asarray(times(slots)), job.units(times(ids)), self.store.take(times(flat)))
+        kept, moving = apart(self.carry)
+        inputs = (job.settings, jnp.stack(job.keys), streamed, as_array(job.k + 1), as_array(length), kept)
+        self.carry, (trace, rows) = batch_chunk(inputs, moving, total=total)
+        outside = runs * n
+        once = (slots == capacity) & (np.arange(total) < length)[None, :, None]
+        self.store = self.store.put(times(np.where(once, flat, outside)), rows)
+        if capacity:
+            held = jax.tree.map(lambda leaf: leaf[:, :-1], self.carry.rows)
+            self.store = self.store.put(np.where(owners >= 0, owners + offset, outside), held)
+        return length, trace
+
+    def keep(self, store: Store) -> None:
+        """Rows in place of those that are there."""
+        self.store = store
+
+
+def apart(carry: Carry) -> tuple[tuple[PyTree, PyTree], Carry]:
+    """Params and average, which are still there if a chunk diverges, and the carry without them, which is donated."""
+    return (carry.params, carry.average), carry._replace(params=None, average=None)
+
+
+def reshaped(leaf: Any, shape: tuple[int, ...]) -> Any:
+    """An array in another shape; on a CPU by NumPy, which compiles no program for it."""
+    if isinstance(leaf, jax.Array) and not is_key(leaf) and leaf.is_fully_addressable and on_cpu(leaf):
+        return jnp.asarray(np.asarray(leaf).reshape(shape))
+    return leaf.reshape(shape)
+
+
+def stacked(trees: list[PyTree]) -> PyTree:
+    """Of several runs, on a leading axis."""
+    if len(trees) == 1:
+        return jax.tree.map(lambda leaf: reshaped(jnp.asarray(leaf), (1, *jnp.shape(leaf))), trees[0])
+    return jax.tree.map(lambda *leaves: jnp.stack(leaves), *trees)
+
+
+def on_cpu(leaf: jax.Array) -> bool:
+    """Whether an array is where NumPy can see it."""
+    return next(iter(leaf.devices())).platform == "cpu"

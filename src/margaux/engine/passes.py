@@ -1,0 +1,97 @@
+"""Every unit visited at fixed parameters, part by part: where the rows of a fit come from."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import PyTree
+
+from .batches import as_array
+from .loop import INIT, Settings, init_rows, latent_struct, visit_all
+from .rows import PART_BYTES, DeviceRows, HostRows, Place, empty_rows, row_bytes
+
+_PASS = INIT - 1
+
+#: units handled at once, at most
+MOST = 4096
+
+
+@dataclasses.dataclass(frozen=True)
+class Passes:
+    """Passes over the units of the runs whose keys are given. `units` gives the data of some, of `size` bytes a unit."""
+
+    settings: Settings
+    keys: list[Any]
+    units: Callable[[np.ndarray], PyTree]
+    size: int
+
+    def blocks(self, rows: int) -> list[np.ndarray]:
+        """Ids of the units in parts of one size (the last id is repeated), small in bytes of data and of `rows` a unit."""
+        n = self.settings.problem.n
+        most = min(n, MOST, max(PART_BYTES // (self.size + rows), 1))
+        size = -(-n // -(-n // most))
+        return [np.minimum(np.arange(first, first + size), n - 1) for first in range(0, n, size)]
+
+    def start(self, params: list[PyTree], data: PyTree, own: PyTree, place: Place) -> HostRows | DeviceRows:
+        """Rows of the E-step, and zeros for the algorithm's own (`own` being one unit's): flat over runs and units."""
+        n = self.settings.problem.n
+
+        def make(key, p, units, ids):
+            return init_rows(self.settings, key, p, units, ids)
+
+        blocks = self.blocks(_bytes((latent_struct(self.settings.problem, params[0], data), own)))
+        if len(blocks) == 1 and place == "device":  # without a trace for the shapes
+            made = [make(key, p, self.units(blocks[0]), blocks[0]) for key, p in zip(self.keys, params, strict=True)]
+            joined = jax.tree.map(lambda *leaf: jnp.concatenate(leaf), *made) if len(made) > 1 else made[0]
+            return DeviceRows((joined, empty_rows(own, len(made) * n, place).tree))
+        first = blocks[0][:1]
+        one = jax.eval_shape(make, self.keys[0], params[0], self.units(first), first)
+        one = jax.tree.map(lambda s: jax.ShapeDtypeStruct(s.shape[1:], s.dtype), one)
+        store = empty_rows((one, own), len(self.keys) * n, place)
+        kind, blocks = type(store), self.blocks(_bytes((one, own)))
+        rows = kind(store.tree[0])
+        for r, (key, p) in enumerate(zip(self.keys, params, strict=True)):
+            for ids in blocks:
+                rows = rows.put(ids + r * n, make(key, p, self.units(ids), ids))
+        return kind((rows.tree, store.tree[1]))
+
+    def visit(self, params: list[PyTree], store: Any, k: int) -> tuple[Any, list[PyTree]]:
+        """Rows after an E-step, written in place (flat over runs and units), and each run's sum of statistics."""
+        n, totals, blocks = self.settings.problem.n, [], self.blocks(row_bytes(store.tree))
+        for r, (key, p) in enumerate(zip(self.keys, params, strict=True)):
+            key = jax.random.fold_in(key, _PASS)
+            # In double precision: what is lost here stays lost, in a running total.
+            total = jax.tree.map(lambda leaf: np.zeros(leaf.shape[1:]), store.tree[1])
+            for ids in blocks:
+                rows = type(store)(store.tree[0]).take(ids + r * n)
+                visited, part = visit_all(self.settings, key, p, rows, self.units(ids), ids, as_array(k))
+                store = store.put(ids + r * n, visited)
+                jax.tree.map(lambda sum, leaf: np.add(sum, leaf, out=sum), total, part)
+            totals.append(jax.tree.map(lambda leaf, row: jnp.asarray(leaf, row.dtype), total, store.tree[1]))
+        return store, totals
+
+    def rest(self, params: list[PyTree], store: Any, k: int) -> tuple[Any, list[PyTree]]:
+        """Rows of units whose scores are taken to be zero, unseen; and each run's sum of them."""
+        n, kind, totals = self.settings.problem.n, type(store), []
+        algorithm: Any = self.settings.algorithm  # one without a first pass
+        own, blocks = kind(store.tree[1]), self.blocks(row_bytes(store.tree))
+
+        def repeated(b):
+            return lambda leaf: jnp.broadcast_to(leaf, (b, *leaf.shape))
+
+        for r, p in enumerate(params):
+            row = algorithm.at_rest(p)
+            for ids in blocks:
+                own = own.put(ids + r * n, jax.tree.map(repeated(len(ids)), row))
+            totals.append(jax.tree.map(lambda leaf: n * leaf, row))
+        return kind((store.tree[0], own.tree)), totals
+
+
+def _bytes(struct: PyTree) -> int:
+    """Of one unit, given its shapes."""
+    return sum(s.size * s.dtype.itemsize for s in jax.tree.leaves(struct))

@@ -1,0 +1,1 @@
+"""The families, a folder each, and their registry."""

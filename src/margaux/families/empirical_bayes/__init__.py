@@ -1,0 +1,1 @@
+"""Empirical-Bayes logistic regression."""

@@ -1,0 +1,1 @@
+"""Linear inverse problems with a learned regularisation."""

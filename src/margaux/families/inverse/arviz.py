@@ -1,0 +1,17 @@
+"""What an inverse problem gives to ArviZ."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ...answers.arviz import of_rows, renamed
+from ...showing.arviz import Parts
+from ...showing.parts import check_fitted
+
+
+def arviz_parts(fitted: Any, n_draws: int, seed: int) -> Parts:
+    """The signal x of an inverse problem."""
+    check_fitted(fitted)
+    parts = of_rows(fitted, n_draws, seed, None)
+    (name,) = parts.posterior
+    return renamed(parts, "x", [f"x_dim_{k}" for k in range(parts.posterior[name].ndim - 2)], {}, {})

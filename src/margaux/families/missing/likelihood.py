@@ -1,0 +1,320 @@
+"""The observed likelihood of a table over free coordinates, its maximum and its information."""
+
+from __future__ import annotations
+
+import math
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import scipy
+from jaxtyping import Array, Float
+
+from ...numerics.compiling import compiled
+from .completed import Completions
+from .exact import Moments, moments, score
+from .families import AbstractFamily, Gaussian
+from .observed import Groups, Params, Rows
+
+#: Newton steps at most; the step, in standard errors, below which an estimate is at the maximum
+NEWTON, NEAR = 50, 1e-7
+#: a step, in standard errors, so short that the information is what it was
+SHORT = 1e-3
+#: climbs from random starts where the likelihood may have several maxima, and how near two log-likelihoods are the same
+STARTS, CLOSE = 3, 0.05
+#: value of an objective that is not finite
+UNDEFINED = 1e10
+#: rows whose scores are computed at a time
+BLOCK = 4096
+
+
+class Struct(NamedTuple):
+    """How free coordinates are laid out; hashable, so that it is no reason to compile again.
+
+    With k fixed columns, s of discrete covariates and p Gaussian ones: "beta" (k + s + p,), "mean" (k + w, p) with w dummies of
+    the discrete covariates, "cells" (k, m) log odds of m features of their cells. `lead` is (j,) with several predictors.
+    """
+
+    k: int
+    p: int
+    scale: bool
+    lead: tuple[int, ...] = ()
+    s: int = 0
+    w: int = 0
+    m: int = 0
+
+    @property
+    def sizes(self) -> list[int]:
+        """Of beta, mean, the root of the precision, the cells and the scale."""
+        n_beta = math.prod(self.lead) * (self.k + self.s + self.p)
+        return [n_beta, (self.k + self.w) * self.p, self.p * (self.p + 1) // 2, self.k * self.m, int(self.scale)]
+
+    @property
+    def size(self) -> int:
+        return sum(self.sizes)
+
+    def pack(self, params: Params) -> np.ndarray:
+        """Free coordinates: beta, mean, the Cholesky factor of the precision with log diagonal, cells, log scale."""
+        factor = np.linalg.cholesky(np.linalg.inv(params["covariance"]))
+        factor[np.diag_indices(self.p)] = np.log(np.diagonal(factor))
+        parts = [np.ravel(params["beta"]), np.ravel(params["mean"]), factor[np.tril_indices(self.p)]]
+        return np.concatenate(
+            [*parts, *([np.ravel(params["cells"])] if self.m else []), *([[np.log(params["scale"])]] if self.scale else [])]
+        )
+
+    def natural(self, flat: Array) -> dict[str, Array]:
+        """Parameters at free coordinates, differentiable."""
+        p, cuts = self.p, np.cumsum(self.sizes)
+        beta, mean, root, cells, log_scale = (flat[a:b] for a, b in zip([0, *cuts], cuts, strict=False))
+        root = jnp.zeros((p, p), flat.dtype).at[np.tril_indices(p)].set(root)
+        factor = jnp.tril(root, -1) + jnp.diag(jnp.exp(jnp.diagonal(root)))
+        # Two triangular inverses would be as good; that of the product is singular long before the factor is.
+        inverse = jax.scipy.linalg.solve_triangular(factor, jnp.eye(p, dtype=flat.dtype), lower=True)
+        out = {"beta": beta.reshape(*self.lead, -1), "mean": mean.reshape(self.k + self.w, p), "covariance": inverse.T @ inverse}
+        out |= {"cells": cells.reshape(self.k, self.m)} if self.m else {}
+        return out | ({"scale": jnp.exp(log_scale[0])} if self.scale else {})
+
+    def params(self, flat: np.ndarray) -> Params:
+        """The same as NumPy arrays."""
+        return {name: np.asarray(value) for name, value in self.natural(jnp.asarray(flat)).items()}
+
+
+class Sample(NamedTuple):
+    """Rows of a likelihood, and of which rows they are the completions where covariates are discrete."""
+
+    rows: Rows
+    completions: Completions | None = None
+
+
+def log_densities(family: Any, groups: Groups, params: Params, sample: Sample) -> tuple[Moments, Array, Array]:
+    """Of each (completed) row its moments, log p(y, x_o, d), and log p(x_o, d)."""
+    rows, completions = sample
+    found = moments(family, groups, params if completions is None else completions.widened(params), rows)[0]
+    before = found.log_x if completions is None else found.log_x + completions.log_prior(params["cells"])
+    return found, before + found.log_outcome, before
+
+
+def _per_row(sample: Sample, logs: Array) -> Array:
+    """Summed over what is discrete and missing."""
+    return logs if sample.completions is None else sample.completions.gather(logs)[0]
+
+
+def _weights(sample: Sample) -> Array:
+    rows, completions = sample
+    if completions is None:
+        return rows.weights
+    return jax.ops.segment_max(rows.weights, completions.owner, len(completions.design))
+
+
+@compiled
+def value_and_gradient(family: Any, groups: tuple, struct: Struct, flat: Array, sample: Sample) -> tuple[Array, Array]:
+    """Observed log-likelihood and its gradient in the free coordinates."""
+    rows, completions = sample
+    here, back = jax.vjp(struct.natural, flat)
+    if completions is None:
+        found, covariance = moments(family, groups, here, rows)
+        return rows.weights @ (found.log_outcome + found.log_x), back(score(family, here, rows, found, covariance))[0]
+    wide, narrow = jax.vjp(completions.widened, here)
+    found, logs, _ = log_densities(family, groups, here, sample)
+    values, share = completions.gather(logs)
+    shared = rows._replace(weights=rows.weights * share)
+    covariance = moments(family, groups, wide, shared)[1]
+    slope = narrow(score(family, wide, shared, found, covariance))[0]
+    prior = jax.grad(lambda gamma: shared.weights @ completions.log_prior(gamma))(here["cells"])
+    return shared.weights @ values[completions.owner], back(slope | {"cells": prior})[0]
+
+
+@compiled
+def _log_outcome(family: Any, groups: Groups, struct: Struct, flat: Array, sample: Sample) -> Array:
+    _, after, before = log_densities(family, groups, struct.natural(flat), sample)
+    return _weights(sample) @ (_per_row(sample, after) - _per_row(sample, before))
+
+
+@compiled
+def _scores(family: Any, struct: Struct, flat: Array, sample: Sample) -> Array:
+    """Gradients of the rows one by one, (n, size), each as it counts in the sum."""
+    rows, completions = sample
+    here, back = jax.vjp(struct.natural, flat)
+    wide, narrow = (here, lambda slope: (slope,)) if completions is None else jax.vjp(completions.widened, here)
+    share = jnp.ones_like(rows.y)
+    if completions is not None:
+        share = completions.gather(log_densities(family, ((len(rows.y), rows.places.shape[1]),), here, sample)[1])[1]
+
+    def of(row: Rows, share: Array, at: Array) -> Array:
+        one = jax.tree.map(lambda leaf: leaf[None], row._replace(weights=row.weights * share))
+        found, covariance = moments(family, ((1, row.places.shape[0]),), wide, one)
+        slope = narrow(score(family, wide, one, found, covariance))[0]
+        if completions is not None:
+            prior = completions.log_prior
+            slope |= {"cells": jax.grad(lambda gamma: prior(gamma)[at] * one.weights[0])(here["cells"])}
+        return back(slope)[0]
+
+    each = jax.lax.map(lambda args: of(*args), (rows, share, jnp.arange(len(rows.y))), batch_size=BLOCK)
+    return each if completions is None else jax.ops.segment_sum(each, completions.owner, len(completions.design))
+
+
+class Maximum(NamedTuple):
+    """A polished fit: parameters, log-likelihood, iterations, and the largest entry of the gradient over the rows."""
+
+    params: Params
+    loglik: float
+    n_iter: int
+    gradient: float
+
+
+class Likelihood:
+    r"""The observed log-likelihood of some rows over the free coordinates, those of coefficients left out held at zero.
+
+    Args:
+        family: an `AbstractFamily`, or `multinomial.Multinomial`. completions: of rows with discrete covariates.
+        dropped: positions of beta, row by row, that are zero.
+    """
+
+    def __init__(
+        self, family: Any, rows: Rows, groups: tuple, dropped: tuple[int, ...] = (), completions: Completions | None = None
+    ) -> None:
+        self.family, self.groups = family, groups
+        lead = () if isinstance(family, AbstractFamily) else (family.n_classes - 1,)
+        k, p = rows.c.shape[1], rows.x.shape[1]
+        more: dict[str, int] = {}
+        if completions is not None:
+            k, wide = completions.designs.shape[1], k
+            more = {"s": completions.turn.shape[1] - k - p, "w": wide - k, "m": completions.features.shape[1]}
+        self.struct = Struct(k, p, isinstance(family, Gaussian), lead, **more)
+        self.sample = jax.tree.map(jnp.asarray, Sample(rows, completions))
+        self.size = float(np.sum(np.asarray(_weights(self.sample))))
+        self.free = np.setdiff1d(np.arange(self.struct.size), np.asarray(dropped, int))
+
+    @property
+    def data(self) -> Rows:
+        """The (completed) rows."""
+        return self.sample.rows
+
+    def pack(self, params: Params) -> np.ndarray:
+        """Free coordinates of parameters."""
+        return self.struct.pack(params)[self.free]
+
+    def whole(self, flat: np.ndarray) -> np.ndarray:
+        """All coordinates."""
+        out = np.zeros(self.struct.size)
+        out[self.free] = flat
+        return out
+
+    def objective(self, flat: np.ndarray) -> tuple[float, np.ndarray]:
+        """Minus the log-likelihood a row, and its gradient; a large number where it is not finite."""
+        value, gradient = value_and_gradient(self.family, self.groups, self.struct, jnp.asarray(self.whole(flat)), self.sample)
+        value, gradient = float(value), np.asarray(gradient)[self.free]
+        if not (np.isfinite(value) and np.isfinite(gradient).all()):
+            return UNDEFINED, np.zeros_like(flat)
+        return -value / self.size, -gradient / self.size
+
+    def log_outcome(self, flat: np.ndarray) -> float:
+        """log p(y | x_o), without the covariates' part."""
+        return float(_log_outcome(self.family, self.groups, self.struct, jnp.asarray(self.whole(flat)), self.sample))
+
+    def scores(self, flat: np.ndarray) -> Float[np.ndarray, "n f"]:
+        """Gradient of each row's part of the log-likelihood, weight included."""
+        return np.asarray(_scores(self.family, self.struct, jnp.asarray(self.whole(flat)), self.sample))[:, self.free]
+
+    def information(self, flat: np.ndarray, h: float = 1e-5) -> np.ndarray:
+        """Observed information, by forward differences of the exact score."""
+        _, here = self.objective(flat)
+        columns = [(self.objective(flat + h * unit)[1] - here) / h for unit in np.eye(len(flat))]
+        matrix = self.size * np.stack(columns)
+        return (matrix + matrix.T) / 2
+
+    def climb(self, start: Params, max_iter: int = 1000, callback: Any = None) -> tuple[np.ndarray, float, int]:
+        """L-BFGS: free coordinates, log-likelihood, iterations."""
+        found = scipy.optimize.minimize(
+            self.objective,
+            self.pack(start),
+            jac=True,
+            method="L-BFGS-B",
+            callback=callback,
+            options={"maxiter": max_iter, "maxcor": 30, "ftol": 1e-12, "gtol": 1e-8},
+        )
+        return found.x, -float(found.fun) * self.size, int(found.nit)
+
+    def maximise(self, start: Params, max_iter: int = 1000, callback: Any = None) -> tuple[Maximum, np.ndarray]:
+        """L-BFGS, polished; and the observed information there."""
+        flat, _, n_iter = self.climb(start, max_iter, callback)
+        flat, information, more = self.polish(flat)
+        value, gradient = self.objective(flat)
+        params = self.struct.params(self.whole(flat))
+        found = Maximum(params, -value * self.size, n_iter + more, float(np.abs(gradient).max()))
+        return found, information
+
+    def elsewhere(self, start: Params, flat: np.ndarray, seed: int) -> tuple[np.ndarray, np.ndarray]:
+        """The best of this and of climbs from random starts, and the log-likelihoods that those reach.
+
+        Where few rows are complete the likelihood may have several maxima: they begin from coefficients and correlations drawn at
+        random.
+        """
+        rng, values = np.random.default_rng(seed), []
+        best = self.objective(flat)[0]
+        for _ in range(STARTS):
+            p = self.struct.p
+            factors = rng.normal(size=(p, 2))
+            covariance = factors @ factors.T + np.eye(p)
+            scale = np.sqrt(np.diagonal(covariance))
+            beta = start["beta"] + rng.normal(size=np.shape(start["beta"]))
+            other, _, _ = self.climb(start | {"beta": beta, "covariance": covariance / np.outer(scale, scale)}, 200)
+            value = self.objective(other)[0]
+            if value < best - CLOSE / self.size:
+                flat, _, _ = self.polish(other)
+                best = value = self.objective(flat)[0]
+            values.append(-value * self.size)
+        return flat, np.array(values)
+
+    def polish(self, flat: np.ndarray) -> tuple[np.ndarray, np.ndarray, int]:
+        r"""Newton steps to the maximum: where it is, the information there (within a step of `SHORT`), and how many.
+
+        A step is $|I|^{-1}g$, with the absolute eigenvalues of the information, no longer than a radius in their metric: where
+        the information is indefinite it leaves the saddle. The radius grows with steps that raise the likelihood.
+        """
+        value, gradient = self.objective(flat)
+        information, n_iter, radius = self.information(flat), 0, 3.0
+        step, length = newton_step(information, self.size * gradient)
+        while length > NEAR and n_iter < NEWTON:
+            share = min(1.0, radius / length)
+            there, slope = self.objective(flat - share * step)
+            # The last steps change the likelihood by less than its rounding, and are known by the gradient.
+            better = there < value or (length < SHORT and np.abs(slope).max() < np.abs(gradient).max())
+            if not better:
+                radius = share * length / 4
+                if radius < max(NEAR, length / 1e6):
+                    break
+                continue
+            radius, n_iter = min(100.0, max(radius, 3 * share * length)), n_iter + 1
+            flat, value, gradient = flat - share * step, there, slope
+            if share * length > SHORT:
+                information = self.information(flat)
+            step, length = newton_step(information, self.size * gradient)
+        return flat, information, n_iter
+
+
+def newton_step(information: np.ndarray, gradient: np.ndarray) -> tuple[np.ndarray, float]:
+    """|I|^-1 g and its length in the metric |I|, by the absolute eigenvalues."""
+    values, vectors = np.linalg.eigh(information)
+    along = vectors.T @ gradient
+    values = np.maximum(np.abs(values), 1e-12 * np.abs(values).max())
+    return vectors @ (along / values), float(np.sqrt(np.sum(along**2 / values)))
+
+
+def start(family: Any, rows: Rows, completions: Completions | None = None) -> Params:
+    """Where to begin with standardised covariates: no slopes, and intercepts that suit the outcome's mean or shares."""
+    k, p = rows.c.shape[1], rows.x.shape[1]
+    out: Params = {"mean": np.zeros((k, p)), "covariance": np.eye(p)}
+    if completions is not None:
+        k = completions.designs.shape[1]
+        out["cells"] = np.zeros((k, completions.features.shape[1]))
+    size = k + p if completions is None else completions.turn.shape[1]
+    if isinstance(family, AbstractFamily):
+        out["beta"] = np.zeros(size)
+        out["beta"][0] = family.link(float(np.average(rows.y, weights=rows.weights)))
+    else:
+        out["beta"] = np.zeros((family.n_classes - 1, size))
+        shares = np.bincount(np.asarray(rows.y, int), rows.weights, family.n_classes)
+        out["beta"][:, 0] = np.log(shares[1:] / shares[0])
+    return out | ({"scale": np.asarray(np.var(rows.y))} if isinstance(family, Gaussian) else {})

@@ -1,0 +1,347 @@
+"""What a fitted nonlinear mixed-effects model answers: tables, likelihoods, individual parameters, tests."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pandas as pd
+import scipy
+from jax.flatten_util import ravel_pytree
+
+from ...answers.certify import examined
+from ...answers.information import WaldTest, information
+from ...answers.posterior import each_unit
+from ...answers.profile import profile, slice
+from ...answers.rules import Rule, best_rule
+from ...engine.outcome import RESULTS
+from ...numerics.compiling import compiled
+from ...numerics.naming import precision
+from .individual import Individual, LogNormal, Normal
+from .linearised import check_linearisable, linearised_information
+from .model import MixedEffects
+from .modes import conditional_modes
+
+
+def natural_names(model: MixedEffects, labels: list[str], dropped: tuple[str, ...]) -> list[str]:
+    """Names of the natural parameters; `dropped` are parameters whose random effect was estimated as zero."""
+    out = []
+    for j, name in enumerate(model.names):
+        out += [f"beta_{name}[{labels[k]}]" if labels[k] else name for k in model.coefficients(j)]
+    random = [model.names[j] for j in model.random]
+    out += [f"omega2_{name}" for name in model.names if name in random or name in dropped]
+    for block in model.blocks:
+        out += [f"cov_{random[a]}_{random[b]}" for position, a in enumerate(block) for b in block[position + 1 :]]
+    return out + list(model.outcome.error_names)
+
+
+def engine_names(model: MixedEffects, labels: list[str]) -> dict[str, str]:
+    """What the scalar parameters of the engine, such as `omega2[1]`, are called in `natural_names`."""
+    random, out = [model.names[j] for j in model.random], {}
+    for j, name in enumerate(model.names):
+        for k in model.coefficients(j):
+            place = f"beta[{k}]" if k < model.split else f"fixed[{k - model.split}]"
+            out[place] = f"beta_{name}[{labels[k]}]" if labels[k] else name
+    out |= {f"omega2[{place}]": f"omega2_{random[j]}" for place, j in enumerate(model.independent)}
+    for number, block in enumerate(model.blocks):
+        for (row, a), (column, b) in itertools.product(enumerate(block), repeat=2):
+            first, last = random[min(a, b)], random[max(a, b)]
+            out[f"omega.{number}[{row},{column}]"] = f"omega2_{first}" if a == b else f"cov_{first}_{last}"
+    return out | {f"error[{j}]": name for j, name in enumerate(model.outcome.error_names)}
+
+
+@compiled
+def natural_values(model: MixedEffects, params: dict, dropped: tuple[str, ...]) -> Any:
+    """Values in the order of `natural_names`."""
+    gaussian = jnp.concatenate([jnp.ravel(params[name]) for name in ("beta", "fixed") if name in params])
+    out: list[Any] = []
+    for j, (_, one) in enumerate(model.individual):
+        intercept, *slopes = model.coefficients(j)
+        out += [one.natural(gaussian[intercept]), *(gaussian[k] for k in slopes)]
+    random = [model.names[j] for j in model.random]
+    omega = model.covariance(params)
+    for name in model.names:
+        if name in random:
+            out.append(omega[random.index(name), random.index(name)])
+        elif name in dropped:
+            out.append(jnp.zeros(()))
+    for block in model.blocks:
+        out += [omega[a, b] for position, a in enumerate(block) for b in block[position + 1 :]]
+    return jnp.stack(out + [params["error"][j] for j in range(len(model.outcome.error_names))])
+
+
+def _rule(fitted: Any) -> Rule:
+    """How the posterior of each subject is averaged over at the estimate."""
+    fit = fitted.result_
+    done = examined(fit)
+    return fit.remembered("rule", lambda: best_rule(fit)) if done is None else done.rule
+
+
+def _covariances(fitted: Any) -> tuple[np.ndarray, np.ndarray, str]:
+    """Covariance of the natural parameters, its replicates, and what is wrong."""
+    return fitted.result_.remembered("covariances of natural parameters", lambda: _computed_covariances(fitted))
+
+
+def covariance(fitted: Any) -> pd.DataFrame:
+    """Of the natural parameters, named as in `params_`."""
+    names = list(fitted.params_)
+    return pd.DataFrame(_covariances(fitted)[0], index=names, columns=names)
+
+
+def _computed_covariances(fitted: Any) -> tuple[np.ndarray, np.ndarray, str]:
+    model, fit = fitted.model_, fitted.result_
+    singular = fit.result is RESULTS.boundary and bool(model.blocks)
+    if singular:
+        fit = fit.at(lifted(fit.params))
+    info = information(fit) if singular else fit.information()
+    with precision(np.dtype(np.float64)):
+        params = jax.tree.map(jnp.asarray, fit.params)
+        flat, unravel = ravel_pytree(params)
+        jacobian = np.asarray(jax.jacobian(lambda x: natural_values(model, unravel(x), fitted._dropped))(flat), float)
+        space = fit._model().space
+        u, back = ravel_pytree(space.to_unconstrained(params))
+        inward = np.asarray(jax.jacobian(lambda v: ravel_pytree(space.from_unconstrained(back(v)))[0])(u), float)
+    message = info.message
+    unknown = np.asarray([name in {f"omega2_{lost}" for lost in fitted._dropped} for name in fitted.params_])
+    if singular:
+        # On the boundary the last Cholesky entry of a singular block is held: the data say nothing of it.
+        unknown |= np.asarray([name.startswith("cov_") for name in fitted.params_])
+        held = jax.tree.map(np.zeros_like, back(u))
+        held["omega"] = tuple(np.r_[np.zeros(len(vector) - 1), 1.0] for vector in held["omega"])
+        free = ravel_pytree(held)[0] < 0.5
+        covariances = [_inverse(matrix, np.asarray(free)) for matrix in (info.matrix, *info.matrices)]
+        message = "correlations are on the boundary (one or minus one) and have no standard error"
+        moved = [jacobian @ inward @ c @ inward.T @ jacobian.T for c in covariances]
+    else:
+        lost = np.isnan(np.diagonal(info.covariance))
+        # A parameter without standard error takes those that depend on it along; the others keep theirs.
+        unknown |= np.abs(jacobian[:, lost]).sum(axis=1) > 0
+        moved = [jacobian @ np.nan_to_num(c) @ jacobian.T for c in (info.covariance, *info.replicates)]
+    for covariance in moved:
+        covariance[unknown], covariance[:, unknown] = np.nan, np.nan
+    return moved[0], np.stack(moved[1:]), message
+
+
+def lifted(params: dict) -> dict:
+    """Parameters whose covariance matrices are a little inside the cone: correlations with eigenvalues of at least 0.01."""
+
+    def lift(matrix: np.ndarray) -> np.ndarray:
+        sd = np.sqrt(np.diagonal(matrix))
+        values, vectors = np.linalg.eigh(matrix / np.outer(sd, sd))
+        return (vectors * np.maximum(values, 0.01)) @ vectors.T * np.outer(sd, sd)
+
+    return params | {"omega": tuple(lift(np.asarray(matrix)) for matrix in params["omega"])}
+
+
+def _inverse(matrix: np.ndarray, free: np.ndarray) -> np.ndarray:
+    """Inverse over the free coordinates, zero elsewhere; NaN where there is none."""
+    out = np.zeros_like(matrix)
+    block = matrix[np.ix_(free, free)]
+    positive = np.all(np.isfinite(block)) and np.linalg.eigvalsh(block)[0] > 0
+    out[np.ix_(free, free)] = np.linalg.inv(block) if positive else np.nan
+    return out
+
+
+def _linearised(fitted: Any) -> tuple[np.ndarray, np.ndarray, str]:
+    """As `_covariances`, from the linearised model."""
+    check_linearisable(fitted)
+    model, fit = fitted.model_, fitted.result_
+    with precision(fit.dtype):
+        space = fit._model().space
+        params = jax.tree.map(jnp.asarray, fit.params)
+        matrix = linearised_information(model, space, params, _modes(fitted), fitted._units(fitted.data_))
+        u, back = ravel_pytree(space.to_unconstrained(params))
+
+        def natural(v):
+            return natural_values(model, space.from_unconstrained(back(v)), fitted._dropped)
+
+        jacobian = np.asarray(jax.jacobian(natural)(u), float)
+    covariance = jacobian @ _inverse(np.asarray(matrix, float), np.ones(len(u), bool)) @ jacobian.T
+    return covariance, np.stack([covariance, covariance]), "standard errors are from the linearised model"
+
+
+def table(fitted: Any, method: str = "louis") -> pd.DataFrame:
+    """Estimate, standard error and its Monte Carlo error, relative standard error in %, natural scale.
+
+    Raises:
+        ValueError: an unknown method, or one that the model does not allow.
+    """
+    if method not in ("louis", "linearised"):
+        raise ValueError(f'method must be "louis" or "linearised", got {method!r}')
+    covariance, replicates, message = _covariances(fitted) if method == "louis" else _linearised(fitted)
+    estimate = np.asarray(list(fitted.params_.values()), float)
+    with np.errstate(all="ignore"):
+        se = np.sqrt(np.diagonal(covariance))
+        each = np.sqrt(np.diagonal(replicates, axis1=1, axis2=2))
+        out = pd.DataFrame(
+            {
+                "estimate": estimate,
+                "se": se,
+                "se_error": each.std(axis=0, ddof=1) / np.sqrt(len(each)) if len(each) > 1 else np.where(np.isnan(se), se, 0.0),
+                "rse": 100 * se / np.abs(estimate),
+            },
+            index=list(fitted.params_),
+        )
+    out.attrs["message"] = "; ".join(part.rstrip(".") for part in (fitted.message_, message) if part) + "."
+    return out
+
+
+def scales(fitted: Any) -> dict[str, Individual]:
+    """The distribution whose Gaussian scale a parameter's interval is taken on."""
+    out: dict[str, Individual] = {}
+    individual = dict(fitted.model_.individual)
+    for name in fitted.params_:
+        positive = name.startswith("omega2_") or name in fitted.model_.outcome.error_names
+        out[name] = individual.get(name, LogNormal() if positive else Normal())
+    return out
+
+
+def with_intervals(fitted: Any, frame: pd.DataFrame, level: float) -> pd.DataFrame:
+    """See `NLME.summary`."""
+    if not 0 < level < 1:
+        raise ValueError(f"level must be between 0 and 1, got {level}")
+    out = frame.copy()
+    df = degrees_of_freedom(fitted)
+    out["t"] = out["estimate"] / out["se"]
+    # No variance is negative: zero is the edge of its space, where t has no t distribution. See `lr_test`.
+    out.loc[[name.startswith("omega2_") for name in out.index], "t"] = np.nan
+    out["p"] = 2 * scipy.special.stdtr(df, -np.abs(out["t"].to_numpy()))
+    ends = []
+    with precision(np.dtype(np.float64)):
+        for (_, row), one, half in zip(
+            out.iterrows(), scales(fitted).values(), scipy.special.stdtrit(df, 0.5 + level / 2), strict=True
+        ):
+            if not np.isfinite(row["se"]):
+                ends.append((np.nan, np.nan))
+                continue
+            phi = float(one.gaussian(row["estimate"]))
+            slope = float(jax.grad(one.natural)(jnp.asarray(phi)))
+            reach = half * row["se"] / slope
+            ends.append(tuple(float(one.natural(jnp.asarray(phi + sign * reach))) for sign in (-1, 1)))
+    out["ci_low"], out["ci_high"] = np.asarray(ends).T
+    out.attrs["message"] = frame.attrs["message"]
+    return out
+
+
+def degrees_of_freedom(fitted: Any) -> np.ndarray:
+    """Of Student's t: subjects less one for variances and covariances of random effects; for the rest observations less
+    subjects less parameters, the within-subject degrees of freedom (Pinheiro and Bates 2000, section 2.4.2)."""
+    between = [name.startswith(("omega2_", "cov_")) for name in fitted.params_]
+    within = max(fitted.n_observations_ - fitted.n_subjects_ - fitted.n_params_, 1)
+    return np.where(between, max(fitted.n_subjects_ - 1, 1), within).astype(float)
+
+
+def correlations(fitted: Any) -> pd.DataFrame:
+    """See `NLME.correlations`."""
+    covariance = _covariances(fitted)[0]
+    with np.errstate(all="ignore"):
+        sd = np.sqrt(np.diagonal(covariance))
+        return pd.DataFrame(covariance / np.outer(sd, sd), index=list(fitted.params_), columns=list(fitted.params_))
+
+
+def loglik(fitted: Any, method: str, n_draws: int | None, n_nodes: int) -> Any:
+    """See `NLME.loglik`."""
+    if method == "quadrature":
+        return fitted.result_.loglik(method="quadrature", n_nodes=n_nodes)
+    return fitted.result_.loglik(method=method, n_draws=n_draws)
+
+
+def carried_by_observations(fitted: Any) -> int:
+    """Parameters whose information grows with observations, not subjects: fixed effects without random ones, and errors."""
+    params = fitted.result_.params
+    return sum(int(np.size(params[name])) for name in ("fixed", "error") if name in params)
+
+
+def _moments(model, params, z, w, batch):
+    psi = jax.vmap(lambda z_j: model.psi(params, z_j, batch["design"][0]))(z[:, 0])
+    return {name: (w[:, 0] @ value, w[:, 0] @ value**2) for name, value in psi.items()}
+
+
+def _modes(fitted: Any) -> np.ndarray:
+    """Conditional modes of phi (n, d)."""
+
+    def computed() -> np.ndarray:
+        with precision(fitted.result_.dtype):
+            return np.asarray(conditional_modes(fitted.model_, fitted.result_.params, fitted._units(fitted.data_))[0])
+
+    return fitted.result_.remembered("conditional modes", computed)
+
+
+def individual(fitted: Any) -> pd.DataFrame:
+    """See `NLME.individual_`."""
+    fit, model = fitted.result_, fitted.model_
+    rule = _rule(fitted)
+    moments, _ = each_unit(fit, _moments, rule.estep, width=rule.width, rows=rule.rows)
+    with precision(fit.dtype):
+        params = jax.tree.map(jnp.asarray, fit.params)
+        design = jnp.asarray(fit.data["design"])
+        mode = jax.vmap(lambda z, d: model.psi(params, z, d))(jnp.asarray(_modes(fitted)), design)
+        mode = {name: np.asarray(value) for name, value in mode.items()}
+    out: dict[str, np.ndarray] = {}
+    for name in model.names:
+        mean, square = (np.asarray(part, float) for part in moments[name])
+        out |= {f"mode_{name}": mode[name], f"mean_{name}": mean, f"sd_{name}": np.sqrt(np.maximum(square - mean**2, 0))}
+    return pd.DataFrame(out, index=pd.Index(fitted.data_.labels, name=fitted.data_.roles["id"]))
+
+
+def effects(fitted: Any) -> pd.DataFrame:
+    """Conditional modes of the random effects eta, one row a subject, a column a random parameter."""
+    fit, model = fitted.result_, fitted.model_
+    names = [model.names[j] for j in model.random]
+    if not names:
+        return pd.DataFrame(index=fitted.data_.labels)
+    means = model.means(fit.params, np.asarray(fit.data["design"]))
+    return pd.DataFrame(_modes(fitted) - means, columns=names, index=fitted.data_.labels)
+
+
+def shrinkage(fitted: Any) -> pd.Series:
+    """See `NLME.shrinkage`."""
+    eta = effects(fitted)
+    variances = np.asarray([fitted.params_[f"omega2_{name}"] for name in eta.columns])
+    return pd.Series(1 - eta.var(axis=0, ddof=1).to_numpy() / variances, index=eta.columns, name="shrinkage")
+
+
+def along(fitted: Any, name: str, grid: Any, maximised: bool, level: float = 0.95) -> pd.DataFrame:
+    """See `NLME.profile` and `NLME.slice`."""
+    places = {own: place for place, own in engine_names(fitted.model_, fitted._design.labels).items()}
+    if name not in places:
+        raise ValueError(f"no estimated parameter is called {name!r}; they are {list(places)}")
+    one = dict(fitted.model_.individual).get(name, Normal())
+    values = np.asarray(one.gaussian(np.unique(np.asarray(grid, float))), float)
+    if not np.all(np.isfinite(values)):
+        raise ValueError(f"the grid leaves the range of {type(one).__name__}{one._range}, the distribution of {name}")
+    fit = fitted.result_
+    frame = profile(fit, places[name], values, level=level) if maximised else slice(fit, places[name], values)
+
+    def natural(x):
+        return np.asarray(one.natural(jnp.asarray(x, float)), float)
+
+    with precision(np.dtype(np.float64)):
+        frame.index = pd.Index(natural(values), name=name)
+        frame.attrs["maximiser"] = float(natural(frame.attrs["maximiser"]))
+        if maximised:
+            frame.attrs["interval"] = tuple(natural(np.asarray(frame.attrs["interval"])).tolist())
+            unravel = ravel_pytree(jax.tree.map(jnp.asarray, fit.params))[1]
+            flat = frame[fit.names].to_numpy()
+            rows = [natural_values(fitted.model_, unravel(jnp.asarray(row)), fitted._dropped) for row in flat]
+            frame = frame[["loglik", "mc_error", "away"]].assign(**dict(zip(fitted.params_, np.asarray(rows).T, strict=True)))
+    return frame
+
+
+def wald_test(fitted: Any, names: str | list[str], value: Any = 0.0) -> WaldTest:
+    """See `NLME.wald_test`."""
+    wanted = [names] if isinstance(names, str) else list(names)
+    known = list(fitted.params_)
+    for name in wanted:
+        if name not in known:
+            raise ValueError(f"no parameter is called {name!r}; they are {known}")
+    at = [known.index(name) for name in wanted]
+    variance = _covariances(fitted)[0][np.ix_(at, at)]
+    if not np.all(np.isfinite(variance)):
+        raise ValueError(f"{wanted} have no usable standard errors: {fitted.summary().attrs['message']}")
+    gap = np.asarray([fitted.params_[name] for name in wanted]) - value
+    statistic = float(gap @ np.linalg.solve(variance, gap))
+    return WaldTest(statistic, len(wanted), float(scipy.special.chdtrc(len(wanted), statistic)))

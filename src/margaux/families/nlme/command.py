@@ -1,0 +1,147 @@
+"""`margaux fit nlme`: a ready structural model on a table."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from ...showing.answer import Answer
+from ...showing.command import Run
+from ...showing.errors import UserError
+from ...showing.inputs import among, check_column, check_numeric, read_table
+from ...showing.options import Data, Iterations, Y, words
+
+ERRORS = ("constant", "proportional", "combined", "combined1", "power", "exponential")
+#: figures of `NLME.plot`, in the order that one reads them
+FIGURES = ("convergence", "fits", "predictions", "residuals", "npde", "vpc", "effects", "pairs", "covariates")
+
+
+def curves(incomplete: str) -> list[str]:
+    """Completion to the ready structural models."""
+    from .structural import CURVES
+
+    return [name for name in CURVES if name.startswith(incomplete)]
+
+
+def nlme(
+    data: Data,
+    model: Annotated[str, typer.Option(help="Structural model, such as oral1cpt.", show_default=False, autocompletion=curves)],
+    id: Annotated[str, typer.Option(help="Column of the subject.", show_default=False)],
+    time: Annotated[str, typer.Option(help="Column of the time, or other independent variable.", show_default=False)],
+    y: Y,
+    run: Run,
+    dose: Annotated[str | None, typer.Option(help="Column of the dose.", show_default=False)] = None,
+    error: Annotated[str, typer.Option(help=f"{', '.join(ERRORS[:-1])} or {ERRORS[-1]}.", autocompletion=words(*ERRORS))] = (
+        "constant"
+    ),
+    omega: Annotated[str, typer.Option(help="diagonal or full.", autocompletion=words("diagonal", "full"))] = "diagonal",
+    covariate: Annotated[
+        list[str] | None, typer.Option(help="Such as 'V=log(Weight/70)'; may be repeated.", show_default=False)
+    ] = None,
+    start: Annotated[
+        list[str] | None, typer.Option(help="Such as ka=1; may be repeated. Found where not given.", show_default=False)
+    ] = None,
+    n_iter: Iterations = None,
+) -> Answer:
+    """Fit a nonlinear mixed-effects model by SAEM: one row an observation of a subject."""
+    from .estimator import NLME
+    from .individual import LogNormal, Normal
+    from .structural import curve
+
+    frame = read_table(data)
+    roles: dict[str, Any] = {"id": id, "time": time, "y": y, "dose": dose}
+    for role, name in roles.items():
+        if name is not None:
+            check_column(frame, name, f"--{role}", data)
+    check_numeric(frame, [name for name in (time, dose) if name is not None], "code it as numbers")
+    check_numeric(frame, [y], "leave cells without an observation empty", filled=False)
+    among(error, ERRORS, "--error")
+    with run.fitting():
+        structural = curve(model)
+        covariates = _pairs(covariate, structural.parameters, "--covariate")
+        starts = {
+            name: _number(value, f"--start {name}") for name, value in _pairs(start, structural.parameters, "--start").items()
+        }
+        individual = {}
+        for name in structural.parameters:
+            kind = LogNormal if name in structural.positive else Normal
+            try:
+                individual[name] = kind(starts.get(name), covariates=covariates.get(name))
+            except ValueError as problem:
+                raise UserError(f"--start {name}={starts[name]:g}: {problem}") from problem
+        # A short run has half of its iterations at gain one.
+        more: dict[str, Any] = {} if n_iter is None else {"n_iter": n_iter, "n_burn": min(200, n_iter // 2)}
+        fitted: Any = NLME(structural=structural, individual=individual, omega=omega, error=error, **run.settings, **more)
+        fitted.fit(frame, **roles)
+    return answer(fitted, f"{model} on {data.name}", run.level)
+
+
+def _pairs(given: list[str] | None, known: tuple[str, ...], option: str) -> dict[str, str]:
+    out = {}
+    for text in given or []:
+        name, equals, value = text.partition("=")
+        if not equals or name not in known:
+            raise UserError(f"{option} {text!r} must look like NAME=VALUE with NAME one of {', '.join(known)}")
+        out[name] = value
+    return out
+
+
+def _number(text: str, option: str) -> float:
+    try:
+        return float(text)
+    except ValueError as problem:
+        raise UserError(f"{option}={text} is no number") from problem
+
+
+def answer(fitted: Any, title: str, level: float = 0.95) -> Answer:
+    """What is said and written of a fitted `NLME`."""
+    tables: dict[str, Callable[[], Any]] = {
+        "individual": lambda: fitted.individual_,
+        "correlations": fitted.correlations,
+        "starts": lambda: fitted.starts_,
+    }
+    if fitted.model_.outcome.continuous:
+        tables["residuals"] = fitted.residuals
+    says = lines(fitted)
+    return Answer(
+        fitted,
+        title,
+        fitted.summary(level),
+        says,
+        tables,
+        figures={name: getattr(fitted.plot, name) for name in FIGURES},
+        others={"fit.txt": lambda path: _write_text(path, says)},
+        facts={
+            "aicc": fitted.aicc_,
+            "bicc": fitted.bicc_,
+            "n_subjects": fitted.n_subjects_,
+            "n_observations": fitted.n_observations_,
+            "shrinkage": dict(fitted.shrinkage()),
+            "message": fitted.summary().attrs["message"],
+        },
+        level=level,
+    )
+
+
+def _write_text(path: Path, says: list[str]) -> None:
+    path.write_text("\n".join(says) + "\n", encoding="utf-8")
+
+
+def lines(fitted: Any) -> list[str]:
+    """The fit in a few sentences."""
+    loglik = fitted.loglik_
+    shrinkage = ", ".join(f"{name} {100 * value:.0f}%" for name, value in fitted.shrinkage().items())
+    return [
+        f"{fitted.n_subjects_} subjects, {fitted.n_observations_} observations, {fitted.n_iter_} iterations",
+        f"log-likelihood {float(loglik):.3f} (Monte Carlo error {loglik.se:.3f}), -2LL {-2 * float(loglik):.3f}",
+        f"AIC {fitted.aic_:.2f}, AICc {fitted.aicc_:.2f}, BIC {fitted.bic_:.2f}, BICc {fitted.bicc_:.2f}",
+        f"shrinkage of the conditional modes: {shrinkage or 'no random effects'}",
+        fitted.summary().attrs["message"],
+    ]
+
+
+#: of `margaux fit`
+COMMANDS = (nlme,)

@@ -1,0 +1,86 @@
+"""Fits of nested models against each other, and of any models side by side."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import scipy
+
+
+@dataclasses.dataclass(frozen=True)
+class LikelihoodRatioTest:
+    """Twice the difference of log-likelihoods; `error` is its Monte Carlo SD. `p` is by the mixture of chi-squared distributions
+    where one variance is tested against zero, and `note` says by what."""
+
+    statistic: float
+    df: int
+    p: float
+    error: float
+    note: str = ""
+
+
+def lr_test(reduced: Any, full: Any) -> LikelihoodRatioTest:
+    r"""Likelihood-ratio test of nested fits to the same data.
+
+    A variance that is zero under the reduced model lies on the boundary of its space: twice the difference is then distributed as
+    $\tfrac12\chi^2_{k-1} + \tfrac12\chi^2_k$ with k parameters tested, one of them a variance (its covariances with
+    the other effects count among the k). Of several variances the weights of the mixture depend on the information: the
+    p-value is then that of $\chi^2_k$, which is too large, and the note says so.
+
+    References: Self and Liang, J. Am. Stat. Assoc. 82 (1987), 605-610; Stram and Lee, Biometrics 50 (1994), 1171-1177.
+
+    Raises:
+        ValueError: different data, or the full model has no more parameters.
+    """
+    if reduced.n_observations_ != full.n_observations_ or not np.array_equal(
+        reduced.data_.units["rows"]["y"], full.data_.units["rows"]["y"]
+    ):
+        raise ValueError("the two models were fitted to different data")
+    df = full.n_params_ - reduced.n_params_
+    if df < 1:
+        raise ValueError(f"the full model has {full.n_params_} parameters and the reduced one {reduced.n_params_}; swap them?")
+    statistic = 2 * (float(full.loglik_) - float(reduced.loglik_))
+    error = 2 * float(np.hypot(full.loglik_.se, reduced.loglik_.se))
+    variances = sum(n.startswith("omega2_") and n not in reduced.params_ for n in full.params_)
+    at, note = max(statistic, 0.0), ""
+
+    def upper(k):
+        return float(scipy.special.chdtrc(k, at)) if k else float(at == 0)
+
+    p = upper(df)
+    if variances == 1:
+        p = (upper(df - 1) + upper(df)) / 2
+        note = f"a variance is tested on its boundary: p by the mixture of chi-squared with {df - 1} and {df} degrees of freedom"
+    elif variances:
+        note = f"{variances} variances are tested on their boundaries: p by chi-squared is an upper bound; drop one at a time"
+    return LikelihoodRatioTest(statistic, df, p, error, note)
+
+
+def compare(*fits: Any, **named: Any) -> pd.DataFrame:
+    """Fits to the same data side by side: parameters, log-likelihood with its error, AIC, AICc, BIC, BICc; best AIC first.
+
+    Raises:
+        ValueError: fewer than two fits, or different data.
+    """
+    every = {f"model {j + 1}": one for j, one in enumerate(fits)} | named
+    if len(every) < 2:
+        raise ValueError("compare needs at least two fits")
+    if len({one.n_observations_ for one in every.values()}) > 1:
+        raise ValueError("the fits are to different numbers of observations; their likelihoods do not compare")
+    rows = {
+        name: {
+            "parameters": one.n_params_,
+            "loglik": float(one.loglik_),
+            "loglik_se": one.loglik_.se,
+            "aic": one.aic_,
+            "aicc": one.aicc_,
+            "bic": one.bic_,
+            "bicc": one.bicc_,
+            "message": one.message_,
+        }
+        for name, one in every.items()
+    }
+    return pd.DataFrame.from_dict(rows, orient="index").sort_values("aic")

@@ -1,0 +1,53 @@
+"""Predictions on a fine grid of times, for figures."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import numpy as np
+import pandas as pd
+
+from ...numerics.naming import precision
+
+#: points of a curve
+FINE = 120
+
+
+def predicted_rows(fitted: Any, level: str, frame: pd.DataFrame | None = None) -> np.ndarray:
+    """`fitted.predict`, as float64."""
+    with precision(fitted.result_.dtype):
+        return np.asarray(fitted.predict(frame, level=level), float)
+
+
+def fine_curves(fitted: Any, subjects: list) -> pd.DataFrame:
+    """Curves of some subjects: a frame of subject, time, and predictions `population` and `individual`."""
+    data = fitted.data_
+    key, time, y = (data.roles[role] for role in ("id", "time", "y"))
+    frame = data.frame[data.frame[key].isin(subjects)]
+    columns = {data.roles.get(name, name) for name in _columns_read(fitted)} - {time}
+    steady = all(frame.groupby(key)[name].nunique(dropna=False).max() <= 1 for name in columns)
+    if steady:
+        ends = frame.groupby(key)[time].agg(["min", "max"])
+        first = frame.drop_duplicates(key).drop(columns=[y])
+        grid = first.loc[first.index.repeat(FINE)].reset_index(drop=True)
+        share = np.tile(np.linspace(0, 1, FINE), len(first))
+        low, high = (ends[end].loc[grid[key]].to_numpy(float) for end in ("min", "max"))
+        whole = data.frame[time]
+        low, high = np.where(low < high, low, whole.min()), np.where(low < high, high, whole.max())
+        grid[time] = low + share * (high - low)
+    else:
+        grid = frame.sort_values([key, time], kind="stable").reset_index(drop=True)
+    levels = {level: predicted_rows(fitted, level, grid) for level in ("population", "individual")}
+    return grid[[key, time]].assign(**levels)
+
+
+def _columns_read(fitted: Any) -> set[str]:
+    """Columns and roles that the prediction depends on, seen in the program it compiles to."""
+    outcome, rows = fitted.model_.outcome, fitted.data_.units["rows"]
+    with precision(fitted.result_.dtype):
+        psi = {name: jax.numpy.ones(()) for name in fitted.model_.names}
+        shapes = {name: jax.ShapeDtypeStruct(values.shape[1:], fitted.result_.dtype) for name, values in rows.items()}
+        program = jax.make_jaxpr(lambda rows: outcome.prediction(psi, rows))(shapes).jaxpr
+    used = {id(variable) for equation in program.eqns for variable in equation.invars} | {id(v) for v in program.outvars}
+    return {name for name, variable in zip(sorted(rows), program.invars, strict=True) if id(variable) in used}

@@ -1,0 +1,241 @@
+"""From a long data frame to units: checked, grouped by subject, padded, with the design of the covariates."""
+
+from __future__ import annotations
+
+import dataclasses
+import warnings
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from ...tables.faults import fault
+from .individual import Individual
+from .outcomes import AbstractOutcome, Continuous
+from .refusals import refuse_events, refuse_rows
+
+#: roles a column can have, besides the subject's identifier
+ROLES = ("time", "y", "dose")
+#: rows a subject is padded to multiples of
+LANES = 8
+
+
+@dataclasses.dataclass(frozen=True)
+class LongData:
+    """A data frame grouped by subject.
+
+    Attributes:
+        frame: the rows kept, in order of subject. labels: the n subjects. codes, column: subject and place of each row.
+        units: `rows` (column -> (n, T)), `mask` (n, T); `design` is added by `Design`.
+    """
+
+    frame: pd.DataFrame
+    labels: np.ndarray
+    codes: np.ndarray
+    column: np.ndarray
+    units: dict[str, Any]
+    roles: dict[str, str]
+
+    @property
+    def subjects(self) -> pd.DataFrame:
+        """The first row of each subject."""
+        return self.frame.iloc[np.flatnonzero(self.column == 0)]
+
+    def flat(self, padded: Any) -> np.ndarray:
+        """Values (..., n, T) of the rows, (..., N)."""
+        return np.asarray(padded)[..., self.codes, self.column]
+
+    def where(self, position: int) -> str:
+        """How an error names a row."""
+        return f"subject {self.labels[self.codes[position]]}, row {self.frame.index[position]}"
+
+
+def group(frame: Any, roles: dict[str, str | None], outcome: AbstractOutcome, observed: bool = True) -> LongData:
+    """Check a long frame and group it by subject.
+
+    Args:
+        roles: column of "id" and of each of `ROLES` (None where absent).
+        observed: whether the outcome must be there (not for predictions at new designs).
+
+    Raises:
+        TypeError, ValueError: what is wrong, with subject and row.
+    """
+    if not isinstance(frame, pd.DataFrame):
+        raise TypeError(f"data must be a pandas data frame with a row an observation, got {type(frame).__name__}")
+    named = {role: column for role, column in roles.items() if column is not None}
+    if not observed and named.get("y") not in frame.columns:
+        named.pop("y", None)
+    for role, column in named.items():
+        if column not in frame.columns:
+            raise ValueError(f"{role}={column!r} is no column of the data; they are {', '.join(map(str, frame.columns))}")
+    if len(frame) == 0:
+        raise ValueError("the data have no rows")
+    frame = frame.reset_index(drop=True)
+    missing_id = frame[named["id"]].isna().to_numpy()
+    if missing_id.any():
+        raise ValueError(f"row {int(np.flatnonzero(missing_id)[0])} has no {named['id']}; every row needs its subject")
+    for role in ("time", "dose", "y"):
+        if role in named and not pd.api.types.is_numeric_dtype(frame[named[role]]):
+            values = frame[named[role]]
+            bad = np.asarray(pd.isna(pd.to_numeric(values, errors="coerce"))) & values.notna().to_numpy()
+            row = int(np.flatnonzero(bad)[0]) if bad.any() else 0
+            column = named[role]
+            raise ValueError(
+                f"{column} must be numeric, but holds {frame[column].iloc[row]!r} "
+                f"(subject {frame[named['id']].iloc[row]}, row {row}); code it as numbers"
+            )
+    if observed:
+        refuse_events(frame, named, outcome)
+        lost = frame[named["y"]].isna().to_numpy()
+        if lost.all():
+            raise ValueError(f"every {named['y']} is missing; there is nothing to fit")
+        if lost.any():
+            warnings.warn(f"{int(lost.sum())} rows without {named['y']} are left out", stacklevel=3)
+            frame = frame[~lost]
+    codes, labels = pd.factorize(frame[named["id"]])
+    order = np.argsort(codes, kind="stable")
+    frame, codes = frame.iloc[order], codes[order]
+    sizes = np.bincount(codes)
+    column = np.arange(len(codes)) - np.repeat(np.cumsum(sizes) - sizes, sizes)
+    data = LongData(frame, np.asarray(labels), codes, column, {}, named)
+    _check_rows(data, outcome, observed)
+    return dataclasses.replace(data, units=_padded(data, sizes, observed))
+
+
+def _check_rows(data: LongData, outcome: AbstractOutcome, observed: bool) -> None:
+    frame, roles = data.frame, data.roles
+    for role in ("time", "dose"):
+        if role in roles:
+            bad = ~np.isfinite(frame[roles[role]].to_numpy(float))
+            if bad.any():
+                raise ValueError(f"{roles[role]} is missing or infinite ({data.where(int(np.flatnonzero(bad)[0]))})")
+    if {"time", "dose"} <= roles.keys():
+        pairs = pd.DataFrame(frame[[roles["id"], roles["time"], roles["dose"]]])
+        clash = (pairs.duplicated([roles["id"], roles["time"]], keep=False) & ~pairs.duplicated(keep=False)).to_numpy()
+        if clash.any():
+            at = int(np.flatnonzero(clash)[0])
+            raise ValueError(
+                f"the same {roles['time']} = {pairs[roles['time']].iloc[at]:g} has different {roles['dose']} "
+                f"({data.where(at)}); a subject's rows at one time must agree on the dose"
+            )
+    if not observed:
+        return
+    y = frame[roles["y"]].to_numpy(float)
+    if not np.all(np.isfinite(y)):
+        raise ValueError(f"{roles['y']} is infinite ({data.where(int(np.flatnonzero(~np.isfinite(y))[0]))})")
+    refuse_rows(data, outcome)
+    if isinstance(outcome, Continuous):
+        if outcome.error.positive and np.any(y <= 0):
+            at = int(np.flatnonzero(y <= 0)[0])
+            raise ValueError(
+                f"{roles['y']} = {y[at]:g} is not positive ({data.where(at)}); an exponential error needs positive "
+                "outcomes: drop the row or use another error"
+            )
+        if np.bincount(data.codes).max() < 2:
+            raise ValueError(
+                f"every subject has one observation (the first: {data.where(0)}); random effects and residual error "
+                "cannot be told apart"
+            )
+        if np.ptp(y) == 0:
+            raise ValueError(f"{roles['y']} is the same in every row ({y[0]:g}); there is nothing to fit")
+
+
+def _padded(data: LongData, sizes: np.ndarray, observed: bool) -> dict[str, Any]:
+    """Columns (n, T); a subject's padding repeats its last row, so that any function of a row stays defined.
+
+    T is a multiple of eight, the width that processors work on at a time: ten rows cost more than sixteen.
+    """
+    width = -(-sizes.max() // LANES) * LANES if sizes.max() > LANES // 2 else sizes.max()
+    places = np.minimum(np.arange(width), sizes[:, None] - 1) + (np.cumsum(sizes) - sizes)[:, None]
+    rows = {}
+    for name in data.frame.columns:
+        # A column with holes cannot be evaluated; asking for one is an error that `check_structural` explains.
+        if name != data.roles["id"] and pd.api.types.is_numeric_dtype(data.frame[name]):
+            values = data.frame[name].to_numpy(float)
+            if np.all(np.isfinite(values)):
+                rows[str(name)] = values[places]
+    rows |= {role: data.frame[column].to_numpy(float)[places] for role, column in data.roles.items() if role != "id"}
+    if not observed:
+        rows["y"] = np.zeros(places.shape)
+    mask = (np.arange(width) < sizes[:, None]).astype(float)
+    return {"rows": rows, "mask": mask}
+
+
+class Design:
+    """Design of the individual parameters: an intercept each, and the columns of its covariate formula.
+
+    Attributes:
+        owner: the parameter of each coefficient. labels: "" for an intercept, else the covariate's name.
+            Coefficients of random parameters come first.
+    """
+
+    def __init__(self, individual: dict[str, Individual], data: LongData) -> None:
+        self._specs: dict[str, Any] = {}
+        subjects = data.subjects
+        parts: list[tuple[int, str]] = []
+        for random in (True, False):
+            for j, (name, one) in enumerate(individual.items()):
+                if one.random != random:
+                    continue
+                parts.append((j, ""))
+                if one.covariates:
+                    _check_covariates(one.covariates, data)
+                    self._specs[name] = _formula(one.covariates, subjects, name)
+                    parts += [(j, column) for column in self._columns(name, subjects)]
+        self.owner = tuple(j for j, _ in parts)
+        self.labels = [label for _, label in parts]
+        self._names = list(individual)
+        matrix = self.matrix(subjects)
+        for j, name in enumerate(self._names):
+            own = matrix[:, [k for k, o in enumerate(self.owner) if o == j]]
+            if np.linalg.matrix_rank(own) < own.shape[1]:
+                raise ValueError(
+                    f"the covariates {individual[name].covariates!r} of {name} are constant over subjects or linearly "
+                    "dependent; drop one"
+                )
+
+    def _columns(self, name: str, subjects: pd.DataFrame) -> dict[str, np.ndarray]:
+        spec = self._specs.get(name)
+        if spec is None:
+            return {}
+        table = pd.DataFrame(spec.get_model_matrix(subjects)).drop(columns=["Intercept"], errors="ignore")
+        return {str(column): table[column].to_numpy(float) for column in table.columns}
+
+    def matrix(self, subjects: pd.DataFrame) -> np.ndarray:
+        """(n, P) for one row a subject."""
+        columns = {name: self._columns(name, subjects) for name in self._names}
+        ones = np.ones(len(subjects))
+        pairs = zip(self.owner, self.labels, strict=True)
+        return np.stack([columns[self._names[j]][label] if label else ones for j, label in pairs], axis=1)
+
+
+def _formula(formula: str, subjects: pd.DataFrame, name: str) -> Any:
+    import formulaic
+    from formulaic.errors import FormulaicError
+
+    try:
+        return formulaic.model_matrix(formula, subjects, na_action="raise").model_spec
+    except (FormulaicError, NameError, KeyError, ValueError, SyntaxError) as error:
+        known = ", ".join(map(str, subjects.columns))
+        told = f"cannot build the covariates {formula!r} of {name} from columns {known}: {fault(formula, error)}"
+        raise ValueError(told) from error
+
+
+def _check_covariates(formula: str, data: LongData) -> None:
+    import formulaic
+
+    parse: Any = formulaic.Formula
+    for column in sorted(parse(formula).required_variables):
+        if column not in data.frame.columns:
+            continue
+        values = data.frame[column]
+        missing = values.isna().to_numpy()
+        if missing.any():
+            raise ValueError(f"the covariate {column} is missing ({data.where(int(np.flatnonzero(missing)[0]))})")
+        first = data.subjects[column].to_numpy()[data.codes]
+        varies = values.to_numpy() != first
+        if varies.any():
+            raise ValueError(
+                f"the covariate {column} varies within a subject ({data.where(int(np.flatnonzero(varies)[0]))}); "
+                "covariates of individual parameters are constant, others belong into the structural function"
+            )

@@ -1,0 +1,397 @@
+"""Nonlinear mixed-effects models."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import numpy as np
+import pandas as pd
+
+from ...answers.certificate import Certificate
+from ...answers.fitted import Fitted, Parameters
+from ...kernels import AbstractKernel
+from ...numerics.compiling import keep_compilations
+from ...numerics.naming import default_dtype, precision
+from ...showing.parts import check_fitted
+from . import answers, comparison, flipflop, prediction, verdict
+from .data import Design, LongData, group
+from .error import ResidualError, as_error
+from .fitting import Settings, check_structural, estimate
+from .individual import Individual
+from .model import MixedEffects
+from .outcomes import AbstractOutcome, Continuous, Custom
+
+
+class NLME(Parameters, Fitted):
+    r"""Nonlinear mixed effects by MCMC-SAEM.
+
+    $y_{ij} = f(\psi_i, x_{ij}) + g\,\epsilon_{ij}$ with $h^{-1}(\psi_i)\sim N(C_i\beta, \Omega)$ for subject i.
+
+    Any function of (parameters, row) is a structural model, and any log-likelihood of a row an outcome; ready ones are in
+    `margaux.nlme`. Short SAEM runs from several starts are screened by their log-likelihood and the best is
+    continued; `starts_` shows them all. Chains accept or reject subject by subject.
+
+    Args:
+        structural: f(parameters, row) -> number, or a `Curve` such as `margaux.families.nlme.oral1cpt`. `row` holds the numeric
+            columns of the data by name, and by role "time", "dose", "y".
+        individual: name -> distribution: `Normal LogNormal LogitNormal ProbitNormal` of `margaux.nlme`.
+        omega: "diagonal", "full", or a list of tuples of names whose effects are correlated.
+        error: `ConstantError Proportional Combined Power Exponential` of `margaux.nlme`, or a name.
+        log_likelihood: instead of `structural` and `error`: f(parameters, row) -> log p(y | parameters), or an
+            outcome such as `margaux.nlme.Poisson(...)`.
+        n_iter: iterations at most, of which `n_burn` with gain one; then it decays like k^-`power`. The fit stops
+            when the Monte Carlo error is small beside the statistical one (see `margaux.families.nlme.settled`); stop=False runs
+            them all.
+        n_chains: chains a subject; by default two or more, 50 in all, and one from 500 subjects on.
+        n_starts: starts screened, for `n_screen` iterations each.
+        pattern: moves of the sampler, in turn, or a kernel (see `margaux.Alternating`). n_steps: transitions an iteration;
+            by default four, or two from 500 subjects on, whose averages need no more.
+        anneal: least ratio of a variance to its last value during the burn-in; 0 for no annealing.
+        fixed_effects: how parameters without random effect are estimated: "newton", or "exponentialised", with a
+            random effect whose variance vanishes.
+        batch_size: subjects an iteration; None for all.
+        polish: whether Newton's steps end the fit at the maximum, see `margaux.fit`; by default up to 20,000 subjects.
+        random_state: an int. dtype: "float32" or "float64". verbose: show progress.
+
+    Attributes:
+        params_: natural scale, named `ka`, `beta_V[log(Weight/70)]`, `omega2_ka`, `cov_V_CL`, `a`, `b`. stderr_: by Louis.
+        individual_: frame of conditional means, SDs and modes a subject. starts_: the screening. See `Fitted`.
+
+    Raises:
+        ValueError, TypeError: bad input, before anything is fitted, naming subject and row.
+
+    >>> from margaux import NLME
+    >>> from margaux.datasets import load_theophylline
+    >>> from margaux.nlme import LogNormal, oral1cpt
+    >>> model = NLME(structural=oral1cpt, individual={"ka": LogNormal(1), "V": LogNormal(20), "CL": LogNormal(2)},
+    ...              n_iter=60, n_burn=40, verbose=False)
+    >>> model = model.fit(load_theophylline(), id="Id", time="Time", y="Concentration", dose="Dose")
+    >>> list(model.params_)
+    ['ka', 'V', 'CL', 'omega2_ka', 'omega2_V', 'omega2_CL', 'a']
+    """
+
+    def __init__(
+        self,
+        *,
+        structural: Any = None,
+        individual: Mapping[str, Individual] | None = None,
+        omega: Any = "diagonal",
+        error: ResidualError | str = "constant",
+        log_likelihood: Any = None,
+        n_iter: int = 2000,
+        n_burn: int = 200,
+        power: float = 0.7,
+        stop: bool = True,
+        n_chains: int | None = None,
+        n_starts: int = 5,
+        n_screen: int = 60,
+        pattern: tuple[str, ...] | AbstractKernel = ("independence", "joint", "independence", "component"),
+        n_steps: int | None = None,
+        anneal: float = 0.95,
+        fixed_effects: str = "newton",
+        batch_size: int | None = None,
+        polish: bool | None = None,
+        random_state: int = 0,
+        dtype: Any = None,
+        verbose: bool = True,
+    ) -> None:
+        self.structural = structural
+        self.individual = individual
+        self.omega = omega
+        self.error = error
+        self.log_likelihood = log_likelihood
+        self.n_iter = n_iter
+        self.n_burn = n_burn
+        self.power = power
+        self.stop = stop
+        self.n_chains = n_chains
+        self.n_starts = n_starts
+        self.n_screen = n_screen
+        self.pattern = pattern
+        self.n_steps = n_steps
+        self.anneal = anneal
+        self.fixed_effects = fixed_effects
+        self.batch_size = batch_size
+        self.polish = polish
+        self.random_state = random_state
+        self.dtype = dtype
+        self.verbose = verbose
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        # Answers are worked out when they are asked for, from settings as much as from estimates.
+        known = "result_" in vars(self) and name != "verbose" and name in self.get_params()
+        if known and value != getattr(self, name):
+            raise AttributeError(
+                f"this {type(self).__name__} is fitted, and its answers are those of its {name}; fit another one: "
+                f"sklearn.base.clone(model).set_params({name}=...).fit(...)"
+            )
+        super().__setattr__(name, value)
+
+    def fit(
+        self, data: pd.DataFrame, y: str | None = None, *, id: str = "id", time: str | None = None, dose: str | None = None
+    ) -> NLME:
+        """Estimate from a long data frame: one row an observation, columns by name.
+
+        Args:
+            id: the subject. time, dose, y: their columns; further numeric columns reach f by their own names.
+        """
+        keep_compilations()
+        outcome, individual = self._outcome(), self._individual()
+        if y is None:
+            raise ValueError("name the column of the outcome: fit(data, id=..., time=..., y=...)")
+        roles = {"id": id, "time": time, "y": y, "dose": dose}
+        self.data_: LongData = group(data, roles, outcome)
+        blocks = self._blocks(individual)
+
+        def build(individual: dict[str, Individual]) -> tuple[MixedEffects, dict]:
+            design = Design(individual, self.data_)
+            random = [name for name, one in individual.items() if one.random]
+            placed = [tuple(random.index(name) for name in block if name in random) for block in blocks]
+            model = MixedEffects(outcome, tuple(individual.items()), design.owner, tuple(b for b in placed if len(b) > 1))
+            return model, self.data_.units | {"design": design.matrix(self.data_.subjects)}
+
+        settings = Settings(
+            n_iter=self.n_iter, n_burn=self.n_burn, power=self.power, stop=self.stop, n_chains=self.n_chains,
+            n_starts=self.n_starts, n_screen=self.n_screen, pattern=self.pattern, n_steps=self.n_steps,
+            anneal=self.anneal, fixed_effects=self.fixed_effects, batch_size=self.batch_size, polish=self.polish,
+            seed=self.random_state,
+            dtype=default_dtype(self.dtype), verbose=bool(self.verbose),
+        )  # fmt: skip
+        settings.check()
+        with precision(settings.dtype):
+            check_structural(*build(individual), self.data_)
+        result, self.starts_ = estimate(build, individual, settings)
+        self.model_: MixedEffects = result._model().model  # type: ignore[assignment]
+        self._design = Design(dict(self.model_.individual), self.data_)
+        self.n_observations_, self.n_subjects_ = len(self.data_.codes), len(self.data_.labels)
+        with precision(settings.dtype):
+            self._keep(result)
+        return self
+
+    def _outcome(self) -> AbstractOutcome:
+        if (self.structural is None) == (self.log_likelihood is None):
+            raise ValueError("give either structural (with error) or log_likelihood")
+        structural: Any = self.structural
+        log_likelihood: Any = self.log_likelihood
+        if log_likelihood is None:
+            if not callable(self.structural):
+                raise TypeError(f"structural must be a function of (parameters, row), got {structural!r}")
+            return Continuous(structural, as_error(self.error))
+        if isinstance(log_likelihood, AbstractOutcome):
+            return log_likelihood
+        if not callable(self.log_likelihood):
+            raise TypeError(f"log_likelihood must be a function of (parameters, row), got {log_likelihood!r}")
+        return Custom(log_likelihood)
+
+    def _individual(self) -> dict[str, Individual]:
+        individual = self.individual
+        if not isinstance(individual, dict) or not individual:
+            raise ValueError('individual must name the parameters, as {"ka": LogNormal(), "V": LogNormal()}')
+        for name, one in individual.items():
+            if not isinstance(one, Individual):
+                raise TypeError(f"individual[{name!r}] must be a distribution such as margaux.nlme.LogNormal(), got {one!r}")
+        needed = getattr(self.structural, "parameters", None)
+        if needed is not None and set(needed) != set(individual):
+            raise ValueError(
+                f"{self.structural!r} has the parameters {', '.join(needed)}; individual has {', '.join(individual)}"
+            )
+        if not any(one.random for one in individual.values()):
+            raise ValueError("no parameter has a random effect; a mixed model needs one (random=True)")
+        return individual
+
+    def _blocks(self, individual: Mapping[str, Individual]) -> list[tuple[str, ...]]:
+        """Names of correlated effects."""
+        random = [name for name, one in individual.items() if one.random]
+        if isinstance(self.omega, str):
+            if self.omega not in ("diagonal", "full"):
+                raise ValueError(f'omega must be "diagonal", "full" or a list of tuples of names, got {self.omega!r}')
+            return [tuple(random)] if self.omega == "full" else []
+        seen: set[str] = set()
+        out = []
+        for block in self.omega:
+            for name in block:
+                if name not in random or name in seen:
+                    raise ValueError(f"omega names {name!r}, which is no parameter with a random effect, or is named twice; "
+                                     f"they are {random}")  # fmt: skip
+                seen.add(name)
+            out.append(tuple(block))
+        return out
+
+    def _keep(self, fit: Any) -> None:
+        super()._keep(fit)
+        for name in ("individual_", "_table", "certificate_"):
+            vars(self).pop(name, None)
+        names = answers.natural_names(self.model_, self._design.labels, self._dropped)
+        values = np.asarray(answers.natural_values(self.model_, fit.params, self._dropped), float)
+        self.params_ = dict(zip(names, values.tolist(), strict=True))
+        if about := flipflop.note(self.structural, self.params_):
+            self.message_ = f"{fit.message.rstrip('.')}; {about}."
+
+    @property
+    def _dropped(self) -> tuple[str, ...]:
+        """Parameters whose variance was estimated as zero."""
+        return tuple(name for name, one in self._individual().items() if one.random and name not in self._random_names)
+
+    @property
+    def _random_names(self) -> list[str]:
+        return [self.model_.names[j] for j in self.model_.random]
+
+    @functools.cached_property
+    def _table(self) -> pd.DataFrame:
+        check_fitted(self)
+        return answers.table(self)
+
+    def _costs_nothing(self, answer: str) -> bool:
+        return {"summary": "_table", "loglik": "loglik_"}[answer] in self.__dict__
+
+    @property
+    def stderr_(self) -> dict[str, float]:  # type: ignore[override]
+        """Standard errors by Louis' identity, named as `params_`; NaN where they are not to be trusted."""
+        return self._table["se"].to_dict()
+
+    def summary(self, level: float = 0.95, method: str = "louis") -> pd.DataFrame:
+        """Estimate, standard error with its Monte Carlo error, RSE in %, t, p and interval, natural scale.
+
+        Intervals are taken on the scale the parameter is normal on (log for variances and error parameters, h^-1 for
+        individual parameters), by Student's t: of the subjects less one for variances, of the within-subject degrees of
+        freedom for the rest. `method="linearised"` takes the information from the tangents of
+        the curves at the conditional modes instead of Louis' identity: quicker, approximate. `frame.attrs["message"]`
+        says how the fit ended.
+        """
+        check_fitted(self)
+        frame = self._table if method == "louis" else answers.table(self, method)
+        return answers.with_intervals(self, frame, level)
+
+    def cov_params(self) -> pd.DataFrame:
+        """Covariance of the natural parameters, named as `params_` both ways; NaN where it is not to be trusted."""
+        check_fitted(self)
+        return answers.covariance(self)
+
+    def correlations(self) -> pd.DataFrame:
+        """Correlations of the estimates."""
+        check_fitted(self)
+        return answers.correlations(self)
+
+    @functools.cached_property
+    def certificate_(self) -> Certificate:  # type: ignore[override]
+        """The checks of `margaux.Fit.certificate`, under the names of `params_`, with those of the family: the starts agree, the
+        residuals (npde) are those of the model. Computed when first asked for."""
+        check_fitted(self)
+        return verdict.renamed(self.result_.certificate, self).and_also(*verdict.checks(self))
+
+    @functools.cached_property
+    def loglik_(self) -> Any:
+        """Marginal log-likelihood, every constant included, with its error `.se`."""
+        return self.loglik()
+
+    def loglik(self, method: str = "auto", n_draws: int | None = None, n_nodes: int = 11) -> Any:
+        """By adaptive Gauss-Hermite "quadrature" or "importance" sampling, or the better of them ("auto"), each with its error
+        `.se`; see `Fit.loglik`."""
+        check_fitted(self)
+        return answers.loglik(self, method, n_draws, n_nodes)
+
+    def profile(self, name: str, grid: Any, level: float = 0.95) -> pd.DataFrame:
+        """The profile likelihood of one parameter of `params_` over a grid of its values, maximised over all others, on the
+        natural scale: `loglik`, `mc_error`, `away` and the maximisers; `attrs["interval"]` is the likelihood interval. See
+        `margaux.answers.profile`."""
+        check_fitted(self)
+        return answers.along(self, name, grid, True, level)
+
+    def slice(self, name: str, grid: Any) -> pd.DataFrame:
+        """The log-likelihood over a grid of one parameter, the others held: see `margaux.answers.profile.slice`."""
+        check_fitted(self)
+        return answers.along(self, name, grid, False)
+
+    @property
+    def n_params_(self) -> int:
+        """Free scalar parameters."""
+        return len(self.params_)
+
+    @property
+    def aic_(self) -> float:
+        """-2 log-likelihood + 2 k."""
+        return -2 * float(self.loglik_) + 2 * self.n_params_
+
+    @property
+    def aicc_(self) -> float:
+        """AIC corrected for n subjects: + 2 k (k + 1) / (n - k - 1)."""
+        k, n = self.n_params_, self.n_subjects_
+        return self.aic_ + (2 * k * (k + 1) / (n - k - 1) if n > k + 1 else np.inf)
+
+    @property
+    def bic_(self) -> float:
+        """-2 log-likelihood + k log(number of subjects)."""
+        return -2 * float(self.loglik_) + self.n_params_ * float(np.log(self.n_subjects_))
+
+    @property
+    def bicc_(self) -> float:
+        """Hybrid BIC: log(subjects) for what random effects carry, log(observations) for the rest (Delattre et al. 2014)."""
+        few = answers.carried_by_observations(self)
+        penalty = (self.n_params_ - few) * np.log(self.n_subjects_) + few * np.log(self.n_observations_)
+        return -2 * float(self.loglik_) + float(penalty)
+
+    @functools.cached_property
+    def individual_(self) -> pd.DataFrame:
+        """One row a subject: `mode_ka`, `mean_ka`, `sd_ka` of each individual parameter given the data."""
+        check_fitted(self)
+        return answers.individual(self)
+
+    def shrinkage(self) -> pd.Series:
+        """1 - variance of the conditional modes of the random effects / their variance, by parameter."""
+        check_fitted(self)
+        return answers.shrinkage(self)
+
+    def sample_individual(self, n_draws: int = 100, seed: int = 0) -> dict[str, np.ndarray]:
+        """Draws of individual parameters given the data: name -> (n_draws, subjects)."""
+        check_fitted(self)
+        return prediction.conditional(self, n_draws, seed)
+
+    def predict(self, data: pd.DataFrame | None = None, level: str = "individual") -> np.ndarray:
+        """E[y] of each row, in the order of the data: at the conditional modes ("individual"), or at the
+        population's parameters and the subject's covariates ("population"). New subjects get the latter."""
+        check_fitted(self)
+        return prediction.predict(self, data, level)
+
+    def simulate(self, data: pd.DataFrame | None = None, n_draws: int = 1, seed: int = 0) -> np.ndarray:
+        """Outcomes of new subjects with these designs and covariates: (n_draws, rows)."""
+        check_fitted(self)
+        return prediction.simulate(self, data, n_draws, seed)
+
+    def npde(self, n_simulations: int = 1000, seed: int = 0) -> Any:
+        """Normalised prediction distribution errors, with their tests: see `margaux.families.nlme.residuals`."""
+        from . import residuals
+
+        check_fitted(self)
+        return residuals.npde(self, n_simulations, seed)
+
+    def residuals(self) -> pd.DataFrame:
+        """Predictions, weighted residuals (WRES, IWRES) and npde of each observation, in the order of the data."""
+        from . import residuals
+
+        check_fitted(self)
+        return residuals.residuals(self)
+
+    def lr_test(self, reduced: NLME) -> Any:
+        """Likelihood-ratio test against a nested fit: see `margaux.nlme.lr_test`."""
+        return comparison.lr_test(reduced, self)
+
+    def wald_test(self, names: str | list[str], value: Any = 0.0) -> Any:
+        """Wald test that the named parameters equal `value`."""
+        check_fitted(self)
+        return answers.wald_test(self, names, value)
+
+    @property
+    def plot(self) -> Any:
+        """Figures: `.convergence() .fits() .predictions() .residuals() .npde() .vpc() .effects() .pairs() .covariates()`."""
+        from .plots import NLMEPlots
+
+        check_fitted(self)
+        return NLMEPlots(self)
+
+    def _units(self, data: LongData) -> dict[str, Any]:
+        """Units of a grouped frame under this fit's design, as arrays of its precision."""
+        units = data.units | {"design": self._design.matrix(data.subjects)}
+        return jax.tree.map(lambda leaf: np.asarray(leaf, self.result_.dtype), units)

@@ -1,0 +1,54 @@
+"""Information from a first-order expansion of the structural model: fast, approximate, and what other programs report."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.flatten_util import ravel_pytree
+
+from ...numerics.compiling import compiled
+
+
+@compiled
+def linearised_information(model: Any, space: Any, params: dict, modes: Any, units: dict) -> Any:
+    r"""Minus the Hessian, in unconstrained coordinates, of the linearised log-likelihood
+    $\sum_i\log N(y_i; f_i - J_i(\hat\phi_i - C_i\beta), J_i\Omega J_i^\top + \Sigma_i)$.
+
+    The curve of subject i is replaced by its tangent at the conditional mode, $f(\phi)\approx f_i + J_i(\phi - \hat\phi_i)$;
+    modes and residual weights stay where they are while parameters move (Monolix and saemix do the same).
+    """
+    u, back = ravel_pytree(space.to_unconstrained(params))
+
+    def unit(mode, y, u):
+        moving = space.from_unconstrained(back(u))
+        outcome, scale = model.outcome, model.outcome.error.transformed
+
+        def curve(phi, at):
+            return scale(outcome.prediction(model.psi(at, phi, y["design"]), y["rows"]))
+
+        f, slope = curve(mode, moving), jax.jacfwd(curve)(mode, params)
+        mean = f - slope @ (mode - model.mean(moving, y["design"]))
+        plain = outcome.prediction(model.psi(params, mode, y["design"]), y["rows"])
+        sd = outcome.error.sd(moving["error"], plain)
+        kept = y["mask"] > 0
+        both = kept[:, None] & kept[None]
+        covariance = jnp.where(both, slope @ model.covariance(moving) @ slope.T, 0.0) + jnp.diag(jnp.where(kept, sd**2, 1.0))
+        factor = jnp.linalg.cholesky(covariance)
+        white = jax.scipy.linalg.solve_triangular(factor, jnp.where(kept, scale(y["rows"]["y"]) - mean, 0.0), lower=True)
+        return -jnp.sum(white**2) / 2 - jnp.sum(jnp.log(jnp.diagonal(factor)))
+
+    def total(u):
+        return jnp.sum(jax.vmap(unit, (0, 0, None))(modes, units, u))
+
+    return -jax.hessian(total)(u)
+
+
+def check_linearisable(fitted: Any) -> None:
+    """Raises: ValueError: no tangent to take, or a fit on the boundary."""
+    if not fitted.model_.outcome.continuous:
+        raise ValueError('linearised information is for continuous outcomes; use method="louis"')
+    if not np.all(np.isfinite(list(fitted.result_.params["beta"]))) or "boundary" in fitted.message_:
+        raise ValueError('the fit is on the boundary; use method="louis", which leaves degenerate parameters out')

@@ -1,0 +1,247 @@
+"""The nonlinear mixed-effects model as the engine sees it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.scipy.stats import norm
+from jaxtyping import Array, Float
+
+from ...algorithms.curved import AbstractCurvedFamily
+from ...problem.model import AbstractPointwise, AbstractPopulation, AbstractPredictive, AbstractUneven
+from ...problem.space import Positive, PositiveDefinite, Real
+from .individual import Individual
+from .outcomes import AbstractOutcome, Continuous
+
+#: what a vanishing variance falls by an iteration
+VANISHING = 0.985
+
+
+class MixedEffects(AbstractCurvedFamily, AbstractPopulation, AbstractUneven, AbstractPointwise, AbstractPredictive):
+    r"""$y_{ij}\sim p(\cdot\mid\psi_i)$, $\psi_i = h(\phi_i)$, $\phi_i\sim N(C_i\beta, \Omega)$.
+
+    The latent of a subject is $\phi$ of its random parameters (d,). Engine parameters: `beta`, coefficients of the
+    random parameters on the Gaussian scale; `fixed`, those of parameters without random effect; `omega2`, variances of
+    independent effects; `omega`, covariance matrices of blocks; `error`. Groups that are empty are left out.
+
+    A subject's data: `rows` (column -> (T,), the outcome under "y"), `mask` (T,), `design` (P,) of all coefficients.
+
+    Args:
+        individual: (name, distribution) of each individual parameter.
+        owner: the parameter that each coefficient belongs to, random parameters' coefficients first.
+        blocks: correlated effects, as tuples of positions among the random parameters.
+        vanishing: parameters without random effect that are given one whose variance vanishes ("exponentialised":
+            Kuhn and Lavielle 2005, section 5), so that their M-step is closed. vanished: variances (of the
+            independent effects) below which it does not fall, since EM no longer moves what hardly varies.
+        groups: how many subjects, in the order of their data, have at most so many rows: see `by_size`.
+    """
+
+    outcome: AbstractOutcome = eqx.field(static=True)
+    individual: tuple[tuple[str, Individual], ...] = eqx.field(static=True)
+    owner: tuple[int, ...] = eqx.field(static=True)
+    blocks: tuple[tuple[int, ...], ...] = eqx.field(static=True)
+    vanishing: tuple[str, ...] = eqx.field(static=True, default=())
+    vanished: Any = None
+    groups: tuple[tuple[int, int], ...] = eqx.field(static=True, default=())
+
+    @property
+    def random(self) -> list[int]:
+        """Positions of the parameters with a random effect."""
+        return [j for j, (_, one) in enumerate(self.individual) if one.random]
+
+    @property
+    def names(self) -> list[str]:
+        return [name for name, _ in self.individual]
+
+    @property
+    def names_of_random(self) -> list[str]:
+        """Names of the parameters with a random effect."""
+        return [self.names[j] for j in self.random]
+
+    @property
+    def independent(self) -> list[int]:
+        """Positions, among the random parameters, of effects in no block."""
+        inside = {j for block in self.blocks for j in block}
+        return [j for j in range(len(self.random)) if j not in inside]
+
+    @property
+    def split(self) -> int:
+        """Number of coefficients of random parameters."""
+        return sum(1 for j in self.owner if j in set(self.random))
+
+    @property
+    def closed_error(self) -> bool:
+        return isinstance(self.outcome, Continuous) and self.outcome.error.closed
+
+    @property
+    def numerical(self) -> tuple[str, ...]:
+        fixed = ("fixed",) if self.split < len(self.owner) else ()
+        return fixed + (("error",) if self.outcome.error_names and not self.closed_error else ())
+
+    @property
+    def variances(self) -> tuple[str, ...]:
+        own = (("omega2",) if self.independent else ()) + (("omega",) if self.blocks else ())
+        return own + (("error",) if self.closed_error else ())
+
+    def trimmed(self, units, rows):
+        shorter = jax.tree.map(lambda leaf: leaf[:, :rows], {name: units[name] for name in ("rows", "mask")})
+        return units | shorter
+
+    def space(self) -> dict[str, Any]:
+        """Theta, by name of the parameters there are."""
+        out: dict[str, Any] = {"beta": Real()} if self.random else {}
+        out |= {"fixed": Real()} if self.split < len(self.owner) else {}
+        out |= {"omega2": Positive()} if self.independent else {}
+        out |= {"omega": tuple(PositiveDefinite() for _ in self.blocks)} if self.blocks else {}
+        return out | ({"error": Positive()} if self.outcome.error_names else {})
+
+    def _onehot(self, owners: list[int], positions: list[int]) -> np.ndarray:
+        return np.asarray([[float(o == j) for j in positions] for o in owners]).reshape(len(owners), len(positions))
+
+    def mean(self, params: dict, design: Float[Array, " P"]) -> Float[Array, " d"]:
+        """C_i beta of the random parameters."""
+        part = params["beta"] * design[: self.split]
+        return part @ jnp.asarray(self._onehot(list(self.owner[: self.split]), self.random), part.dtype)
+
+    def coefficients(self, j: int) -> list[int]:
+        """Positions of the coefficients of parameter j, its intercept first."""
+        return [k for k, owner in enumerate(self.owner) if owner == j]
+
+    def means(self, params: dict, design: np.ndarray) -> np.ndarray:
+        """C_i beta of many subjects (n, d), by NumPy."""
+        weights = np.asarray(params["beta"])[:, None] * self._onehot(list(self.owner[: self.split]), self.random)
+        return design[:, : self.split] @ weights
+
+    def psi(self, params: dict, phi: Float[Array, " d"], design: Float[Array, " P"]) -> dict[str, Array]:
+        """Individual parameters on the natural scale."""
+        gaussian = {self.names[j]: phi[position] for position, j in enumerate(self.random)}
+        if self.split < len(self.owner):
+            rest = [j for j in range(len(self.names)) if j not in self.random]
+            part = params["fixed"] * design[self.split :]
+            values = part @ jnp.asarray(self._onehot(list(self.owner[self.split :]), rest), part.dtype)
+            gaussian |= {self.names[j]: values[position] for position, j in enumerate(rest)}
+        return {name: one.natural(gaussian[name]) for name, one in self.individual}
+
+    def covariance(self, params: dict) -> Float[Array, "d d"]:
+        """Omega."""
+        d = len(self.random)
+        out = jnp.zeros((d, d), jax.tree.leaves(params)[0].dtype)
+        own = np.asarray(self.independent, int)
+        if len(own):
+            out = out.at[own, own].set(params["omega2"])
+        for block, matrix in zip(self.blocks, params.get("omega", ()), strict=True):
+            out = out.at[np.ix_(block, block)].set(matrix)
+        return out
+
+    def log_likelihoods(self, params: dict, phi: Array, unit: dict) -> Array:
+        """log p(y_it | phi_i) of each row (T,), zero in the padding."""
+        psi = self.psi(params, phi, unit["design"])
+        error = params.get("error", jnp.zeros(0, phi.dtype))
+        return jnp.where(unit["mask"] > 0, self.outcome.log_density(error, psi, unit["rows"]), 0.0)
+
+    def pointwise(self, params, z, y):
+        return jnp.where(y["mask"] > 0, self.log_likelihoods(params, z, y), jnp.nan)
+
+    def simulate(self, key, params, z, y):
+        error = params.get("error", jnp.zeros(0, z.dtype))
+        return {"y": self.outcome.simulate(key, error, self.psi(params, z, y["design"]), y["rows"])}
+
+    def log_likelihood(self, params: dict, phi: Array, unit: dict) -> Array:
+        """log p(y_i | phi_i)."""
+        return jnp.sum(self.log_likelihoods(params, phi, unit))
+
+    def log_joint(self, params, z, y):
+        if not self.random:
+            return self.log_likelihood(params, z, y) + jnp.sum(norm.logpdf(z))
+        effect = z - self.mean(params, y["design"])
+        total = self.log_likelihood(params, z, y)
+        own = np.asarray(self.independent, int)
+        if len(own):
+            total += jnp.sum(norm.logpdf(effect[own], 0.0, jnp.sqrt(params["omega2"])))
+        for block, matrix in zip(self.blocks, params.get("omega", ()), strict=True):
+            factor = jnp.linalg.cholesky(matrix)
+            # Through the inverse, as in `margaux.esteps.ModeMixture`: a solve for thousands of draws at once can hang.
+            inverse = jax.scipy.linalg.solve_triangular(factor, jnp.eye(len(block), dtype=z.dtype), lower=True)
+            white = inverse @ effect[np.asarray(block)]
+            constant = len(block) / 2 * np.log(2 * np.pi)
+            total += -jnp.sum(white**2) / 2 - jnp.sum(jnp.log(jnp.diagonal(factor))) - constant
+        return total
+
+    def init_latents(self, key, params, y):
+        if not self.random:
+            return jnp.zeros(1, y["design"].dtype)
+        return self.mean(params, y["design"])
+
+    def population(self, params, y):
+        centre = self.init_latents(jax.random.key(0), params, y)
+        return centre, jnp.linalg.cholesky(self.covariance(params)) if self.random else jnp.eye(1, dtype=centre.dtype)
+
+    def suffstats(self, params, z, y):
+        out = {}
+        if self.random:
+            design = y["design"][: self.split]
+            out = {"phi2": jnp.outer(z, z), "cross": jnp.outer(design, z), "gram": jnp.outer(design, design)}
+        if self.closed_error:
+            outcome: Any = self.outcome
+            squares = outcome.squares(self.psi(params, z, y["design"]), y["rows"])
+            out |= {"squares": jnp.sum(jnp.where(y["mask"] > 0, squares, 0.0)), "count": jnp.sum(y["mask"])}
+        return out
+
+    def m_step(self, mean_stats, params):
+        new = dict(params)
+        if self.random:
+            new |= self._gaussian_step(mean_stats, params)
+        if self.closed_error:
+            new["error"] = jnp.sqrt(mean_stats["squares"] / mean_stats["count"])[None]
+        return new
+
+    def _gaussian_step(self, s: dict, params: dict) -> dict:
+        """Generalised least squares of beta at the current Omega, then Omega at the new beta."""
+        owners = np.asarray([self.random.index(j) for j in self.owner[: self.split]])
+        if self.blocks:
+            precision = jnp.linalg.inv(self.covariance(params))
+            gram = s["gram"] * precision[np.ix_(owners, owners)]
+            moment = jnp.sum(s["cross"] * precision[owners], axis=1)
+        else:
+            gram = s["gram"] * jnp.asarray(owners[:, None] == owners[None], s["gram"].dtype)
+            moment = s["cross"][np.arange(len(owners)), owners]
+        beta = jnp.linalg.solve(gram, moment)
+        spread = beta[:, None] * jnp.asarray(self._onehot(owners.tolist(), list(range(len(self.random)))), beta.dtype)
+        fitted = spread.T @ s["cross"]
+        omega = s["phi2"] - fitted - fitted.T + spread.T @ s["gram"] @ spread
+        out: dict[str, Any] = {"beta": beta}
+        own = np.asarray(self.independent, int)
+        if len(own):
+            fading = jnp.asarray([self.names[self.random[j]] in self.vanishing for j in own])
+            out["omega2"] = jnp.diagonal(omega)[own]
+            if self.vanishing:
+                held = jnp.maximum(VANISHING * params["omega2"], self.vanished)
+                out["omega2"] = jnp.where(fading, held, out["omega2"])
+        if self.blocks:
+            out["omega"] = tuple(omega[np.ix_(block, block)] for block in self.blocks)
+        return out
+
+
+def carried_over(source: MixedEffects, target: MixedEffects, params: dict) -> dict[str, Any]:
+    """Parameters of one model as those of another with the same coefficients but other random effects."""
+    values = np.concatenate([np.ravel(params.get(name, ())) for name in ("beta", "fixed")])
+    moved = np.zeros(len(values))
+    for j in range(len(source.names)):
+        moved[target.coefficients(j)] = values[source.coefficients(j)]
+    variances = np.full(len(source.names), 1.0)
+    matrix = np.diag(variances)
+    matrix[np.ix_(source.random, source.random)] = np.asarray(source.covariance(params)) if source.random else 0.0
+    out: dict[str, Any] = {"beta": moved[: target.split]} if target.random else {}
+    if target.split < len(target.owner):
+        out["fixed"] = moved[target.split :]
+    random = np.asarray(target.random, int)
+    if target.independent:
+        own = random[target.independent]
+        out["omega2"] = matrix[own, own]
+    if target.blocks:
+        out["omega"] = tuple(matrix[np.ix_(random[list(block)], random[list(block)])] for block in target.blocks)
+    return out | ({"error": np.asarray(params["error"])} if "error" in params else {})

@@ -1,0 +1,96 @@
+"""Predictions, simulations and draws of individual parameters."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pandas as pd
+
+from ...numerics.naming import precision
+from . import answers
+from .data import LongData, group
+
+
+def _data(fitted: Any, frame: pd.DataFrame | None) -> LongData:
+    if frame is None:
+        return fitted.data_
+    roles = {"id": None, "time": None, "y": None, "dose": None} | fitted.data_.roles
+    return group(frame, roles, fitted.model_.outcome, observed=False)
+
+
+def _restored(data: LongData, padded: Any) -> np.ndarray:
+    """(..., n, T) to (..., N) in the order of the user's rows."""
+    flat = data.flat(padded)
+    order = np.argsort(data.frame.index.to_numpy(), kind="stable")
+    return flat[..., order]
+
+
+def predict(fitted: Any, frame: pd.DataFrame | None, level: str) -> np.ndarray:
+    """See `NLME.predict`."""
+    if level not in ("individual", "population"):
+        raise ValueError(f'level must be "individual" or "population", got {level!r}')
+    model, data = fitted.model_, _data(fitted, frame)
+    units = fitted._units(data)
+    with precision(fitted.result_.dtype):
+        params = jax.tree.map(jnp.asarray, fitted.result_.params)
+        phi = jax.vmap(lambda y: model.init_latents(jax.random.key(0), params, y))(units)
+        if level == "individual":
+            known = {label: row for label, row in zip(fitted.data_.labels, answers._modes(fitted), strict=True)}
+            if model.random:
+                # A known subject's random effect, added to the mean its new covariates give.
+                eta = answers.effects(fitted).to_numpy()
+                at = {label: eta[i] for i, label in enumerate(known)}
+                phi = phi + jnp.asarray(np.stack([at.get(label, np.zeros(eta.shape[1])) for label in data.labels]))
+        values = jax.jit(jax.vmap(lambda z, y: model.outcome.prediction(model.psi(params, z, y["design"]), y["rows"])))
+        return _restored(data, values(phi, units))
+
+
+def drawn(fitted: Any, data: LongData, n_draws: int, seed: int) -> np.ndarray:
+    """Outcomes of new subjects with the designs of `data`: (n_draws, n, T)."""
+    model, units = fitted.model_, fitted._units(data)
+    with precision(fitted.result_.dtype):
+        params = jax.tree.map(jnp.asarray, fitted.result_.params)
+        error = params.get("error", jnp.zeros(0))
+        d = max(len(model.random), 1)
+        root = _root(model, params)
+
+        def unit(key, y):
+            effect_key, noise_key = jax.random.split(key)
+            phi = model.init_latents(effect_key, params, y) + root @ jax.random.normal(effect_key, (d,), root.dtype)
+            return model.outcome.simulate(noise_key, error, model.psi(params, phi, y["design"]), y["rows"])
+
+        def once(key):
+            keys = jax.random.split(key, len(data.labels))
+            return jax.vmap(unit)(keys, units)
+
+        keys = jax.random.split(jax.random.key(seed), n_draws)
+        return np.asarray(jax.jit(lambda keys: jax.lax.map(once, keys))(keys))
+
+
+def _root(model: Any, params: dict) -> Any:
+    """A square root of Omega, singular or not."""
+    if not model.random:
+        return jnp.zeros((1, 1))
+    values, vectors = jnp.linalg.eigh(model.covariance(params))
+    return vectors * jnp.sqrt(jnp.maximum(values, 0.0))
+
+
+def simulate(fitted: Any, frame: pd.DataFrame | None, n_draws: int, seed: int) -> np.ndarray:
+    """See `NLME.simulate`."""
+    if n_draws < 1:
+        raise ValueError(f"n_draws must be at least 1, got {n_draws}")
+    data = _data(fitted, frame)
+    return _restored(data, drawn(fitted, data, n_draws, seed))
+
+
+def conditional(fitted: Any, n_draws: int, seed: int) -> dict[str, np.ndarray]:
+    """See `NLME.sample_individual`."""
+    model, fit = fitted.model_, fitted.result_
+    phi = fit.draws(n_draws, thin=5, key=seed)[:, 0]
+    with precision(fit.dtype):
+        params, design = jax.tree.map(jnp.asarray, (fit.params, fit.data["design"]))
+        each = jax.vmap(jax.vmap(lambda z, d: model.psi(params, z, d)), in_axes=(0, None))
+        return {name: np.asarray(value) for name, value in each(jnp.asarray(phi), jnp.asarray(design)).items()}

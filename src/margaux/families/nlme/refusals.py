@@ -1,0 +1,150 @@
+"""Tables that a mixed-effects model would fit to garbage without a word: event rows, lost doses, rows of no scale."""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any
+
+import jax
+import numpy as np
+import pandas as pd
+
+from ...numerics.compiling import compiled
+from .outcomes import AbstractOutcome, Continuous
+from .pharmacokinetics import within
+from .start import spread
+
+#: columns of event tables that mark a row as no observation
+MARKS = ("evid", "mdv")
+#: places that predictions are looked at in
+PLACES = 32
+
+
+def refuse_events(frame: pd.DataFrame, roles: dict[str, str], outcome: AbstractOutcome) -> None:
+    """Refuse doses on rows of their own, as NONMEM's event tables have them.
+
+    Args:
+        frame: as the user gave it, rows without an outcome included.
+
+    Raises:
+        ValueError: the first such row, and how to mend the table.
+    """
+    seen = frame[roles["y"]].notna().to_numpy()
+
+    def where(at):
+        return f"subject {frame[roles['id']].iloc[at]}, row {frame.index[at]}"
+
+    for column in frame.columns:
+        if str(column).lower() in MARKS and column not in roles.values() and pd.api.types.is_numeric_dtype(frame[column]):
+            marked = seen & (frame[column].fillna(0).to_numpy(float) != 0)
+            if marked.any():
+                at = int(np.flatnonzero(marked)[0])
+                raise ValueError(
+                    f"{column} = {frame[column].iloc[at]:g} marks a row that is no observation ({where(at)}), and event tables "
+                    f"are not read: give each observation its dose, and keep data[data[{column!r}] == 0]"
+                )
+    if not isinstance(outcome, Continuous):
+        return
+    y = frame[roles["y"]].fillna(0).to_numpy(float)
+    amounts = [c for c in frame.columns if c == roles.get("dose") or (str(c).lower() == "amt" and c not in roles.values())]
+    for column in amounts:
+        if not pd.api.types.is_numeric_dtype(frame[column]):
+            continue
+        given = frame[column].fillna(0).to_numpy(float) != 0
+        # Rows without an outcome are left out with a word; those of a column that is not read then do no harm.
+        alone = given & (y == 0) & (seen | (column == roles.get("dose")))
+        if alone.any() and not np.any(given & (y != 0)) and np.any(~given & (y != 0)):
+            at = int(np.flatnonzero(alone)[0])
+            key = roles["id"]
+            raise ValueError(
+                f"{column} stands on rows of its own ({where(at)}: {column} = {frame[column].iloc[at]:g}, no {roles['y']}) and "
+                f"is 0 where {roles['y']} was observed; event tables are not read: give each observation its dose (of one "
+                f"a subject, data['dose'] = data.groupby({key!r})[{column!r}].transform('max'); of several, "
+                f"margaux.families.nlme.superposed), drop the rows of the doses, and pass dose='dose'"
+            )
+
+
+def refuse_rows(data: Any, outcome: AbstractOutcome) -> None:
+    """Refuse times before the dose and concentrations without one; warn of rows that count twice, and of zeros that a
+    relative error cannot explain.
+
+    Raises:
+        ValueError: subject and row, and how to mend it.
+    """
+    frame, roles = data.frame, data.roles
+    curve = getattr(outcome, "structural", None)
+    pharmacokinetic = within(curve) is not None
+    y = frame[roles["y"]].to_numpy(float)
+    time = frame[roles["time"]].to_numpy(float) if "time" in roles else np.zeros(len(frame))
+    if (time < 0).any() and (outcome.survival or (pharmacokinetic and not _repeated(curve))):
+        at = int(np.flatnonzero(time < 0)[0])
+        what = "is no time to an event" if outcome.survival else "lies before the dose, which is given at time 0"
+        raise ValueError(
+            f"{roles['time']} = {time[at]:g} {what} ({data.where(at)}); count the time from its origin, or drop the row"
+        )
+    dose = roles.get("dose", "dose")
+    if pharmacokinetic and "dose" in getattr(curve, "columns", ()) and pd.api.types.is_numeric_dtype(frame.get(dose)):
+        lost = (frame[dose].to_numpy(float) == 0) & (y != 0)
+        if lost.any():
+            at = int(np.flatnonzero(lost)[0])
+            raise ValueError(
+                f"{roles['y']} = {y[at]:g} was observed with {dose} = 0 ({data.where(at)}), where {curve!r} is zero whatever its "
+                f"parameters; every row needs the dose that it follows, and rows without any are to be dropped"
+            )
+    if not isinstance(outcome, Continuous):
+        return
+    twice = frame.duplicated().to_numpy()
+    if twice.any():
+        at = int(np.flatnonzero(twice)[0])
+        warnings.warn(
+            f"{int(twice.sum())} rows repeat another in every column and count twice (the first: {data.where(at)}); "
+            "data.drop_duplicates() leaves them out",
+            stacklevel=5,
+        )
+    if outcome.error.relative and np.any(y == 0):
+        at = int(np.flatnonzero(y == 0)[0])
+        warnings.warn(
+            f"{int(np.sum(y == 0))} {roles['y']} are 0 (the first: {data.where(at)}), which a {_name(outcome)} error takes for "
+            "residuals of -100%; below a limit of quantification they are better left out, or fitted with a combined error",
+            stacklevel=5,
+        )
+
+
+def refuse_zero_predictions(outcome: AbstractOutcome, individual: dict[str, Any], rows: dict, data: Any) -> None:
+    """Refuse rows that are predicted as zero whatever the parameters, under an error in proportion to the prediction.
+
+    Raises:
+        ValueError: subject and row, and how to mend it.
+    """
+    if not isinstance(outcome, Continuous) or not (outcome.error.relative or outcome.error.positive):
+        return
+    values = np.asarray(_predictions(outcome, tuple(individual.items()), spread(individual, PLACES, 0), rows))
+    never = data.flat(np.all(values == 0, axis=0))
+    if never.any():
+        at = int(np.flatnonzero(never)[0])
+        raise ValueError(
+            f"the prediction is 0 whatever the parameters in {int(never.sum())} rows (the first: {data.where(at)}), where a "
+            f"{_name(outcome)} error has no scale; drop these rows, or use a constant or a combined error"
+        )
+
+
+def _repeated(curve: Any) -> bool:
+    """Whether doses have times of their own, which may lie before zero."""
+    while curve is not None and not hasattr(curve, "times"):
+        curve = getattr(curve, "function", None) or getattr(curve, "curve", None)
+    return curve is not None
+
+
+@compiled
+def _predictions(outcome: Any, individual: tuple, phi: Any, rows: dict) -> Any:
+    """Predictions (places, n, T)."""
+
+    def at(phi):
+        psi = {name: one.natural(phi[j]) for j, (name, one) in enumerate(individual)}
+        return jax.vmap(lambda row: outcome.prediction(psi, row))(rows)
+
+    return jax.lax.map(at, phi)
+
+
+def _name(outcome: Any) -> str:
+    return type(outcome.error).__name__.lower()

@@ -1,0 +1,254 @@
+"""Starting values: the pooled fit, all random effects at zero, from many places."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import scipy
+
+from ...numerics.compiling import compiled
+from .flipflop import mirrored
+from .individual import Bounded, Individual, LogNormal, Normal
+from .outcomes import Continuous
+
+#: places of the first search, and of the local ones
+MANY, FEW = 4096, 6
+#: starts besides those asked for, for the user's and mirror images; and subjects that they are screened on, at most
+OTHERS, ENOUGH = 3, 100
+
+
+@compiled
+def pooled(outcome: Any, psi: dict, units: dict) -> jax.Array:
+    r"""Misfit of one curve for all subjects: N/2 log of the mean squared residual, or minus the log-likelihood."""
+
+    def unit(rows):
+        if isinstance(outcome, Continuous):
+            scale = outcome.error.transformed
+            return (scale(rows["y"]) - scale(outcome.prediction(psi, rows))) ** 2
+        return -outcome.log_density(jnp.zeros(0), psi, rows)
+
+    mask = units["mask"]
+    values = jnp.sum(jnp.where(mask > 0, jax.vmap(unit)(units["rows"]), 0.0))
+    return jnp.sum(mask) / 2 * jnp.log(values / jnp.sum(mask)) if isinstance(outcome, Continuous) else values
+
+
+def find_starts(model: Any, units: dict, seed: int, most: int) -> list[tuple[str, dict[str, float]]]:
+    """Places to start from, on the natural scale, each with where it comes from; the best pooled minimum first.
+
+    What a user gives is one of them (completed from the data where it names some parameters only) and hides no other:
+    "pooled" minima of the misfit of one curve for all subjects, at most `most`; the "given" values; and the "mirror" of each,
+    other parameters of the same curve. At most 2 `most` + 2.
+
+    Raises:
+        ValueError: the model is finite nowhere.
+    """
+    individual, outcome = dict(model.individual), model.outcome
+    data = {name: units[name] for name in ("rows", "mask")}
+    grid = spread(individual, MANY, seed)
+    out = [("pooled", u) for u in _minima(model, data, grid, np.zeros(grid.shape[1], bool))[:most]]
+    given = {j: one.gaussian(one.start) for j, one in enumerate(individual.values()) if one.start is not None}
+    if given:
+        held = np.isin(np.arange(len(individual)), list(given))
+        grid[:, list(given)] = list(given.values())
+        own = [grid[0]] if held.all() else _minima(model, data, grid, held)[:1]
+        out += [("given", u) for u in own]
+    places = [(kind, _natural(individual, u)) for kind, u in out]
+    for _, psi in tuple(places):
+        other = mirrored(getattr(outcome, "structural", None), psi)
+        if other is not None and all(np.isfinite(individual[name].gaussian(value)) for name, value in other.items()):
+            places.append(("mirror", {name: float(value) for name, value in other.items()}))
+    if not places:
+        raise ValueError("no starting values were found: the model is not finite anywhere tried; give start= to each parameter")
+    return _different(individual, places)
+
+
+def _natural(individual: dict[str, Individual], u: np.ndarray) -> dict[str, float]:
+    return {name: float(one.natural(jnp.asarray(x))) for (name, one), x in zip(individual.items(), u, strict=True)}
+
+
+def _different(individual: dict[str, Individual], places: list) -> list:
+    """The places that are not near an earlier one, on the Gaussian scale."""
+    kept: list[np.ndarray] = []
+    out = []
+    for kind, psi in places:
+        u = np.asarray([individual[name].gaussian(value) for name, value in psi.items()])
+        if all(np.linalg.norm(u - other) > 0.05 * (1 + np.linalg.norm(other)) for other in kept):
+            kept.append(u)
+            out.append((kind, psi))
+    return out
+
+
+def _minima(model: Any, data: dict, grid: np.ndarray, held: np.ndarray) -> list[np.ndarray]:
+    """Local minima of the pooled misfit from the best places of a grid, coordinates that are held as they are; best first."""
+    misfit = np.asarray(_misfits(model, grid, data), float)
+    misfit = np.where(np.isfinite(misfit), misfit, np.inf)
+
+    def value(u: np.ndarray) -> tuple[float, np.ndarray]:
+        value, slope = _misfit_and_slope(model, u, data)
+        value, slope = float(value), np.where(held, 0.0, np.asarray(slope, float))
+        return (value, slope) if np.isfinite(value) and np.all(np.isfinite(slope)) else (1e300, np.zeros_like(slope))
+
+    minima = []
+    for place in _apart(grid, misfit):
+        with np.errstate(all="ignore"):
+            found = scipy.optimize.minimize(value, place, jac=True, method="BFGS", options={"maxiter": 200})
+        if np.isfinite(found.fun) and found.fun < 1e300:
+            minima.append((float(found.fun), found.x))
+    return [u for _, u in sorted(minima, key=lambda pair: pair[0])]
+
+
+def _at(model: Any, u: Any, data: dict) -> jax.Array:
+    psi = {name: one.natural(u[j]) for j, (name, one) in enumerate(model.individual)}
+    return pooled(model.outcome, psi, data)
+
+
+@compiled
+def _misfits(model: Any, grid: Any, data: dict) -> jax.Array:
+    return jax.lax.map(lambda u: _at(model, u, data), grid, batch_size=64)
+
+
+@compiled
+def _misfit_and_slope(model: Any, u: Any, data: dict) -> Any:
+    return jax.value_and_grad(lambda u: _at(model, u, data))(u)
+
+
+def spread(individual: dict[str, Individual], count: int, seed: int) -> np.ndarray:
+    """Places (count, d) on the Gaussian scale, over all that such parameters may be."""
+    lattice = _lattice(len(individual), count, seed)
+    return np.stack([_spread(one, q) for one, q in zip(individual.values(), lattice.T, strict=True)], axis=1)
+
+
+def _lattice(d: int, count: int, seed: int) -> np.ndarray:
+    """Points that fill the unit cube evenly: a shifted Kronecker lattice, as in `margaux.numerics.gaussian.normals`."""
+    root = 2.0
+    for _ in range(40):
+        root = (1.0 + root) ** (1.0 / (d + 1))
+    shift = np.random.default_rng(seed).random(d)
+    return (shift + np.arange(1, count + 1)[:, None] * root ** -np.arange(1, d + 1)) % 1.0
+
+
+def _spread(one: Individual, q: np.ndarray) -> np.ndarray:
+    """Gaussian-scale values that cover what such a parameter may be."""
+    if isinstance(one, LogNormal):
+        return np.log(1e-3) + q * np.log(1e6)
+    if isinstance(one, Bounded):
+        return 6 * q - 3
+    size = np.abs(2 * q - 1)
+    return np.sign(2 * q - 1) * (10 ** (5 * size - 2) - 1e-2)
+
+
+def _apart(grid: np.ndarray, misfit: np.ndarray) -> list[np.ndarray]:
+    """The best places, no two of them neighbours."""
+    spread = grid.std(axis=0) + 1e-12
+    out: list[np.ndarray] = []
+    for at in np.argsort(misfit)[:400]:
+        if np.isfinite(misfit[at]) and all(np.linalg.norm((grid[at] - other) / spread) > 0.4 for other in out):
+            out.append(grid[at])
+        if len(out) == FEW:
+            break
+    return out
+
+
+def between_subjects(model: Any, units: dict, params: dict) -> np.ndarray:
+    r"""Plausible SDs of the random effects, (d,): twice the precision that one subject's data alone would give.
+
+    With $J_j$ the mean over subjects of the information $\sum_t(\partial f_{it}/\partial\phi_j)^2/g_{it}^2$ (of discrete
+    outcomes, of $\sum_t(\partial\log p(y_{it}\mid\phi)/\partial\phi_j)^2$) it is $2/\sqrt{J_j}$: much smaller effects could
+    not be seen, and EM leaves much smaller variances slowly. Held to [0.3, 1] on a logarithmic or logit scale.
+    """
+    information = np.asarray(_information(model, params, {n: units[n] for n in ("rows", "mask", "design")}), float)
+    with np.errstate(all="ignore"):
+        sd = 2 / np.sqrt(information)
+    out = []
+    for j, value in zip(model.random, sd, strict=True):
+        one, typical = model.individual[j][1], float(params["beta"][model.coefficients(j)[0]])
+        if isinstance(one, Normal):
+            out.append(value if np.isfinite(value) else max(abs(typical), 1.0))
+        else:
+            out.append(np.clip(value if np.isfinite(value) else 1.0, 0.3, 1.0))
+    return np.asarray(out)
+
+
+@compiled
+def _information(model: Any, params: dict, units: dict) -> jax.Array:
+    outcome = model.outcome
+
+    def unit(y):
+        phi = model.mean(params, y["design"])
+        if not isinstance(outcome, Continuous):
+            return jnp.sum(jax.jacfwd(lambda z: model.log_likelihoods(params, z, y))(phi) ** 2, axis=0)
+
+        def curve(z):
+            return outcome.prediction(model.psi(params, z, y["design"]), y["rows"])
+
+        slope = jax.jacfwd(lambda z: outcome.error.transformed(curve(z)))(phi)
+        kept = y["mask"] / outcome.error.sd(params["error"], curve(phi)) ** 2
+        return kept @ slope**2
+
+    return jnp.mean(jax.vmap(unit)(units), axis=0)
+
+
+def first_guess(model: Any, units: dict, psi: dict[str, float]) -> dict[str, Any]:
+    """Engine parameters around typical individual parameters: wide random effects, covariates without effect."""
+    coefficients = np.zeros(len(model.owner))
+    for k, j in enumerate(model.owner):
+        if model.owner.index(j) == k:
+            name, one = model.individual[j]
+            coefficients[k] = one.gaussian(psi[name])
+    out: dict[str, Any] = {}
+    if model.random:
+        out["beta"] = coefficients[: model.split]
+    if model.split < len(model.owner):
+        out["fixed"] = coefficients[model.split :]
+    if isinstance(model.outcome, Continuous):
+        error, kept = model.outcome.error, units["mask"] > 0
+        y = units["rows"]["y"][kept]
+        y = np.log(y) if error.positive else y
+        plain = {"rows": units["rows"], "mask": units["mask"]}
+        misfit = pooled(model.outcome, {n: np.asarray(v) for n, v in psi.items()}, plain)
+        sd = float(np.exp(np.clip(float(misfit) / kept.sum(), -50, 50)))
+        spread = float(np.std(y))
+        sd = min(sd, spread) if np.isfinite(sd) else spread
+        out["error"] = np.asarray(error.start(max(sd, 1e-3 * spread), float(np.mean(np.abs(y)))))
+    variances = between_subjects(model, units, out) ** 2
+    if model.independent:
+        out["omega2"] = variances[model.independent]
+    if model.blocks:
+        out["omega"] = tuple(np.diag(variances[list(block)]) for block in model.blocks)
+    return out
+
+
+def first_parameters(model: Any, units: dict, settings: Any) -> list[tuple[str, dict]]:
+    """Where starts come from, and their engine parameters: what `find_starts` finds, then random moves around it until there are
+    `n_starts` and `OTHERS`. One start alone is the user's, if there is one."""
+    rng = np.random.default_rng(settings.seed)
+    individual = dict(model.individual)
+    units = some_subjects(units, settings.seed)
+    found = find_starts(model, units, settings.seed, -(-settings.n_starts // 2))
+    if settings.n_starts == 1:
+        found = [pair for pair in found if pair[0] == "given"][:1] or found[:1]
+        return [(kind, first_guess(model, units, psi)) for kind, psi in found]
+    out = [(kind, first_guess(model, units, psi)) for kind, psi in found]
+    widths = np.full(len(individual), 1.0)
+    widths[model.random] = between_subjects(model, units, out[0][1])
+    # As many whatever was found: a program for another number of runs would be compiled anew.
+    while len(out) < settings.n_starts + OTHERS:
+        moved = {}
+        for (name, value), width in zip(found[len(out) % len(found)][1].items(), widths, strict=True):
+            one = individual[name]
+            scale = width if one.random else max(0.5 * abs(float(one.gaussian(value))), 0.1)
+            moved[name] = float(one.natural(jnp.asarray(one.gaussian(value) + 0.5 * rng.normal() * scale)))
+        out.append(("random", first_guess(model, units, moved)))
+    return out
+
+
+def some_subjects(units: dict, seed: int) -> dict:
+    """At most `ENOUGH` subjects."""
+    n = len(units["mask"])
+    if n <= ENOUGH:
+        return units
+    some = np.sort(np.random.default_rng(seed).choice(n, ENOUGH, replace=False))
+    return jax.tree.map(lambda leaf: leaf[some], units)

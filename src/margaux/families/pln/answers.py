@@ -1,0 +1,67 @@
+r"""What a fit of PLN-PCA says of units: its own axes, posteriors of new units, and the entropy of the latents."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array
+
+from ...numerics.compiling import compiled
+from ...numerics.packing import lower_indices, symmetric
+from .fitting import Design
+from .variational import BLOCK, Loadings, Posterior, Units, unit_steps
+
+#: Newton steps of a round, and rounds at most: a step that is refused is tried at a quarter of its length
+STEPS, ROUNDS = 16, 20
+
+
+def settled(design: Design, loadings: Loadings, block: int = BLOCK) -> Posterior:
+    """Posteriors of units from nothing, where each unit's part of the bound is highest under given loadings."""
+    dtype, (n, p) = loadings.C.dtype, (design.counts.n, design.counts.p)
+    projected = design.counts.times(np.asarray(loadings.C))
+    size = max(min(block // p, n), 1)
+    parts = []
+    for first in range(0, n, size):
+        span = slice(first, first + size)
+        units = Units(*(jnp.asarray(leaf[span], dtype) for leaf in (design.x, design.offset, projected)))
+        parts.append(jax.tree.map(np.asarray, _settled(loadings, units)))
+    return jax.tree.map(lambda *leaves: np.concatenate(leaves), *parts)
+
+
+@compiled
+def _settled(loadings: Loadings, units: Units) -> Posterior:
+    """Rounds of Newton steps until no mean moves, from the mean of the prior and a spread that raises no log-rate by more than a
+    half: that of the prior raises the rates of large loadings beyond what can be inverted."""
+    b, q = units.projected.shape
+    j, k, _ = lower_indices(q)
+    narrow = 1 / jnp.maximum(jnp.max(jnp.sum(loadings.C**2, axis=1)), 1)
+    start = Posterior(jnp.zeros_like(units.projected), jnp.tile(jnp.asarray(j == k, units.x.dtype) * narrow, (b, 1)))
+    close = jnp.sqrt(jnp.finfo(units.x.dtype).eps)
+
+    def moving(state: tuple[Posterior, Array, Array]) -> Array:
+        return (state[1] > close) & (state[2] < ROUNDS)
+
+    def more(state: tuple[Posterior, Array, Array]) -> tuple[Posterior, Array, Array]:
+        new = unit_steps(loadings, state[0], units, STEPS)[0]
+        return new, jnp.max(jnp.abs(new.mean - state[0].mean)), state[2] + 1
+
+    return jax.lax.while_loop(moving, more, (start, jnp.asarray(jnp.inf, units.x.dtype), jnp.asarray(0)))[0]
+
+
+@compiled
+def principal(loadings: Loadings, posterior: Posterior) -> tuple[Loadings, Posterior]:
+    """Turned so that loadings are orthogonal, by falling variance, with the largest entry of each positive."""
+    u, d, vt = jnp.linalg.svd(loadings.C, full_matrices=False)
+    sign = jnp.sign(jnp.take_along_axis(u, jnp.argmax(jnp.abs(u), axis=0)[None], axis=0)[0])
+    turn = vt * sign[:, None]
+    j, k, _ = lower_indices(len(d))
+    spread = jnp.einsum("ab,nbc,dc->nad", turn, symmetric(posterior.spread), turn)
+    return Loadings(loadings.B, u * d * sign), Posterior(posterior.mean @ turn.T, spread[:, j, k])
+
+
+def entropy(posterior: Posterior) -> float:
+    r"""$\sum_i\tfrac12\log|2\pi eS_i|$, in float64."""
+    n, q = posterior.mean.shape
+    S = np.asarray(symmetric(jnp.asarray(posterior.spread)), float)
+    return float(np.sum(np.linalg.slogdet(S)[1]) + n * q * np.log(2 * np.pi * np.e)) / 2

@@ -1,0 +1,291 @@
+"""Variational EM over a table: sweeps until the bound no longer rises."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Literal, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import scipy
+from jaxtyping import Array, Float
+
+from ...numerics.compiling import compiled
+from .counts import Counts
+from .variational import BLOCK, Loadings, Place, Posterior, Sums, Units, feature_steps, visit, whitened
+
+#: Newton steps of each unit in the first sweep, and in the others
+FIRST_STEPS, STEPS = 4, 1
+#: sweeps in one call of a program, at most, and the rates that it computes, at most
+CHUNK, RATES = 16, 1 << 22
+
+
+class Design(NamedTuple):
+    """Counts (n, p), covariates (n, k), offsets (n, 1) or (n, p)."""
+
+    counts: Counts
+    x: Float[np.ndarray, "n k"]
+    offset: Float[np.ndarray, "n o"]
+
+    def rows(self, rows: Any) -> Design:
+        """Some units."""
+        return Design(Counts(self.counts.values[rows]), self.x[rows], self.offset[rows])
+
+    def constant(self) -> float:
+        r"""$\sum_{ij}(y_{ij}o_{ij} - \log y_{ij}!)$, in float64."""
+        return float(self.counts.row_products(self.offset).sum()) - self.counts.log_factorials()
+
+
+class Solution(NamedTuple):
+    """Where sweeps ended: the bound of each sweep, the last of them that of this place, and whether it had stopped rising."""
+
+    loadings: Loadings
+    posterior: Posterior
+    bounds: list[float]
+    converged: bool
+
+
+class _Here(NamedTuple):
+    """A sweep that is accepted, before its features move, in coordinates of its own; and where the one before it led."""
+
+    loadings: Loadings
+    posterior: Posterior
+    linear: Loadings
+    rates: Float[Array, " p"]
+    step: Loadings
+    past: Place
+
+
+class State(NamedTuple):
+    """Between sweeps: where the next one begins; the last that is accepted, its bound less the constant, the share of its step
+    that was taken (p,) and where that led; accepted sweeps, and those since the bound would last have fallen."""
+
+    loadings: Loadings
+    posterior: Posterior
+    here: _Here
+    bound: Array
+    share: Float[Array, " p"]
+    plain: Place
+    accepted: Array
+    run: Array
+    hurried: Array
+    done: Array
+
+
+class Fixed(NamedTuple):
+    """What every sweep reads: X (n, k), X'Y (k, p), the constant of the bound, and the rises at which to end."""
+
+    x: Float[Array, "n k"]
+    crossed: Float[Array, "k p"]
+    constant: Array
+    tol: Array
+    relative: Array
+
+
+class Run(NamedTuple):
+    """A start on its way: its state, the bounds so far, and the sweeps made, with those that were refused."""
+
+    state: State
+    bounds: list[float]
+    sweeps: int
+
+    @property
+    def converged(self) -> bool:
+        """Whether the bound has stopped rising."""
+        return bool(self.state.done)
+
+    def solution(self) -> Solution:
+        """The last accepted place."""
+        return Solution(self.state.here.loadings, self.state.here.posterior, self.bounds, self.converged)
+
+
+class Sweeps:
+    r"""Sweeps of Newton steps of the units and of the features until the bound rises by less than `tol` nats, or `relative` of
+    its size, in a sweep that nothing hurried.
+
+    A sweep goes on by $r/(r+3)$ of its move from where the last one led (Nesterov 1983), r counted from the last time that the
+    bound would have fallen (O'Donoghue and Candes 2015). Without that, a feature whose part of the bound fell is set back to a
+    quarter of its step. So the bound never falls.
+
+    A table of at most `block` entries is swept by one program that holds it, a larger one by blocks of units.
+    """
+
+    def __init__(
+        self,
+        design: Design,
+        dtype: Any,
+        covariance: Literal["full", "diagonal"] = "full",
+        tol: float = 1e-3,
+        relative: float = 1e-9,
+        block: int = BLOCK,
+    ) -> None:
+        if covariance not in ("full", "diagonal"):
+            raise ValueError(f'covariance must be "full" or "diagonal", not {covariance!r}')
+        counts, x = design.counts, np.asarray(design.x, dtype)
+        self.design, self.dtype, self.block, self.diagonal = design, dtype, block, covariance == "diagonal"
+        self.constant = design.constant()
+        numbers = (counts.transposed_times(x).T, self.constant, tol, relative)
+        self.fixed = Fixed(jnp.asarray(x), *(jnp.asarray(np.asarray(number, dtype)) for number in numbers))
+        self.whole: tuple[Array, Array] | None = None
+        if counts.n * counts.p <= block:
+            values = counts.values.toarray() if scipy.sparse.issparse(counts.values) else counts.values
+            self.whole = jnp.asarray(np.asarray(values, dtype)), jnp.asarray(np.asarray(design.offset, dtype))
+
+    def begin(self, loadings: Loadings, posterior: Posterior) -> Run:
+        """A start."""
+        return Run(_begun(loadings, posterior, self.diagonal), [], 0)
+
+    def on(self, run: Run, sweeps: int, watch: Callable[[int, float], None] | None = None) -> Run:
+        """From there by that many sweeps at most. `watch` is called with the number and the bound of each accepted one."""
+        state, bounds, made = run.state, list(run.bounds), run.sweeps
+        last = made + sweeps
+        chunk = min(max(RATES // (self.design.counts.n * self.design.counts.p), 1), CHUNK) if self.whole else 1
+        while made < last and not bool(state.done):
+            now = min(chunk, last - made)
+            state, record = self._swept(state, now, bounds[-1] - self.constant if bounds else -np.inf)
+            made += now
+            for bound in np.asarray(record, float)[: int(state.accepted) - len(bounds)]:
+                bounds.append(float(bound) + self.constant)
+                if watch is not None:
+                    watch(len(bounds) - 1, bounds[-1])
+        return Run(state, bounds, made)
+
+    def _swept(self, state: State, sweeps: int, before: float) -> tuple[State, Array | np.ndarray]:
+        """Some sweeps, and the bounds of those that were accepted: of a large table in float64, as float32 loses their rises."""
+        if self.whole:
+            return _whole(state, *self.whole, self.fixed, np.asarray(sweeps, np.int32), self.diagonal)
+        moved, sums, bound = self._visited(state)
+        pulled = self.design.counts.transposed_times(np.asarray(moved.mean)).astype(self.dtype)
+        bound += float(np.sum(np.asarray(self.fixed.crossed, float) * np.asarray(state.loadings.B, float)))
+        rise = jnp.asarray(np.asarray(bound - before, self.dtype))
+        state = _judged(state, moved, sums, jnp.asarray(pulled), self.fixed, self.diagonal, rise)
+        return state, np.asarray([bound])
+
+    def _visited(self, state: State) -> tuple[Posterior, Sums, float]:
+        """Every unit visited, a block at a time; with their part of the bound in float64."""
+        counts = self.design.counts
+        projected = counts.times(np.asarray(state.loadings.C)).astype(self.dtype)
+        size = max(min(self.block // counts.p, counts.n), 1)
+        steps: Any = np.asarray(FIRST_STEPS if state.accepted == 0 else STEPS, np.int32)  # traced: one program for both
+        parts, bound, total = [], 0.0, None
+        for first in range(0, counts.n, size):
+            span = slice(first, first + size)
+            units = Units(*(jnp.asarray(leaf[span], self.dtype) for leaf in (self.design.x, self.design.offset, projected)))
+            given = jax.tree.map(lambda leaf, span=span: leaf[span], state.posterior)
+            part, sums = visit(state.loadings, given, units, steps, self.diagonal)
+            parts.append(part)
+            bound += float(sums.bound)
+            total = sums if total is None else jax.tree.map(jnp.add, total, sums)
+        assert total is not None
+        return (parts[0] if len(parts) == 1 else jax.tree.map(lambda *leaves: jnp.concatenate(leaves), *parts)), total, bound
+
+
+def maximise(
+    design: Design,
+    loadings: Loadings,
+    posterior: Posterior,
+    tol: float = 1e-3,
+    relative: float = 1e-9,
+    max_sweeps: int = 500,
+    block: int = BLOCK,
+    watch: Callable[[int, float], None] | None = None,
+    covariance: Literal["full", "diagonal"] = "full",
+) -> Solution:
+    """One start to its end: see `Sweeps`."""
+    sweeping = Sweeps(design, loadings.C.dtype, covariance, tol, relative, block)
+    return sweeping.on(sweeping.begin(loadings, posterior), max_sweeps, watch).solution()
+
+
+@compiled
+def _begun(loadings: Loadings, posterior: Posterior, diagonal: bool) -> State:
+    """Nothing is accepted yet; the first sweep counts as hurried, so that no feature of it is compared with one before it."""
+    B, C = loadings
+    if diagonal:
+        j, k = np.tril_indices(C.shape[1])
+        posterior = posterior._replace(spread=posterior.spread * jnp.asarray(j == k, C.dtype))
+    place = Place(loadings, posterior.mean)
+    here = _Here(loadings, posterior, loadings, jnp.zeros_like(C[:, 0]), jax.tree.map(jnp.zeros_like, loadings), place)
+    zero, yes, no = jnp.asarray(0, jnp.int32), jnp.asarray(True), jnp.asarray(False)
+    return State(loadings, posterior, here, jnp.asarray(-jnp.inf, C.dtype), jnp.ones_like(C[:, 0]), place, zero, zero, yes, no)
+
+
+@compiled
+def _whole(
+    state: State, values: Float[Array, "n p"], offset: Float[Array, "n o"], fixed: Fixed, sweeps: Array, diagonal: bool
+) -> tuple[State, Float[Array, " c"]]:
+    """Sweeps of a table that is one block, until they are done or as many as asked for."""
+    first = state.accepted
+
+    def sweep(carried: tuple[Array, State, Array]) -> tuple[Array, State, Array]:
+        made, state, record = carried
+        units = Units(fixed.x, offset, values @ state.loadings.C)
+        steps: Any = jnp.where(state.accepted == 0, FIRST_STEPS, STEPS)
+        moved, sums = visit(state.loadings, state.posterior, units, steps, diagonal)
+        after = _judged(state, moved, sums, values.T @ moved.mean, fixed, diagonal)
+        # What a refused sweep writes is written over.
+        return made + 1, after, record.at[state.accepted - first].set(after.bound)
+
+    begun = (jnp.zeros_like(sweeps), state, jnp.zeros(CHUNK, fixed.x.dtype))
+    _, state, record = jax.lax.while_loop(lambda carried: ~carried[1].done & (carried[0] < sweeps), sweep, begun)
+    return state, record
+
+
+@compiled
+def _judged(
+    state: State,
+    moved: Posterior,
+    sums: Sums,
+    pulled: Float[Array, "p q"],
+    fixed: Fixed,
+    diagonal: bool,
+    rise: Array | None = None,
+) -> State:
+    """A sweep is accepted or refused, and then the features move.
+
+    Args:
+        pulled: Y'M. rise: of the bound since the last accepted sweep, where it is known better than from its sums.
+    """
+    dtype = fixed.x.dtype
+    slack = 50 * float(jnp.finfo(dtype).eps)
+    bound = sums.bound + jnp.sum(fixed.crossed * state.loadings.B)
+    known = slack if rise is None else 4 * float(jnp.finfo(dtype).eps)
+    rise = bound - state.bound if rise is None else rise
+    lower = ~(rise >= -known * jnp.abs(bound))
+    fallen = ~state.hurried & _fallen(state.here, state.share, sums.before, slack)
+    refused = (state.hurried & lower) | jnp.any(fallen)
+    small = rise < jnp.maximum(fixed.tol, fixed.relative * jnp.abs(bound + fixed.constant))
+
+    linear = Loadings(fixed.crossed, pulled)
+    step, _ = feature_steps(state.loadings, linear, sums)
+    new = _Here(state.loadings, moved, linear, sums.rates, step, state.plain)
+    here, share, bound = jax.tree.map(
+        lambda old, new: jnp.where(refused, old, new),
+        (state.here, jnp.where(fallen, state.share / 4, state.share), state.bound),
+        (new, jnp.ones_like(state.share), bound),
+    )
+    onward = Loadings(here.loadings.B + share * here.step.B, here.loadings.C + share[:, None] * here.step.C)
+    loadings, posterior, past = whitened(onward, here.posterior, fixed.x, here.past, diagonal)
+    plain = Place(loadings, posterior.mean)
+
+    run = jnp.where(refused | small, 0, state.run + 1)
+    beyond = jnp.maximum(run - 1, 0).astype(dtype) / (run + 2).astype(dtype)
+    further = jax.tree.map(lambda new, old: new + beyond * (new - old), plain, past)
+    return State(
+        further.loadings,
+        posterior._replace(mean=further.mean),
+        here,
+        bound,
+        share,
+        plain,
+        accepted=state.accepted + ~refused,
+        run=run,
+        hurried=run > 1,
+        done=small & ~state.hurried & ~refused,
+    )
+
+
+def _fallen(here: _Here, share: Array, rates: Float[Array, " p"], slack: float) -> Array:
+    """Features whose part of the bound is lower after their step than before."""
+    linear = jnp.sum(here.linear.B * here.step.B, axis=0) + jnp.sum(here.linear.C * here.step.C, axis=1)
+    return ~(share * linear - (rates - here.rates) >= -slack * (1 + jnp.abs(here.rates)))

@@ -1,0 +1,155 @@
+r"""A log-likelihood whose error is small, and true.
+
+The spread of replicates is the error of an estimate only where no part of the latents' law is missed by all of them. So
+weights are judged first, by the Pareto shape of the largest: units of heavy weights, or few effective draws, get a proposal with
+the mean and the covariance matrix that their own draws had, and are drawn anew. Then the units that matter most to the error
+are drawn again with two or four times as many draws, until it is small enough.
+"""
+
+from __future__ import annotations
+
+import warnings
+
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Bool
+
+from .fitting import Design
+from .importance import Marginal, marginal
+from .proposals import Plan, Proposal
+from .variational import Loadings, Posterior
+
+#: draws of a replicate, at first and at most, and replicates
+FEWEST, MOST, REPLICATES = 16, 1 << 14, 8
+#: rates of a first round, about: small tables begin with more draws; and draws of all units, or rates, that all rounds may take
+RATES, WHOLE, MOST_RATES = 1 << 28, 1024, 1 << 32
+#: the proposal of units that others serve badly
+HEAVIER = "student"
+#: standard errors, in nats and relative to the log-likelihood, of which the larger is good enough
+ERROR, RELATIVE = 0.02, 1e-7
+#: shape of weights, and shares of effective draws at first and later, from which on a proposal is adapted; how often at most
+ADAPTED, EFFECTIVE, FEW, ROUNDS = 0.5, 0.85, 0.4, 4
+#: shapes from which on the error of a unit is not to be trusted (Vehtari et al. 2024)
+HEAVY = 0.7
+
+
+def precise(
+    design: Design,
+    loadings: Loadings,
+    posterior: Posterior,
+    proposal: Proposal | str = "light student",
+    error: float = ERROR,
+    seed: int = 0,
+    adapt: bool = True,
+) -> Marginal:
+    r"""`marginal`, until the standard error of the total is at most `error` nats, or $10^{-7}$ of the total where that is more.
+
+    Args:
+        posterior: where proposals begin. adapt: they may leave it; if not, uneven weights are not warned of.
+
+    Raises:
+        ValueError: `error` is not positive, or as of `marginal`.
+
+    Warns:
+        UserWarning: the error is still larger, or is not to be trusted.
+    """
+    if not error > 0:
+        raise ValueError(f"error must be positive, the standard error to reach in nats, got {error}")
+    n, p = design.counts.n, design.counts.p
+    plan = Plan(first_draws(n, p), REPLICATES, seed=seed)
+    own = np.zeros(n, bool)
+    if adapt:
+        found, posterior, own = adapted(design, loadings, posterior, proposal, plan)
+    else:
+        found = marginal(design, loadings, posterior, proposal, plan)
+    spent, round = float(plan.draws), ROUNDS
+    while True:
+        value, reached = found.total
+        wanted = max(error, RELATIVE * abs(value))
+        if reached <= wanted:
+            break
+        # Units above their share of what is wanted; there are some as long as the sum is above it.
+        again = np.flatnonzero((found.error**2 > wanted**2 / (2 * n)) & (found.draws < MOST))
+        draws = (2 if reached < 1.6 * wanted else 4) * found.draws[again]
+        spent += float(draws.sum()) / n
+        if not again.size or (spent > WHOLE and spent * REPLICATES * n * p > MOST_RATES):
+            break
+        for each in np.unique(draws):
+            for heavy in (False, True):
+                those = again[(draws == each) & (own[again] == heavy)]
+                if those.size:
+                    round += 1
+                    plan = Plan(int(each), REPLICATES, seed=seed + 101 * round)
+                    about, by = posterior.rows(those), HEAVIER if heavy else proposal
+                    found = _again(found, design, loadings, about, by, plan, those)
+    _warn(found, value, reached, wanted, adapt)
+    return found
+
+
+def adapted(
+    design: Design, loadings: Loadings, posterior: Posterior, proposal: Proposal | str, plan: Plan
+) -> tuple[Marginal, Posterior, Bool[np.ndarray, " n"]]:
+    """`marginal`, with units of uneven weights drawn anew by `HEAVIER` about what their draws were like; the Gaussians of
+    proposals; and which units these are."""
+    own = np.zeros(design.counts.n, bool)
+    found = marginal(design, loadings, posterior, proposal, plan)
+    mean, spread = (np.array(leaf, float) for leaf in posterior)
+    q = mean.shape[1]
+    for round in range(1, ROUNDS + 1):
+        # Heavy tails cost a few draws themselves, so that less is asked of the proposals that have them.
+        uneven = np.flatnonzero((found.pareto > ADAPTED) | (found.ess < np.where(own, FEW, EFFECTIVE) * found.draws))
+        if not uneven.size:
+            break
+        # Of few effective draws a covariance matrix is little known, and would lie in a plane.
+        trust = (found.ess[uneven] / (found.ess[uneven] + 2 * q))[:, None]
+        mean[uneven] = found.mean[uneven]
+        spread[uneven] = trust * found.spread[uneven] + (1 - trust) * spread[uneven]
+        about = Posterior(*(jnp.asarray(leaf[uneven], posterior.mean.dtype) for leaf in (mean, spread)))
+        anew = plan._replace(draws=max(plan.draws, 128), seed=plan.seed + 101 * round)
+        found = _again(found, design, loadings, about, HEAVIER, anew, uneven)
+        own[uneven] = True
+    return found, Posterior(*(jnp.asarray(leaf, posterior.mean.dtype) for leaf in (mean, spread))), own
+
+
+def _again(
+    whole: Marginal, design: Design, loadings: Loadings, about: Posterior, proposal: Proposal | str, plan: Plan, rows: np.ndarray
+) -> Marginal:
+    """The same with some units drawn anew, in tables of a power of two units, so that few programs are compiled."""
+    size = min(1 << max(int(np.ceil(np.log2(len(rows)))), 4), len(whole.error))
+    filled = np.resize(np.arange(len(rows)), max(size, len(rows)))
+    some = rows[filled]
+    found = marginal(design.rows(some), loadings, about.rows(filled), proposal, plan)
+    places = np.arange(len(whole.error))
+    places[rows] = len(places) + np.arange(len(rows))
+
+    def put(old, new):
+        return np.concatenate([old, new])[places]
+
+    logs = np.concatenate([whole.logs, found.logs], axis=1)[:, places]
+    return Marginal(*map(put, whole[:-1], found[:-1]), logs=logs)
+
+
+def _warn(found: Marginal, value: float, reached: float, wanted: float, adapt: bool) -> None:
+    heavy = int(np.sum(found.pareto > HEAVY)) if adapt else 0
+    if reached > wanted:
+        warnings.warn(
+            f"the log-likelihood {value:.2f} still has a standard error of {reached:.2g} after up to {found.draws.max():.0f} "
+            f"draws in each of {REPLICATES} replicates a unit, above {wanted:.2g}; criteria that differ by less than it do not "
+            "tell models apart",
+            stacklevel=3,
+        )
+    if heavy:
+        warnings.warn(
+            f"the error {reached:.2g} of the log-likelihood {value:.2f} is not to be trusted: the weights of {heavy} units are "
+            f"uneven (Pareto shape up to {found.pareto.max():.2f}, above {HEAVY})",
+            stacklevel=3,
+        )
+
+
+def first_draws(n: int, p: int) -> int:
+    """A power of two that suits the size of a table.
+
+    >>> first_draws(300, 150), first_draws(5000, 2000)
+    (512, 16)
+    """
+    return 1 << int(np.log2(np.clip(RATES // (REPLICATES * n * p), FEWEST, 512)))

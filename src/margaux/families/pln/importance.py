@@ -1,0 +1,304 @@
+r"""The marginal likelihood of the Poisson log-normal model of rank q and its score, by importance sampling.
+
+For draws $v_r\sim\nu_i$ with ratios $\rho_r = p(y_i, v_r)/\nu_i(v_r)$, $p(y_i)$ is the mean of the ratios and
+$E[h(w_i)\mid y_i]\approx\sum_r\omega_rh(v_r)$, $\omega_r = \rho_r/\sum_s\rho_s$ (Batardiere, Chiquet, Kwon and Stoehr, eqs. 5
+and 7). Units pass a block at a time and draws a chunk at a time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float
+
+from ...numerics.compiling import compiled
+from ...numerics.packing import lower_indices, symmetric
+from ...numerics.sampling import pareto_shape, pooled
+from .fitting import Design
+from .proposals import LOG_2PI, Plan, Proposal, chosen, nets, proposed
+from .variational import HIGHEST, Loadings, Posterior, Units, product
+from .weighted import span_score, weighted
+
+#: rates and draws that are held at once, at most
+BLOCK, HELD = 1 << 20, 1 << 23
+#: Newton steps to a mode at most, and the square of the step, in the metric of the curvature, at which they end
+MODE_STEPS, SETTLED = 200, 1e-12
+
+
+class Draws(NamedTuple):
+    r"""Of a block of units: v (b, N, q), $\log\rho$ (b, N), and the log-ratio of the Gaussian $N(\mu_i, S_i)$ to the proposal."""
+
+    v: Float[Array, "b N q"]
+    log_ratio: Float[Array, "b N"]
+    log_gaussian: Float[Array, "b N"]
+
+
+class Marginal(NamedTuple):
+    r"""What importance sampling says of units.
+
+    Attributes:
+        loglik, error: $\log p(y_i)$ and its standard error, by the spread of replicates. draws: N, of a replicate.
+        ess: the effective sample size of a replicate's draws. pareto: the shape of the largest weights of all replicates (see
+            `margaux.numerics.sampling.pareto_shape`): from 0.7 on the error is not to be trusted.
+        kl_from_proposal, kl_from_conditional: $\mathrm{KL}[\nu_i\|p(\cdot\mid y_i)]$ and $\mathrm{KL}[p(\cdot\mid
+            y_i)\|\nu_i]$ (section 6.1). mean, spread: of w given y, by all replicates. logs: $\log p(y_i)$ by replicate.
+    """
+
+    loglik: Float[np.ndarray, " n"]
+    error: Float[np.ndarray, " n"]
+    draws: Float[np.ndarray, " n"]
+    ess: Float[np.ndarray, " n"]
+    pareto: Float[np.ndarray, " n"]
+    kl_from_proposal: Float[np.ndarray, " n"]
+    kl_from_conditional: Float[np.ndarray, " n"]
+    mean: Float[np.ndarray, "n q"]
+    spread: Float[np.ndarray, "n t"]
+    logs: Float[np.ndarray, "R n"]
+
+    @property
+    def replicates(self) -> Float[np.ndarray, " R"]:
+        """The sum of the logarithms over units, by replicate."""
+        return self.logs.sum(axis=1)
+
+    @property
+    def total(self) -> tuple[float, float]:
+        """The log-likelihood of all units and its standard error."""
+        return float(self.loglik.sum()), float(np.sqrt(np.sum(self.error**2)))
+
+
+class Block(NamedTuple):
+    """Consecutive units: their numbers, their data, and the Gaussian of their proposal."""
+
+    span: slice
+    number: Array
+    units: Units
+    gaussian: Posterior
+
+
+def blocks(design: Design, loadings: Loadings, posterior: Posterior, proposal: Proposal, size: int) -> Iterator[Block]:
+    """The table, at most `size` units at a time."""
+    dtype, n = loadings.C.dtype, design.counts.n
+    projected = design.counts.times(np.asarray(loadings.C))
+    for first in range(0, n, max(size, 1)):
+        span = slice(first, min(first + max(size, 1), n))
+        units = Units(*(jnp.asarray(leaf[span], dtype) for leaf in (design.x, design.offset, projected)))
+        part = Posterior(posterior.mean[span], posterior.spread[span])
+        if proposal.gaussian != "given":
+            part = curvature(loadings, part, units, MODE_STEPS if proposal.gaussian == "laplace" else 0)
+        yield Block(span, jnp.arange(span.start, span.stop, dtype=jnp.uint32), units, part)
+
+
+def marginal(
+    design: Design, loadings: Loadings, posterior: Posterior, proposal: Proposal | str = "vem", plan: Plan = Plan(),  # noqa: B008
+) -> Marginal:  # fmt: skip
+    r"""$\log p(y_i)$ of every unit.
+
+    The logarithm of a mean of relative variance $\sigma^2$ is too low by $\sigma^2/2$, which is added: it would accumulate over
+    units faster than the error does.
+
+    Args:
+        proposal: one of `PROPOSALS`, or a `Proposal`.
+
+    Raises:
+        ValueError: with less than two replicates, which leave the error unknown, or as of `chosen` and `nets`.
+    """
+    if plan.replicates < 2:
+        raise ValueError("the error of a log-likelihood needs at least two replicates")
+    proposal = chosen(proposal)
+    constant = _constants(design, loadings)
+    digits = nets(plan, proposal, loadings.C.shape[1])
+    parts = []
+    size = min(BLOCK // (16 * design.counts.p), HELD // (plan.draws * plan.replicates))
+    for block in blocks(design, loadings, posterior, proposal, size):
+        draws = [drawn(loadings, block, proposal, plan, net, replicate) for replicate, net in enumerate(digits)]
+        found = [_summaries(each.log_ratio) for each in draws]
+        logs, *rest = (np.asarray(leaf, float) for leaf in map(np.stack, zip(*found, strict=True)))
+        log_mean, error = pooled(logs)
+        each = np.full(len(error), float(plan.draws))
+        pareto, mean, spread = map(np.asarray, _moments([each.v for each in draws], [each.log_ratio for each in draws]))
+        ess, forward, backward = (leaf.mean(axis=0) for leaf in rest)
+        parts.append((log_mean + error**2 / 2, error, each, ess, pareto, forward, backward, mean, spread, logs.T))
+    found = Marginal(*map(np.concatenate, zip(*parts, strict=True)))
+    return found._replace(loglik=found.loglik + constant, logs=found.logs.T + constant)
+
+
+def score(
+    design: Design, loadings: Loadings, posterior: Posterior, proposal: Proposal | str = "vem",
+    plan: Plan = Plan(replicates=1), control: bool = True,  # noqa: B008
+) -> Loadings:  # fmt: skip
+    r"""The gradient of the log-likelihood in (B, C), $\sum_i\sum_j(y_{ij} - E[A_{ij}u_i\mid y_i])$ with $u_i = (x_i, w_i)$ and
+    $A_{ij}$ the rate at $w_i$.
+
+    With `control`, the expectation of $h = A_{ij}(1, w_i)$ or $w_i$ is that under $g = N(\mu_i, S_i)$, in closed form, plus
+    $\sum_r(\omega_r - \omega^g_r)h(v_r)$, where $\omega^g_r$ are the self-normalised weights of g, 1/N where g is the proposal.
+    What is left to the draws is the difference of $p(\cdot\mid y_i)$ from g.
+    """
+    found = scores(design, loadings, posterior, proposal, plan, control)
+
+    def mean(name):
+        return jnp.mean(jnp.stack([each[name] for each in found]), axis=0)
+
+    return Loadings(mean("B"), mean("C"))
+
+
+def scores(
+    design: Design, loadings: Loadings, posterior: Posterior, proposal: Proposal | str = "vem",
+    plan: Plan = Plan(replicates=1), control: bool = True,  # noqa: B008
+) -> list[dict[str, Array]]:  # fmt: skip
+    r"""`score` of each replicate, "B" and "C", and within the span of C "slope", $\sum_ix_iE[w_i]^\top$, and "scale", the lower
+    triangle of $\sum_iE[w_iw_i^\top] - I$."""
+    proposal = chosen(proposal)
+    digits = nets(plan, proposal, loadings.C.shape[1])
+    (p, q), k, dtype = loadings.C.shape, len(loadings.B), loadings.C.dtype
+    pulls = [np.zeros((p, k + q)) for _ in digits]
+    means = [np.zeros((design.counts.n, q), dtype) for _ in digits]
+    spreads = [np.zeros((design.counts.n, q * (q + 1) // 2), dtype) for _ in digits]
+    for block in blocks(design, loadings, posterior, proposal, BLOCK // p):
+        for replicate, net in enumerate(digits):
+            bits = _bits(plan, replicate, block.number, net.shape)
+            found = weighted(loadings, block.units, block.gaussian, bits, net, proposal, control)
+            pulls[replicate] += np.asarray(found.pull)
+            means[replicate][block.span] = np.asarray(found.mean)
+            spreads[replicate][block.span] = np.asarray(found.spread)
+    observed = design.counts.transposed_times(np.asarray(design.x)).T
+    out = []
+    for pull, mean, spread in zip(pulls, means, spreads, strict=True):
+        C = design.counts.transposed_times(mean) - pull[:, k:]
+        slope, scale = span_score(*(jnp.asarray(leaf, dtype) for leaf in (design.x, mean, spread)))
+        out.append(
+            {"B": jnp.asarray(observed - pull[:, :k].T, dtype), "C": jnp.asarray(C, dtype), "slope": slope, "scale": scale}
+        )
+    return out
+
+
+def drawn(loadings: Loadings, block: Block, proposal: Proposal, plan: Plan, net: np.ndarray, replicate: int = 0) -> Draws:
+    """Draws of a block of units and their log-ratios, less what is linear in the counts and free of w."""
+    chunk = 1 << int(np.log2(max(min(BLOCK // (loadings.C.shape[0] * len(block.number)), plan.draws), 1)))
+    bits = _bits(plan, replicate, block.number, net.shape)
+    return _drawn(loadings, block.units, block.gaussian, bits, net, proposal, chunk)
+
+
+def _bits(plan: Plan, replicate: int, number: Array, shape: tuple[int, int]) -> Array:
+    """Random digits of units: what shifts their net, or all of them."""
+    key = jax.random.fold_in(jax.random.key(plan.seed), replicate)
+    return _digits(key, number, (1 if plan.sobol else shape[0], shape[1]))
+
+
+@compiled
+def _digits(key: Array, number: Array, shape: tuple[int, int]) -> Array:
+    return jax.vmap(lambda i: jax.random.bits(jax.random.fold_in(key, i), shape, jnp.uint32))(number)
+
+
+def _constants(design: Design, loadings: Loadings) -> Float[np.ndarray, " n"]:
+    r"""$\sum_j[y_{ij}(o_{ij} + b_j^\top x_i) - \log y_{ij}!]$ of each unit, in float64."""
+    counts = design.counts
+    fixed = np.sum(design.x * counts.times(np.asarray(loadings.B, float).T), axis=1)
+    return fixed + counts.row_products(np.asarray(design.offset, float)) - counts.row_log_factorials()
+
+
+@compiled
+def curvature(loadings: Loadings, posterior: Posterior, units: Units, steps: int) -> Posterior:
+    """A centre after Newton steps to the mode, none of which moves a predictor by more than 1, and the inverse curvature.
+
+    The density is log-concave, so that the steps lead to the mode; `steps` bounds them, and all units at rest end them.
+    """
+    C = loadings.C
+    j, k, _ = lower_indices(C.shape[1])
+    fixed = units.offset + units.x @ loadings.B
+
+    def inverse(w: Array) -> tuple[Array, Array]:
+        A = jnp.exp(jnp.minimum(fixed + w @ C.T, HIGHEST))
+        return A, jnp.linalg.inv(symmetric(A @ (C[:, j] * C[:, k])) + jnp.eye(len(C.T), dtype=C.dtype))
+
+    def move(state: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
+        w, made, _ = state
+        A, S = inverse(w)
+        gradient = units.projected - A @ C - w
+        step = jnp.einsum("bij,bj->bi", S, gradient)
+        w = w + step / jnp.maximum(jnp.max(jnp.abs(step @ C.T), axis=1, keepdims=True), 1)
+        return w, made + 1, jnp.max(jnp.sum(step * gradient, axis=1))
+
+    far = jnp.asarray(jnp.inf, C.dtype)
+    small = max(SETTLED, float(jnp.finfo(C.dtype).eps))
+
+    def moving(state):
+        return (state[1] < steps) & (state[2] > small)
+
+    w = jax.lax.while_loop(moving, move, (posterior.mean, jnp.asarray(0), far))[0]
+    return Posterior(w, inverse(w)[1][:, j, k])
+
+
+@compiled
+def conditional(loadings: Loadings, units: Units, gaussian: Posterior, draws: Draws, control: bool) -> tuple[Array, Array, Array]:
+    r"""$E[w_i\mid y_i]$ (b, q), $E[A_{ij}\mid y_i]$ (b, p) and $\sum_iE[A_{ij}w_i\mid y_i]$ (p, q) of a block of units, with the
+    control variate of `score` or without."""
+    B, C = loadings
+    fixed = units.offset + units.x @ B
+    weight = jax.nn.softmax(draws.log_ratio, axis=1)
+    if control:
+        weight = weight - jax.nn.softmax(draws.log_gaussian, axis=1)
+        S = symmetric(gaussian.spread)
+        pull = jnp.einsum("bij,pj->bpi", S, C)
+        spread = jnp.einsum("bpi,pi->bp", pull, C)
+        A = jnp.exp(jnp.minimum(fixed + gaussian.mean @ C.T + spread / 2, HIGHEST))
+        start = gaussian.mean, A, A.T @ gaussian.mean + jnp.einsum("bp,bpi->pi", A, pull)
+    else:
+        start = jnp.zeros_like(gaussian.mean), jnp.zeros_like(fixed), jnp.zeros_like(C)
+
+    def add(total: tuple, each: tuple) -> tuple:
+        v, weight = each
+        A = weight[:, None] * jnp.exp(jnp.minimum(fixed + product(v, C.T), HIGHEST))
+        return (total[0] + weight[:, None] * v, total[1] + A, total[2] + A.T @ v), None
+
+    return jax.lax.scan(add, start, (jnp.swapaxes(draws.v, 0, 1), weight.T))[0]
+
+
+@compiled
+def _drawn(
+    loadings: Loadings, units: Units, gaussian: Posterior, bits: Array, net: Array, proposal: Proposal, chunk: int
+) -> Draws:  # fmt: skip
+    C = loadings.C
+    b, (n_draws, _), q = len(units.x), net.shape, C.shape[1]
+    fixed = units.offset + units.x @ loadings.B
+
+    def make(mean, S, bits):
+        return proposed(mean, S, bits, net, proposal)
+
+    v, log_proposal, log_gaussian = jax.vmap(make)(gaussian.mean, symmetric(gaussian.spread), bits)
+
+    def total_rates(v: Array) -> Array:
+        linear = product(v.reshape(b * chunk, q), C.T).reshape(b, chunk, -1)
+        return jnp.sum(jnp.exp(jnp.minimum(fixed[:, None] + linear, HIGHEST)), axis=2)
+
+    parts = jax.lax.map(total_rates, jnp.moveaxis(v.reshape(b, n_draws // chunk, chunk, q), 1, 0))
+    log_joint = jnp.einsum("bnq,bq->bn", v, units.projected) - jnp.moveaxis(parts, 0, 1).reshape(b, n_draws)
+    log_joint = log_joint - jnp.sum(v**2, axis=2) / 2 - q * LOG_2PI / 2
+    return Draws(v, log_joint - log_proposal, log_gaussian - log_proposal)
+
+
+@compiled
+def _summaries(log_ratio: Float[Array, "b N"]) -> tuple[Array, Array, Array, Array]:
+    """Log-mean of the ratios, effective sample size, and both divergences (section 6.1)."""
+    size = np.log(log_ratio.shape[1])
+    log_weight = jax.nn.log_softmax(log_ratio, axis=1)
+    weight = jnp.exp(log_weight)
+    log_mean = jax.nn.logsumexp(log_ratio, axis=1) - size
+    forward = -size - jnp.mean(log_weight, axis=1)
+    backward = size + jnp.sum(weight * log_weight, axis=1)
+    return log_mean, 1 / jnp.sum(weight**2, axis=1), forward, backward
+
+
+@compiled
+def _moments(v: list[Array], log_ratio: list[Array]) -> tuple[Array, Array, Array]:
+    """The Pareto shape of the weights of all replicates, and the mean and covariance matrix of the latents by them."""
+    points, logs = jnp.concatenate(v, axis=1), jnp.concatenate(log_ratio, axis=1)
+    weight = jax.nn.softmax(logs, axis=1)
+    mean = jnp.einsum("bn,bnq->bq", weight, points)
+    free = points - mean[:, None]
+    j, k, _ = lower_indices(points.shape[2])
+    spread = jnp.einsum("bn,bni,bnj->bij", weight, free, free)[:, j, k]
+    return jax.vmap(pareto_shape)(logs), mean, spread

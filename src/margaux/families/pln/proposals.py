@@ -1,0 +1,137 @@
+r"""Proposals of importance sampling for the latents of PLN-PCA, and their draws.
+
+Draws are a Sobol net that every unit shifts by digits of its own, so that estimates of different units, and of different
+replicates, are unbiased and uncorrelated: the spread between replicates is the error (Owen 1997; L'Ecuyer and Lemieux 2002).
+"""
+
+from __future__ import annotations
+
+from typing import Literal, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import scipy
+from jaxtyping import Array, Float, UInt32
+
+LOG_2PI = float(np.log(2 * np.pi))
+
+
+class Proposal(NamedTuple):
+    r"""$(1 - \alpha)N(\mu_i, S_i) + \alpha N(\mu_i, \delta I_q)$ (eq. 14), or a Student t of location $\mu_i$ and scale $S_i$.
+
+    With $\alpha > 0$ and $\delta > 1$ ratios are bounded (lemma 5.1). `gaussian` says what $\mu_i$ and $S_i$ are: "given", the
+    posterior that is passed; "hessian", its mean and the inverse curvature there (eq. 18); "laplace", the mode and the inverse
+    curvature there.
+
+    Attributes:
+        degrees: of freedom of the Student t, an even number; 0 is the Gaussian.
+    """
+
+    gaussian: Literal["given", "hessian", "laplace"] = "given"
+    alpha: float = 0.0
+    delta: float = 1.1
+    degrees: int = 0
+
+    @property
+    def extra(self) -> int:
+        """Uniform numbers a draw needs beyond q."""
+        return int(self.alpha > 0) + self.degrees // 2
+
+
+#: the paper's proposals with its alpha and delta (section 6), and four more
+PROPOSALS = {
+    "vem": Proposal(),
+    "vem mixture": Proposal(alpha=1e-3),
+    "hessian": Proposal("hessian", alpha=1e-3),
+    "laplace": Proposal("laplace"),
+    "student": Proposal(degrees=8),
+    "light student": Proposal(degrees=30),
+    "laplace student": Proposal("laplace", degrees=16),
+}
+
+
+def chosen(proposal: Proposal | str) -> Proposal:
+    """A proposal by its name, or as it is.
+
+    Raises:
+        ValueError: if there is none of this name, or its numbers make no distribution.
+    """
+    if isinstance(proposal, str):
+        if proposal not in PROPOSALS:
+            raise ValueError(f"proposal must be one of {', '.join(map(repr, PROPOSALS))}, not {proposal!r}")
+        return PROPOSALS[proposal]
+    if not (0 <= proposal.alpha < 1 and proposal.delta > 0 and proposal.degrees >= 0 and proposal.degrees % 2 == 0):
+        raise ValueError(f"alpha must be in [0, 1[, delta above 0 and degrees even, not {proposal}")
+    return proposal
+
+
+class Plan(NamedTuple):
+    """How draws are made: a power of two of them, replicated, by a Sobol net or independently."""
+
+    draws: int = 512
+    replicates: int = 8
+    sobol: bool = True
+    seed: int = 0
+
+
+def nets(plan: Plan, proposal: Proposal, q: int) -> list[np.ndarray]:
+    """The digits that draws start from, (N, q + extra) for each replicate.
+
+    Raises:
+        ValueError: if the number of draws is no power of two.
+    """
+    size = q + proposal.extra
+    if plan.draws < 1 or plan.draws & (plan.draws - 1):
+        raise ValueError(f"draws must be a power of two, not {plan.draws}")
+    if not plan.sobol:
+        return [np.zeros((plan.draws, size), np.uint32)] * plan.replicates
+    power = plan.draws.bit_length() - 1
+    points = (
+        scipy.stats.qmc.Sobol(size, scramble=True, rng=np.random.default_rng([plan.seed, replicate])).random_base2(power)
+        for replicate in range(plan.replicates)
+    )
+    return [(2.0**32 * net).astype(np.uint32) for net in points]
+
+
+class Proposed(NamedTuple):
+    """Draws of one unit (N, q), and the logarithms of the proposal and of its Gaussian there (N,)."""
+
+    v: Float[Array, "N q"]
+    log_proposal: Float[Array, " N"]
+    log_gaussian: Float[Array, " N"]
+
+
+def proposed(
+    mean: Float[Array, " q"],
+    covariance: Float[Array, "q q"],
+    bits: UInt32[Array, "M size"],
+    net: UInt32[Array, "N size"],
+    proposal: Proposal,
+) -> Proposed:
+    """Draws of one unit from random digits of its own: one row of them, which shifts the net, or a row a draw."""
+    q, dtype = mean.size, mean.dtype
+    u = ((net ^ bits).astype(dtype) + 0.5) / 2.0**32
+    u = jnp.minimum(u, 1 - jnp.finfo(dtype).epsneg)
+    z = jax.scipy.special.ndtri(u[:, :q])
+    factor = jnp.linalg.cholesky(covariance)
+    log_det = jnp.sum(jnp.log(jnp.diagonal(factor)))
+    step, square = z @ factor.T, jnp.sum(z**2, axis=1)
+    if proposal.degrees:
+        # A chi-square variable of an even number of degrees is a sum of exponentials.
+        halves = proposal.degrees // 2
+        stretch = proposal.degrees / (-2 * jnp.sum(jnp.log(u[:, -halves:]), axis=1))
+        step, square = step * jnp.sqrt(stretch)[:, None], square * stretch
+    if proposal.alpha:
+        step = jnp.where(u[:, q, None] < proposal.alpha, jnp.sqrt(proposal.delta) * z, step)
+        square = jnp.sum((step @ jnp.linalg.inv(factor).T) ** 2, axis=1)
+    log_gaussian = -square / 2 - log_det - q * LOG_2PI / 2
+    log_proposal = log_gaussian
+    if proposal.degrees:
+        nu, half = proposal.degrees, jax.scipy.special.gammaln
+        scale = half((nu + q) / 2) - half(nu / 2) - q / 2 * float(np.log(nu * np.pi))
+        log_proposal = scale - log_det - (nu + q) / 2 * jnp.log1p(square / nu)
+    if proposal.alpha:
+        wide = -jnp.sum(step**2, axis=1) / (2 * proposal.delta) - q / 2 * (LOG_2PI + float(np.log(proposal.delta)))
+        log_proposal = jnp.logaddexp(float(np.log1p(-proposal.alpha)) + log_proposal, float(np.log(proposal.alpha)) + wide)
+    return Proposed(mean + step, log_proposal, log_gaussian)

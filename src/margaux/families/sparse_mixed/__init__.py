@@ -1,0 +1,1 @@
+"""Sparse mixed-effects logistic regression."""

@@ -1,0 +1,109 @@
+"""What Gaussian posteriors of weights give to ArviZ: Bayesian networks, and fits of one's own density."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import scipy
+from jaxtyping import PyTree
+
+from ...answers.arviz import COPIED, about, named
+from ...numerics.compiling import compiled
+from ...numerics.naming import precision, settle
+from ...showing.arviz import Parts
+from ...showing.parts import check_fitted
+
+#: numbers that are drawn at once, at most
+LARGEST = 500_000_000
+HOW = "independent draws of the Gaussian that maximises the ELBO, one chain"
+
+
+def arviz_parts(fitted: Any, n_draws: int, seed: int) -> Parts:
+    """Of a network, or of a density of one's own."""
+    return (of_network if hasattr(fitted, "history_") or hasattr(fitted, "get_params") else of_density)(fitted, n_draws, seed)
+
+
+def of_network(fitted: Any, n_draws: int, seed: int) -> Parts:
+    """Weights by tensor; outcomes are class numbers, or in the units of y."""
+    check_fitted(fitted)
+    size = sum(leaf.size for leaf in jax.tree.leaves(fitted._means))
+    if n_draws * size > LARGEST:
+        raise ValueError(f"{n_draws} draws of {size:,} weights do not fit into memory; pass n_draws={max(LARGEST // size, 1)}")
+    draws = fitted.posterior_draws(n_draws, seed)
+    parts = Parts(draws, HOW, attrs=about(fitted.result_) | {"estimator": type(fitted).__name__, "message": fitted.message_})
+    if fitted._data is None:
+        parts.log_likelihood = parts.predictive = ValueError(
+            "the observations of a fit are not saved with it; call to_arviz() before saving, or with log_likelihood=False"
+        )
+        return parts
+    x, y = fitted._data
+    shift, width = getattr(fitted, "_y_scale", (0.0, 1.0))
+    is_classifier = hasattr(fitted, "classes_")
+    if is_classifier:
+        parts.attrs["classes"] = [str(one) for one in fitted.classes_]
+    parts.observed, parts.size = {"y": y if is_classifier else shift + width * y}, len(y)
+    parts.dims |= {"y": ["observation"], "x": ["observation"]}
+    parts.constant = {"x": x} if x.size <= COPIED else {}
+
+    def outputs():
+        return outputs_of(fitted, draws, fitted._scaled(x))
+
+    def density() -> dict[str, np.ndarray]:
+        model, dtype = fitted._model, np.dtype(float)
+        with precision(dtype):
+            likelihood = settle(model.likelihood, dtype)
+            own = {"log_noise": jnp.log(fitted.params_["noise"] / width)} if "noise" in fitted.params_ else {}
+            each = jax.lax.map(lambda out: likelihood.log_prob(own, out, jnp.asarray(y, float)), jnp.asarray(outputs()))
+            return {"y": np.asarray(each)[None] - np.log(width)}
+
+    def predictive() -> dict[str, np.ndarray]:
+        rng, out = np.random.default_rng(seed), outputs()
+        if is_classifier:
+            odds = scipy.special.softmax(out, axis=2)
+            drawn = (rng.random(out.shape[:2])[..., None] > odds.cumsum(axis=2)).sum(axis=2)
+            return {"y": np.minimum(drawn, out.shape[2] - 1)[None]}
+        mean = out[:, :, 0]
+        if fitted.likelihood == "poisson":
+            return {"y": rng.poisson(np.exp(mean))[None]}
+        return {"y": (shift + width * mean + fitted._noise() * rng.normal(size=mean.shape))[None]}
+
+    parts.log_likelihood, parts.predictive = density, predictive
+    return parts
+
+
+def of_density(fitted: Any, n_draws: int, seed: int) -> Parts:
+    """The variables of one's own density, and its value at each observation where it had data."""
+    draws = fitted.posterior_draws(n_draws, seed)
+    parts = Parts(draws, HOW, attrs=about(fitted.result) | {"estimator": "VariationalFit"})
+    parts.predictive = TypeError("a density of one's own does not say how data arise; draw them from the posterior group")
+    if fitted._data is None:
+        parts.log_likelihood = TypeError(
+            "log_density is one number for all data; pass data= to fit_variational, and log_density(w, row) of one observation"
+        )
+        return parts
+    x, y = fitted._data
+    parts.size = len(y)
+    parts.observed = {name: leaf for name, leaf in named(x, "y").items() if leaf.size <= COPIED}
+    parts.dims = {name: ["observation"] for name in [*parts.observed, "y"]}
+    parts.log_likelihood = lambda: {"y": outputs_of(fitted, draws, x)[None, :, :, 0]}
+    return parts
+
+
+def outputs_of(fitted: Any, draws: dict[str, np.ndarray], x: PyTree) -> np.ndarray:
+    """Outputs (draws, n, o) of the network at drawn weights, in double precision."""
+    structure = jax.tree.structure(fitted._means)
+    dtype = fitted._dtype
+    with precision(dtype):
+        weights = jax.tree.unflatten(structure, [jnp.asarray(leaf[0], dtype) for leaf in draws.values()])
+        network, x = settle((fitted._model.network, x), dtype)
+        out = _outputs(network, weights, x)
+        out = out.reshape(*out.shape[:2], -1)
+        return np.asarray(out, float)
+
+
+@compiled
+def _outputs(network: Any, weights: PyTree, x: PyTree) -> Any:
+    return jax.lax.map(lambda one: network.outputs(one, x), weights)

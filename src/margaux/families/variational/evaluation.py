@@ -1,0 +1,78 @@
+"""What a posterior of weights predicts of observations, by draws."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, PyTree
+
+from ...esteps import Noise
+from ...numerics.compiling import compiled, is_large
+from ...numerics.naming import settle
+from .draws import moved
+from .networks import Network
+
+#: bytes of activations that are held together: of an accelerator, whose memory is its own, and elsewhere
+ACTIVATIONS = {"cpu": 1 << 28, "other": 1 << 32}
+
+
+def outputs_of_draws(
+    network: Network, means: PyTree, deviations: PyTree, x: PyTree, n_draws: int, key: int, dtype: Any
+) -> np.ndarray:
+    """Outputs (n_draws, n, o) of the network: each draw of the weights is one for all observations."""
+    posterior = jax.tree.map(lambda leaf: jnp.asarray(leaf, dtype), (means, deviations))
+    n = len(jax.tree.leaves(x)[0])
+    one = jax.tree.map(lambda leaf: leaf[:1], x)
+    size = min(n, slice_size(network, means, one, dtype))
+    network = settle(network, dtype)
+    keys = jax.random.split(jax.random.key(key), n_draws)
+    out = []
+    for first in range(0, n, size):
+        ids = np.minimum(np.arange(first, first + size), n - 1)  # one program for all parts
+        part = jax.tree.map(lambda leaf, ids=ids: jnp.asarray(leaf[ids], _dtype(leaf, dtype)), x)
+        out.append(np.asarray(_outputs(network, posterior, part, keys))[:, : n - first])
+    return np.concatenate(out, axis=1)
+
+
+@compiled(large=lambda network, posterior, *rest: is_large(posterior[0]))
+def _outputs(network: Network, posterior: tuple[PyTree, PyTree], x: PyTree, keys: Array) -> Array:
+    def single(key: Array) -> Array:
+        z = Noise(1).noise(key, posterior[0])
+        return network.outputs(moved(*posterior, jax.tree.map(lambda leaf: leaf[0], z)), x)
+
+    return jax.lax.map(single, keys)
+
+
+def slice_size(network: Network, weights: PyTree, x: PyTree, dtype: Any) -> int:
+    """Observations whose activations are to be held together, by what one of them, x (1, ...), takes."""
+    backend = "cpu" if jax.default_backend() == "cpu" else "other"
+
+    def struct(leaf):
+        return jax.ShapeDtypeStruct(np.shape(leaf), _dtype(leaf, dtype) or leaf.dtype)
+
+    traced = jax.make_jaxpr(network.outputs)(jax.tree.map(struct, weights), jax.tree.map(struct, x))
+    return max(ACTIVATIONS[backend] // max(_bytes(traced.jaxpr), 1), 1)
+
+
+#: operations that a compiler makes part of the next one
+MOVES = {"pad", "slice", "reshape", "transpose", "broadcast_in_dim", "squeeze", "convert_element_type", "copy"}
+
+
+def _bytes(jaxpr: Any) -> int:
+    """What the operations of a program make, all told."""
+    total = 0
+    for equation in jaxpr.eqns:
+        parts = [getattr(part, "jaxpr", part) for part in equation.params.values()]
+        inner = [part for part in parts if hasattr(part, "eqns")]
+        if inner:
+            total += sum(map(_bytes, inner))
+        elif equation.primitive.name not in MOVES:
+            total += sum(out.aval.size * out.aval.dtype.itemsize for out in equation.outvars)
+    return total
+
+
+def _dtype(leaf: Any, dtype: Any) -> Any:
+    return dtype if np.issubdtype(np.asarray(leaf).dtype, np.floating) else None

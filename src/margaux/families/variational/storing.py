@@ -1,0 +1,141 @@
+"""Fitted Bayesian networks in a file."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import pandas as pd
+from jaxtyping import PyTree
+
+from ...engine import storage
+from ...showing.parts import check_fitted
+from . import priors
+from .draws import DRAWS
+from .model import Variational
+from .observations import Scaling
+from .posterior import GaussianPosterior
+
+KIND = "bayesian network"
+
+
+def write(path: str | Path, estimator: Any) -> None:
+    """Settings that JSON knows, the model and its posterior, and what observations are scaled by.
+
+    Raises:
+        ValueError: a prior of one's own, which a file cannot hold.
+    """
+    model, keep = (
+        estimator._model,
+        (
+            "_shape",
+            "_columns",
+            "_y_scale",
+            "message_",
+            "converged_",
+            "n_iter_",
+            "n_observations_",
+            "n_features_in_",
+            "step_",
+            "curvature_",
+        ),
+    )
+    if getattr(priors, type(model.prior).__name__, None) is not type(model.prior) or isinstance(model.prior, priors.Density):
+        raise ValueError(
+            f"a file cannot hold the prior {type(model.prior).__name__}; use one of margaux.families.variational.priors"
+        )
+    header = {
+        "kind": KIND,
+        "estimator": type(estimator).__name__,
+        "settings": {name: _item(value) for name, value in estimator.get_params(deep=False).items() if _plain(_item(value))},
+        "kept": {name: _item(getattr(estimator, name)) for name in keep if _plain(_item(getattr(estimator, name, _MISSING)))},
+        "dtype": str(estimator._dtype),
+        "prior": [type(model.prior).__name__, {name: np.asarray(value).item() for name, value in vars(model.prior).items()}],
+        "information": None if model.posterior.information is None else float(model.posterior.information),
+        "model": {"n": model.n, "n_blocks": model.n_blocks, "slices": model.slices},
+        "posterior": {"spread": model.posterior.spread, "n_blocks": model.posterior.n_blocks, "table": model.posterior.table},
+        "draws": next(name for name, draws in DRAWS.items() if type(draws) is type(model.draws)),
+        "params": sorted(estimator._params),
+    }
+    arrays = storage.flatten("params", estimator._params)
+    arrays |= storage.flatten("mean", estimator._means) | storage.flatten("deviation", estimator._deviations)
+    arrays |= storage.flatten("scaling", tuple(estimator._scaling))
+    arrays |= {f"history/{name}": column.to_numpy() for name, column in estimator.history_.items()}
+    if hasattr(estimator, "classes_"):
+        labels = estimator.classes_
+        arrays["classes"] = labels.astype(str) if labels.dtype == object else labels
+    storage.write(path, header, arrays)
+
+
+def read(path: str | Path, cls: Any, network: Any, weights: PyTree) -> Any:
+    """The estimator of `write`."""
+    header, arrays = storage.read(path)
+    if header.get("kind") != KIND:
+        raise ValueError(f"{path} is a {header.get('kind')}, not a saved Bayesian network")
+    if header["estimator"] != cls.__name__:
+        raise ValueError(f"{path} holds a {header['estimator']}; read it with {header['estimator']}.load")
+    out = cls(**header["settings"])
+    if network is not None:
+        out.network, out.weights = network, weights
+    elif "network" not in header["settings"]:
+        raise ValueError(f"the network of {path} was not given by name; pass network= (and weights=) as at the fit")
+    for name, value in header["kept"].items():
+        setattr(out, name, tuple(value) if isinstance(value, list) and name != "_columns" else value)
+    out._scaling = Scaling(bool(arrays["scaling/0"]), arrays["scaling/1"], arrays["scaling/2"])
+    if "classes" in arrays:
+        out.classes_ = arrays["classes"]
+    dtype = np.dtype(header["dtype"])
+    made, start = out._network(dtype)
+    kind, fields = header["prior"]
+    prior = getattr(priors, kind)(**fields)
+    posterior = GaussianPosterior(information=header["information"], **header["posterior"])
+    model = Variational(made, out._likelihood(), prior, posterior, draws=DRAWS[header["draws"]], **header["model"])
+    template = jax.tree.map(lambda leaf: np.asarray(leaf, dtype), model.start(start, 1.0))
+    if sorted(template) != header["params"]:
+        raise ValueError(f"{path} has parameters {header['params']}, and this network {sorted(template)}")
+    params = storage.unflatten("params", template, arrays)
+    out._keep(model, params, dtype)
+    out._means = storage.unflatten("mean", template["mean"], arrays)
+    out._deviations = storage.unflatten("deviation", template["mean"], arrays)
+    out.history_ = pd.DataFrame({name[8:]: value for name, value in arrays.items() if name.startswith("history/")})
+    out.result_, out._data, out._held_out = None, None, None
+    return out
+
+
+class Stored:
+    """An estimator that can be saved."""
+
+    def save(self, path: str | Path) -> None:
+        """Save without pickle; `load` reads it back. The data are not saved."""
+        check_fitted(self)
+        write(path, self)
+
+    @classmethod
+    def load(cls, path: str | Path, network: Any = None, weights: PyTree = None) -> Any:
+        """Read a saved estimator: it predicts as the original did.
+
+        Args:
+            network, weights: as at the fit, where the network was not given by name.
+
+        Raises:
+            FileNotFoundError, ValueError: no such file, another estimator's, or the network is missing or another.
+        """
+        return read(path, cls, network, weights)
+
+
+_MISSING = object()
+
+
+def _item(value: Any) -> Any:
+    return value.item() if isinstance(value, np.generic) else value
+
+
+def _plain(value: Any) -> bool:
+    try:
+        json.dumps(value)
+    except TypeError:
+        return False
+    return True

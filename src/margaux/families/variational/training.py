@@ -1,0 +1,176 @@
+"""One variational fit: blocks, the model, its algorithm with a default step, the space that bounds it, and `margaux.fit`."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Sequence
+from typing import Any, cast
+
+import jax
+import numpy as np
+import pandas as pd
+from jaxtyping import PyTree
+
+from ...algorithms.average import AbstractAverage
+from ...answers.fit import Fit
+from ...engine.callbacks import AbstractCallback
+from ...esteps import Noise
+from ...fitting import fit
+from ...numerics.compiling import keep_compilations
+from ...numerics.naming import precision
+from ...problem.space import Box
+from .curvature import largest_curvature
+from .draws import AbstractDraws
+from .evaluation import slice_size
+from .likelihoods import AbstractLikelihood
+from .methods import TABLES, algorithm, check_method, default_step, needs_curvature
+from .model import Variational, blocks
+from .networks import Network
+from .posterior import GaussianPosterior, Spread
+from .priors import AbstractWeightPrior
+from .watching import Watch
+
+#: bounds of means and of log standard deviations: the compact set of the theory, which no fit should meet
+LARGEST_MEAN, LOG_SIGMA = 1e3, (-16.0, 5.0)
+
+
+#: fits with a default step, divided by four each time, before one that falls apart is accepted
+ATTEMPTS = 4
+
+
+@dataclasses.dataclass
+class Settings:
+    """What a variational fit is asked for: see `BayesianClassifier`."""
+
+    method: Any = "adam"
+    step: Any = None
+    spread: Spread = "weight"
+    sigma: float | None = None
+    n_draws: Any = 1
+    antithetic: bool = False
+    n_blocks: int = 1
+    epochs: int = 20
+    average: AbstractAverage | None = None
+    rows: Any = "device"
+    seed: int = 0
+    dtype: Any = np.float32
+    progress: bool = True
+    #: keep means and scales in a box that no network should meet
+    bounded: bool = True
+    checkpoint: Any = None
+
+
+@dataclasses.dataclass
+class Trained:
+    """The model of the fit, the fit, the figures of its epochs, the parameters of the best ELBO of observations held out, and
+    the step and the curvature where they were found."""
+
+    model: Variational
+    fit: Fit
+    history: pd.DataFrame
+    best: PyTree
+    step: Any
+    curvature: float | None
+
+
+def train(
+    network: Network,
+    weights: PyTree,
+    likelihood: AbstractLikelihood,
+    prior: AbstractWeightPrior,
+    draws: AbstractDraws,
+    x: PyTree,
+    y: np.ndarray,
+    settings: Settings,
+    validation: tuple[PyTree, np.ndarray] | None = None,
+    patience: int | None = None,
+    callbacks: Sequence[AbstractCallback] = (),
+) -> Trained:
+    """Fit the posterior of the weights.
+
+    Raises:
+        ValueError, TypeError: bad settings, before anything is compiled.
+    """
+    check_method(settings.method)
+    check_draws(network, prior, draws)
+    # What many weights share is better begun small: large, it drowns the means while they learn. So is what gives a step from
+    # the curvature: noise hides it, and the step is too large for what comes.
+    small = settings.spread != "weight" or needs_curvature(settings.method)
+    sigma = (0.05 if small else 0.1) if settings.sigma is None else settings.sigma
+    dtype = np.dtype(settings.dtype)
+    n = len(y)
+    with precision(dtype):
+        one = jax.tree.map(lambda leaf: np.asarray(leaf[:1]), x)
+        slices = math.ceil(n / settings.n_blocks / slice_size(network, weights, one, dtype))
+        data = blocks(x, y, settings.n_blocks, settings.seed, multiple=slices)
+
+        table = isinstance(settings.method, str) and settings.method in TABLES
+
+        def made(information: float | None) -> Variational:
+            posterior = GaussianPosterior(settings.spread, information, settings.n_blocks, table)
+            return Variational(network, likelihood, prior, posterior, n, settings.n_blocks, draws, slices)
+
+        model, curvature, step = made(None), None, settings.step
+        if needs_curvature(settings.method):
+            keep_compilations()
+            curvature = largest_curvature(model, model.start(weights, sigma), data, settings.seed, dtype)
+        if isinstance(settings.method, str) and step is None:
+            step = default_step(settings.method, settings.n_blocks, settings.n_blocks * settings.epochs, curvature)
+        if curvature is not None:
+            model = made(n * curvature)
+        params = model.start(weights, sigma)
+        algorithm(cast(Any, settings.method), step, settings.average)  # refused here if it is to be
+    keep_compilations()
+    # A curvature at the start may be that of a plateau: the step is then too large for what comes.
+    guarded = curvature is not None and settings.step is None and settings.checkpoint is None
+    for attempt in range(ATTEMPTS):
+        watch = Watch(model, params, validation, patience, settings.seed, dtype, guarded and attempt < ATTEMPTS - 1)
+        result = fit(
+            model,
+            data,
+            algorithm(cast(Any, settings.method), step, settings.average),
+            Noise(settings.n_draws, settings.antithetic),
+            key=settings.seed,
+            params=params,
+            n_iter=settings.epochs * settings.n_blocks,
+            batch_size=None if settings.n_blocks == 1 else 1,
+            space=space(model, params) if settings.bounded else None,
+            average=settings.average,
+            stop=None if patience is None else watch,
+            callbacks=[*callbacks] if patience is not None else [watch, *callbacks],
+            checkpoint=settings.checkpoint,
+            rows=settings.rows,
+            dtype=dtype,
+            progress=settings.progress,
+            throw=False,
+        )
+        if not guarded or not (watch.fell or result.result.failed):
+            break
+        step = step / 4
+    return Trained(model, result, watch.history(result.trace["log_joint"]), watch.best, step, curvature)
+
+
+def space(model: Variational, params: dict[str, PyTree]) -> dict[str, PyTree]:
+    """Boxes around means and log standard deviations."""
+    stretch = model.posterior.stretches(params)
+    return {
+        name: jax.tree.map(lambda _: Box(-LARGEST_MEAN, LARGEST_MEAN), value)
+        if name == "mean"
+        else jax.tree.map(lambda _, s: Box(LOG_SIGMA[0] / s, LOG_SIGMA[1] / s), value, stretch)
+        if name == "log_sigma"
+        else Box(*(bound / model.unit(name, params["mean"]) for bound in LOG_SIGMA))
+        for name, value in params.items()
+    }
+
+
+def check_draws(network: Network, prior: AbstractWeightPrior, draws: AbstractDraws) -> None:
+    """Raises: TypeError: draws that the network or the prior does not allow."""
+    reason = draws.requires(network)
+    if reason is None and prior.by_draws and not draws.of_weights:
+        reason = (
+            f"the divergence from {type(prior).__name__} is taken by draws of the weights, and local reparameterisation makes "
+            'none; use draws="flipout", or a Normal or Laplace prior'
+        )
+    if reason is not None:
+        raise TypeError(reason)

@@ -1,1 +1,0 @@
-"""Models of one unit, one family a file."""

@@ -1,0 +1,1 @@
+"""Small mathematics that every floor shares."""

@@ -1,3 +1,0 @@
-"""Figures of a fit."""
-
-from .fit import FitPlots as FitPlots

@@ -1,0 +1,1 @@
+"""What figures, pages, notebooks and commands share."""
