@@ -11,9 +11,9 @@ import numpy as np
 import oracles
 from jax.scipy.special import gammaln
 from jax.scipy.stats import norm
-from problem import Answer, Problem
 
 import margaux as mx
+from problem import Answer, Problem
 
 #: groups, and rows in each, from which a problem's size is drawn: few shapes, so that programs are compiled once
 SIZES = ((6, 3), (40, 3), (150, 5))

@@ -8,10 +8,10 @@ from typing import Any
 
 import numpy as np
 from oracles_missing import Regression
-from problem import Answer, Problem
 from scipy import special
 
 import margaux as mx
+from problem import Answer, Problem
 
 VARIANTS = ("plain", "random holes", "tiny", "quasi-separation", "collinear", "heavy missingness", "heavy tails")
 #: rows of a problem, and of a tiny one

@@ -12,10 +12,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from oracles import Truth
-from problem import Answer, Problem
 from scipy import optimize, special
 
 import margaux as mx
+from problem import Answer, Problem
 
 VARIANTS = ("plain", "tiny", "collinear", "strong", "far start", "wide scales")
 #: rows and columns of a problem, and of a tiny one

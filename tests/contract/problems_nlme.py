@@ -9,11 +9,11 @@ from typing import Any
 import numpy as np
 import oracles
 import pandas as pd
-from problem import Answer, Problem
 from scipy import special, stats
 
 import margaux as mx
 from margaux.families.nlme import Bernoulli, LogNormal, Normal, Poisson, curve, polynomial
+from problem import Answer, Problem
 
 VARIANTS = ("plain", "tiny", "no variance", "far start", "heavy tails")
 #: subjects of the plain variants and of the tiny one

@@ -7,10 +7,10 @@ from collections.abc import Callable
 
 import numpy as np
 import oracles
-from problem import Answer, Problem
 from scipy import optimize, special
 
 import margaux as mx
+from problem import Answer, Problem
 
 VARIANTS = ("plain", "tiny", "no variance", "few counts", "overdispersed")
 #: units of the plain variants and of the tiny one, and features

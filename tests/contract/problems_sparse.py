@@ -10,10 +10,10 @@ import numpy as np
 import oracles
 from oracles import Truth
 from oracles_missing import SHALLOW, newton, safe
-from problem import Answer, Problem
 from scipy import optimize, special, stats
 
 import margaux as mx
+from problem import Answer, Problem
 
 VARIANTS = ("plain", "tiny", "no variance", "collinear", "extreme")
 NODES, WEIGHTS = np.polynomial.hermite_e.hermegauss(40)
