@@ -13,6 +13,8 @@ sys.path.insert(0, str(HERE / "_ext"))
 os.environ["PATH"] = str(Path(sys.executable).parent) + os.pathsep + os.environ["PATH"]
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 os.environ["MARGAUX_DOCS"] = str(HERE)
+# The example of a family is a folder that a page imports.
+os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(HERE / "extending"), os.environ.get("PYTHONPATH")]))
 # Kernels draw figures as SVG, and leave no history behind.
 IPYTHON = Path(tempfile.mkdtemp(prefix="margaux-docs-ipython-"))
 (IPYTHON / "profile_default").mkdir()
