@@ -26,8 +26,11 @@ def write(estimator: Any, path: str | Path) -> None:
     except (pickle.PicklingError, TypeError, AttributeError) as error:
         raise ValueError(f"this {type(estimator).__name__} holds what cannot be saved: {error}") from error
     beside = path.with_name(f"{path.name}.tmp")
-    beside.write_bytes(MAGIC + f"margaux {version('margaux')}, jax {version('jax')}\n".encode() + body)
-    os.replace(beside, path)
+    try:
+        beside.write_bytes(MAGIC + f"margaux {version('margaux')}, jax {version('jax')}\n".encode() + body)
+        os.replace(beside, path)
+    finally:
+        beside.unlink(missing_ok=True)
 
 
 def is_estimator(path: str | Path) -> bool:

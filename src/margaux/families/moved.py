@@ -77,12 +77,13 @@ class _Moved(MetaPathFinder, Loader):
     def create_module(self, spec: ModuleSpec) -> Any:
         root, _, rest = spec.name.partition(".")
         module = import_module(f"{root}.{moved(rest)}")
-        # The import system writes the former name's specification into the module: its own is put back.
-        self.own = module.__spec__
+        spec.loader_state = module.__spec__
         return module
 
     def exec_module(self, module: ModuleType) -> None:
-        module.__spec__ = self.own
+        # The import system has written the former name's specification into the module: its own is put back.
+        former: Any = module.__spec__
+        module.__spec__ = former.loader_state
 
 
 def install(root: str) -> None:

@@ -16,7 +16,7 @@ from ...algorithms.curved import SAEM
 from ...algorithms.updates import Problem
 from ...answers.fit import Fit
 from ...answers.likelihood import loglik
-from ...answers.polish import FEW_UNITS, polished
+from ...answers.polish import FEW_UNITS, LARGEST, polished
 from ...answers.posterior import proposals
 from ...engine.outcome import RESULTS, FitError
 from ...esteps import MCMC, ImportanceSampling, ModeMixture
@@ -222,7 +222,9 @@ def _saem(
 ) -> Fit:  # fmt: skip
     """SAEM from a start. With polish=False it is only looked at where it ends, or polished later."""
     model, units = build(individual)
-    slack = 1.0 if settings.polish is False or len(units["mask"]) > FEW_UNITS else SLACK
+    size = sum(np.size(leaf) for leaf in jax.tree.leaves(start))
+    unpolished = settings.polish is False or len(units["mask"]) > FEW_UNITS or size > LARGEST
+    slack = 1.0 if unpolished else SLACK
     stop = Settled(model, units, start, settings.n_burn, slack) if settings.stop else None
     polish = settings.polish if polish is None else polish
     others: dict[str, Any] = dict(

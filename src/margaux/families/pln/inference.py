@@ -29,7 +29,7 @@ its expectations are in closed form. In the paper's design its intervals of leve
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Literal
 
 import jax
@@ -113,11 +113,7 @@ def standard_errors(
     """
     k, p = loadings.B.shape
     if kind is None:
-        several = affordable(design.counts.n, loadings.B.size + loadings.C.size)
-        try:
-            return standard_errors(design, loadings, posterior, "louis" if several else "adjusted", several)
-        except ValueError:  # too few units for it, or a rank that is too high
-            return standard_errors(design, loadings, posterior, "adjusted", plan)
+        return _by_default(standard_errors, design, loadings, posterior, plan)
 
     def diagonal(matrices):
         return np.einsum("pkk->kp", matrices)
@@ -136,11 +132,18 @@ def default_covariance(
     """The covariance matrix whose diagonal `standard_errors` gives."""
     if kind is not None:
         return covariance(design, loadings, posterior, kind)
+    return _by_default(covariance, design, loadings, posterior, None)
+
+
+def _by_default(
+    of_kind: Callable[..., np.ndarray], design: Design, loadings: Loadings, posterior: Posterior, plan: Plan | None
+) -> np.ndarray:
+    """By Louis' information where it is affordable and positive definite."""
     several = affordable(design.counts.n, loadings.B.size + loadings.C.size)
     try:
-        return covariance(design, loadings, posterior, "louis" if several else "adjusted", several)
-    except ValueError:  # as in `standard_errors`
-        return covariance(design, loadings, posterior, "adjusted")
+        return of_kind(design, loadings, posterior, "louis" if several else "adjusted", several)
+    except ValueError:  # too few units for it, or a rank that is too high
+        return of_kind(design, loadings, posterior, "adjusted", plan)
 
 
 def _check_order(order: int, kind: str) -> None:
