@@ -30,7 +30,7 @@ from margaux.families.pln.proposals import Plan
 from margaux.families.pln.restarts import best_of
 from margaux.families.pln.table import read
 from margaux.families.pln.variational import Loadings, Posterior
-from margaux.numerics.naming import precision
+from margaux.numerics.precision import precision
 from margaux.reproduce._atlas import atlas
 
 

@@ -20,7 +20,7 @@ from .engine.outcome import FitError
 from .engine.settings import FitSettings
 from .engine.validate import check_untraced
 from .esteps import AbstractEStep
-from .numerics.naming import default_dtype, precision
+from .numerics.precision import default_dtype, precision
 from .problem.model import AbstractModel
 from .problem.penalty import AbstractPenalty
 

@@ -21,7 +21,7 @@ from margaux.engine.callbacks import Progress, ProgressBar, _figures
 from margaux.engine.job import Job
 from margaux.engine.rows import DeviceRows, HostRows, empty_rows, parts
 from margaux.engine.settings import FitSettings
-from margaux.numerics.naming import precision
+from margaux.numerics.precision import precision
 
 PROBLEM = random_intercept()
 WALK = mx.MCMC(mx.RandomWalk(1.0), n_steps=2)

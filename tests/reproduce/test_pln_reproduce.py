@@ -9,7 +9,7 @@ import pytest
 from margaux.families.pln.inference import Kind, standard_errors
 from margaux.families.pln.refinement import Refinement
 from margaux.families.pln.restarts import best_of
-from margaux.numerics.naming import precision
+from margaux.numerics.precision import precision
 from margaux.reproduce import plnpca_scmark as scmark
 from margaux.reproduce import plnpca_synthetic as synthetic
 

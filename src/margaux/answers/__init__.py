@@ -7,7 +7,7 @@ __getattr__, __dir__, __all__ = _lazy_loader.attach(
     submod_attrs={
         "bias": ["bias_probe"],
         "diagnostics": ["rhat"],
-        "information": ["Information", "WaldTest", "wald_table", "wald_test"],
+        "information": ["Information", "WaldTest", "summary_table", "wald_test"],
         "likelihood": ["LogLikelihood", "loglik"],
         "posterior": ["UndefinedDensity", "each_unit", "latents", "proposals"],
         "profile": ["slice"],

@@ -13,7 +13,8 @@ from jaxtyping import Array, PyTree
 
 from ..esteps import MCMC, Exact, ImportanceSampling, Noise
 from ..numerics.compiling import compiled
-from ..numerics.naming import default_dtype, path_name, precision, settle
+from ..numerics.naming import path_name
+from ..numerics.precision import default_dtype, precision, settle
 from ..problem.model import AbstractConjugate, AbstractDiscrete, AbstractPointwise, AbstractPredictive, leading
 from ..showing.arviz import NO_LOG_LIKELIHOOD, NO_PREDICTIVE, Parts
 from .draws import continued
@@ -25,16 +26,16 @@ THIN, OVER = 5, 8
 TOLD, COPIED = 512, 10_000_000
 
 
-def arviz_parts(subject: Any, n_draws: int, seed: int) -> Parts:
+def arviz_parts(subject: Any, n_draws: int, key: int) -> Parts:
     """Of a fit of one's own model, or by the model's own `arviz_parts`; of an estimator without any, that of its fit."""
     fit = getattr(subject, "result_", subject)
     own = getattr(fit._model().model, "arviz_parts", None)
-    return of_fit(fit, n_draws, seed) if own is None else own(fit, n_draws, seed)
+    return of_fit(fit, n_draws, key) if own is None else own(fit, n_draws, key)
 
 
-def of_fit(fit: Any, n_draws: int, seed: int) -> Parts:
+def of_fit(fit: Any, n_draws: int, key: int) -> Parts:
     """What any model gives."""
-    z, stats, drawn = latents(fit, n_draws, seed)
+    z, stats, drawn = latents(fit, n_draws, key)
     n, model = leading(fit.data), fit._model().model
     units = [] if n == 1 else ["unit"]
     posterior = {name: leaf[:, :, 0] if n == 1 else leaf for name, leaf in named(z, "z").items()}
@@ -61,7 +62,7 @@ def of_fit(fit: Any, n_draws: int, seed: int) -> Parts:
     if isinstance(model, AbstractPredictive):
 
         def predictive() -> dict[str, np.ndarray]:
-            made = named(simulated_of(fit, z, seed), "y")
+            made = named(simulated_of(fit, z, key), "y")
             # What y is conditioned on comes back as it was.
             new = {k: v for k, v in made.items() if k not in data or not np.array_equal(v[0, 0], data[k].astype(v.dtype))}
             for name, value in new.items():
@@ -118,7 +119,7 @@ def about(fit: Any) -> dict[str, Any]:
     return {"algorithm": fit.description, "seed": int(fit.seed), "message": fit.message, "estimate": estimate}
 
 
-def latents(fit: Any, n_draws: int, seed: int) -> tuple[PyTree, dict[str, tuple[list[str], np.ndarray]], str]:
+def latents(fit: Any, n_draws: int, key: int) -> tuple[PyTree, dict[str, tuple[list[str], np.ndarray]], str]:
     """Draws with leaves (chain, draw, n, ...), their statistics, and how they were made.
 
     Raises:
@@ -134,7 +135,7 @@ def latents(fit: Any, n_draws: int, seed: int) -> tuple[PyTree, dict[str, tuple[
         return np.moveaxis(leaf, 1, 0)[None]
 
     if isinstance(estep, MCMC) and fit.rows is not None:
-        z, figures = continued(fit, n_draws, THIN, seed)
+        z, figures = continued(fit, n_draws, THIN, key)
         z = jax.tree.map(lambda leaf: np.moveaxis(leaf, 1, 0), z)
         kernel = type(estep.kernel).__name__
         stats = {}
@@ -144,11 +145,11 @@ def latents(fit: Any, n_draws: int, seed: int) -> tuple[PyTree, dict[str, tuple[
         bias = "" if estep.kernel.adjusted else ", whose bias they carry"
         return z, stats, f"{estep.n_chains} chain(s) of {kernel}{bias}, continued from the fit, every {THIN}th state"
     if isinstance(model, AbstractConjugate) and not isinstance(model, AbstractDiscrete):
-        z, _ = each_unit(fit, _all, Exact(n_draws), key=seed, width=n_draws * (latent_size(fit) + 1))
+        z, _ = each_unit(fit, _all, Exact(n_draws), key=key, width=n_draws * (latent_size(fit) + 1))
         return jax.tree.map(one_chain, z), {}, "independent draws of the exact posterior, one chain"
     if isinstance(model, AbstractDiscrete):
-        z, _ = each_unit(fit, _resampling(n_draws), Exact(), key=seed, width=n_draws * (latent_size(fit) + 1))
-        z = shuffled(z, seed)
+        z, _ = each_unit(fit, _resampling(n_draws), Exact(), key=key, width=n_draws * (latent_size(fit) + 1))
+        z = shuffled(z, key)
         return jax.tree.map(one_chain, z), {}, "draws of the exact posterior of a discrete latent, one chain"
     many = OVER * max(n_draws, 250)
     # Neither lattice nor control variate: what is resampled must be draws with weights.
@@ -156,11 +157,11 @@ def latents(fit: Any, n_draws: int, seed: int) -> tuple[PyTree, dict[str, tuple[
     trouble = importance.requires(model, jax.tree.map(np.zeros, latent_size(fit)))
     if trouble:
         raise ValueError(f"{trouble}; draws for ArviZ come from chains then")
-    z, info = each_unit(fit, _resampling(n_draws), importance, key=seed, width=many * (latent_size(fit) + 2))
+    z, info = each_unit(fit, _resampling(n_draws), importance, key=key, width=many * (latent_size(fit) + 2))
     units = [] if leading(fit.data) == 1 else ["unit"]
     ess = info["ess"][0] if not units else info["ess"]
     drawn = f"importance sampling, {n_draws} of {many} draws a unit resampled by their weights, one chain"
-    return jax.tree.map(one_chain, shuffled(z, seed)), {"importance_ess": (units, ess)}, drawn
+    return jax.tree.map(one_chain, shuffled(z, key)), {"importance_ess": (units, ess)}, drawn
 
 
 def _all(model, params, z, w, batch):
@@ -185,10 +186,10 @@ def systematic(weight: Array, n_draws: int) -> Array:
     return jnp.minimum(jnp.searchsorted(ends / ends[-1], positions), len(weight) - 1)
 
 
-def shuffled(z: PyTree, seed: int) -> PyTree:
+def shuffled(z: PyTree, key: int) -> PyTree:
     """Draws (n, m, ...) in random order within each unit: resampled ones come in runs."""
     n, m = jax.tree.leaves(z)[0].shape[:2]
-    order = np.random.default_rng(seed).permuted(np.tile(np.arange(m), (n, 1)), axis=1)
+    order = np.random.default_rng(key).permuted(np.tile(np.arange(m), (n, 1)), axis=1)
     return jax.tree.map(lambda leaf: np.take_along_axis(leaf, order.reshape(n, m, *[1] * (leaf.ndim - 2)), axis=1), z)
 
 
@@ -198,9 +199,9 @@ def pointwise_of(fit: Any, z: PyTree, first: bool = False) -> np.ndarray:
     return over_draws(_pointwise, fit._model().model, fit.params, some, fit.data)
 
 
-def simulated_of(fit: Any, z: PyTree, seed: int) -> PyTree:
+def simulated_of(fit: Any, z: PyTree, key: int) -> PyTree:
     """New data (chain, draw, n, ...), one for each draw."""
-    return over_draws(_simulated, fit._model().model, fit.params, z, fit.data, seed)
+    return over_draws(_simulated, fit._model().model, fit.params, z, fit.data, key)
 
 
 def over_draws(function: Any, model: Any, params: PyTree, z: PyTree, data: PyTree, *rest: Any) -> PyTree:
@@ -221,20 +222,20 @@ def _pointwise(model, params, z, data):
 
 
 @compiled
-def _simulated(model, params, z, data, seed):
+def _simulated(model, params, z, data, key):
     units = jnp.arange(leading(data))
 
     def draw(number, z_j):
-        at = jax.random.fold_in(jax.random.key(seed), number)
+        at = jax.random.fold_in(jax.random.key(key), number)
         each = jax.vmap(lambda i, z_i, y_i: model.simulate(jax.random.fold_in(at, i), params, z_i, y_i))
         return each(units, z_j, data)
 
     return jax.lax.map(lambda pair: draw(*pair), (jnp.arange(leading(z)), z))
 
 
-def of_rows(fitted: Any, n_draws: int, seed: int, large: str | None) -> Parts:
+def of_rows(fitted: Any, n_draws: int, key: int, large: str | None) -> Parts:
     """Of a fit to one unit whose observations are rows."""
-    parts = of_fit(fitted.result_, n_draws, seed)
+    parts = of_fit(fitted.result_, n_draws, key)
     parts.attrs = about_estimator(fitted)
     if hasattr(fitted, "classes_"):
         parts.attrs["classes"] = [str(one) for one in fitted.classes_]

@@ -11,7 +11,7 @@ import scipy
 from ..algorithms.scaled import ScaledAscent
 from ..algorithms.updates import Ascent
 from ..esteps import MCMC, ImportanceSampling
-from ..numerics.naming import precision
+from ..numerics.precision import precision
 from ..problem.schedule import check_schedules
 from .certificate import Check
 

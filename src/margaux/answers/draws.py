@@ -12,7 +12,7 @@ from jaxtyping import PyTree
 from ..esteps import MCMC
 from ..kernels import AbstractKernel
 from ..numerics.compiling import compiled
-from ..numerics.naming import default_dtype, precision, settle
+from ..numerics.precision import default_dtype, precision, settle
 
 
 def draws(

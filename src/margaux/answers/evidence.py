@@ -15,7 +15,7 @@ from ..esteps.base import flat_start, flat_target
 from ..kernels import MALA
 from ..numerics.compiling import compiled
 from ..numerics.gaussian import laplace
-from ..numerics.naming import default_dtype, precision, settle
+from ..numerics.precision import default_dtype, precision, settle
 from .draws import draws
 
 #: draws a truncated harmonic mean keeps inside its region, as a share (SOUL, section 4.1)

@@ -15,7 +15,8 @@ from ..algorithms.updates import Problem
 from ..engine import storage
 from ..engine.outcome import RESULTS, Outcome
 from ..esteps import AbstractEStep
-from ..numerics.naming import path_name, precision, scalar_names
+from ..numerics.naming import path_name, scalar_names
+from ..numerics.precision import precision
 from ..showing.cards import Card, Shown, flat_table
 from .certificate import Certificate
 from .restoring import described
@@ -132,9 +133,9 @@ class Fit(Shown, Outcome):
         Wald inference from the information by `method`: "louis", "opg" (outer product of scores) or "sandwich" ("robust").
         `frame.attrs["message"]` begins with the word of the certificate and says what is not to be trusted.
         """
-        from .information import wald_table
+        from .information import summary_table
 
-        return wald_table(self, level, method)
+        return summary_table(self, level, method)
 
     def conf_int(self, level: float = 0.95, method: str = "louis") -> pd.DataFrame:
         """Wald confidence intervals."""

@@ -11,6 +11,8 @@ import pandas as pd
 import scipy
 
 from ..esteps import AbstractEStep
+from ..numerics.inverse import guarded
+from ..numerics.wald import check_level, wald_table
 from .rules import SAMPLE, Rule, best_rule
 from .scores import Coordinates, Evaluation, evaluate, subsample, symmetrised
 
@@ -151,43 +153,20 @@ def _invert(matrix: np.ndarray, jacobian: np.ndarray, flags: np.ndarray, names: 
         message = f"on the boundary, without standard error: {', '.join(edge)}; "
         # A coordinate is dropped when only boundary parameters depend on it.
         free = np.abs(jacobian[~flags]).sum(axis=0) > 0 if (~flags).any() else ~free
-    inverse = np.full_like(matrix, np.nan)
     if not free.any():
-        return inverse, message
-    block = matrix[np.ix_(free, free)]
-    scale = np.sqrt(np.abs(np.diagonal(block)))
-    values = np.linalg.eigvalsh(block / np.outer(scale, scale)) if np.all(scale > 0) else np.array([0.0])
-    if not np.all(np.isfinite(values)) or values[0] <= 1e-9 * max(values[-1], 1e-300):
-        return inverse, message + (
-            f"the information is singular or indefinite (scaled eigenvalues {values[0]:.2g} to {values[-1]:.2g}): "
-            "the fit is not at a maximum, or parameters are not identified; no standard errors are given"
-        )
-    inverse[:] = 0
-    inverse[np.ix_(free, free)] = np.linalg.inv(block)
+        return np.full_like(matrix, np.nan), message
+    inverse, trouble = guarded(matrix, free)
+    if trouble:
+        message += f"{trouble}: the fit is not at a maximum, or parameters are not identified; no standard errors are given"
     return inverse, message
 
 
-def wald_table(fit: Any, level: float = 0.95, method: str = "louis") -> pd.DataFrame:
+def summary_table(fit: Any, level: float = 0.95, method: str = "louis") -> pd.DataFrame:
     """See `Fit.summary`."""
-    if not 0 < level < 1:
-        raise ValueError(f"level must be between 0 and 1, got {level}")
+    check_level(level)
     info = fit.information(method)
     estimate = np.concatenate([np.ravel(leaf) for leaf in jax.tree.leaves(fit.params)]).astype(float)
-    se = info.se
-    z = estimate / se
-    half = scipy.special.ndtri(0.5 + level / 2) * se
-    frame = pd.DataFrame(
-        {
-            "estimate": estimate,
-            "se": se,
-            "se_error": info.se_error,
-            "z": z,
-            "p": 2 * scipy.special.ndtr(-np.abs(z)),
-            "ci_low": estimate - half,
-            "ci_high": estimate + half,
-        },
-        index=fit.names,
-    )
+    frame = wald_table(estimate, info.se, level, fit.names, info.se_error)
     parts = (str(fit.certificate), fit.message, info.message)
     frame.attrs["message"] = "; ".join(dict.fromkeys(part.rstrip(".") for part in parts if part)) + "."
     return frame

@@ -13,7 +13,8 @@ from jaxtyping import Array, PyTree
 from ..esteps import MCMC, AbstractEStep, Exact, ImportanceSampling, Noise, Quadrature
 from ..kernels.base import flat_size
 from ..numerics.compiling import compiled
-from ..numerics.naming import default_dtype, named_values, precision, settle
+from ..numerics.naming import named_values
+from ..numerics.precision import default_dtype, precision, settle
 from ..problem.model import AbstractConjugate, AbstractDiscrete, AbstractModel
 
 #: f(model, params, z, w, batch) of one unit (b = 1), linear in w

@@ -10,6 +10,7 @@ import pandas as pd
 import scipy
 from jaxtyping import PyTree
 
+from ..numerics.wald import check_level
 from .likelihood import LogLikelihood, loglik
 from .rules import best_rule
 from .scores import Coordinates, Evaluation, evaluate
@@ -69,8 +70,7 @@ def profile(
     References: Cox and Snell, Analysis of Binary Data (2nd ed., 1989), appendix 1; Venzon and Moolgavkar, Applied
     Statistics 37 (1988), 87-94.
     """
-    if not 0 < level < 1:
-        raise ValueError(f"level must be between 0 and 1, got {level}")
+    check_level(level)
     j, values = _checked(fit, name, grid)
     search = _Constrained(fit, j, name)
     estimate = float(_flat(fit.params)[j])

@@ -11,7 +11,7 @@ import jax
 import numpy as np
 
 from ..engine import fingerprint
-from ..numerics.naming import precision, settle
+from ..numerics.precision import precision, settle
 from ..problem.penalty import AbstractPenalty
 from ..problem.space import AbstractSpace
 

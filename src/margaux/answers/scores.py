@@ -14,7 +14,7 @@ from jax.flatten_util import ravel_pytree
 from jaxtyping import Array, PyTree
 
 from ..numerics.compiling import compiled
-from ..numerics.naming import default_dtype, precision
+from ..numerics.precision import default_dtype, precision
 from ..numerics.sampling import pooled
 from ..problem.model import log_joints
 from ..problem.space import boundary_flags

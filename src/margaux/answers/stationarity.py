@@ -14,7 +14,7 @@ from ..algorithms.statistics import Score
 from ..algorithms.updates import Problem
 from ..esteps import AbstractEStep
 from ..numerics.compiling import compiled
-from ..numerics.naming import precision
+from ..numerics.precision import precision
 from ..problem.space import validate
 from .posterior import each_unit, latent_size, reference_estep
 

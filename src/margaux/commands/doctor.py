@@ -123,7 +123,7 @@ def float64() -> Finding:
     import jax.numpy as jnp
     import numpy as np
 
-    from ..numerics.naming import default_dtype, precision
+    from ..numerics.precision import default_dtype, precision
 
     before = _config("jax_enable_x64")
     with precision(np.dtype(float)):

@@ -18,7 +18,8 @@ from ..algorithms.base import AbstractAlgorithm
 from ..algorithms.recipes import describe
 from ..algorithms.updates import Problem
 from ..esteps import AbstractEStep
-from ..numerics.naming import precision, scalar_names, settle
+from ..numerics.naming import scalar_names
+from ..numerics.precision import precision, settle
 from ..problem.model import AbstractModel
 from ..problem.penalty import AbstractPenalty, NoPenalty
 from ..problem.space import as_space, boundary_flags

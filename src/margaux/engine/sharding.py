@@ -7,7 +7,7 @@ import numpy as np
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 from jaxtyping import PyTree
 
-from ..numerics.naming import settle
+from ..numerics.precision import settle
 
 
 def units_mesh(devices: int) -> Mesh:

@@ -52,7 +52,7 @@ from margaux.families.pln.proposals import PROPOSALS, Plan
 from margaux.families.pln.refinement import Refinement, paper, refine
 from margaux.families.pln.restarts import best_of
 from margaux.families.pln.variational import Loadings, Posterior
-from margaux.numerics.naming import precision
+from margaux.numerics.precision import precision
 
 N, P = 300, 150
 #: the paper's names of proposals and the variants that make them; the last is ours

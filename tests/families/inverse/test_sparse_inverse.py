@@ -20,7 +20,7 @@ from margaux.families.inverse.model import (
     norm_squared,
 )
 from margaux.families.inverse.priors import L1, GroupL2, HuberPrior, TotalVariation1D, TotalVariation2D
-from margaux.numerics.naming import settle
+from margaux.numerics.precision import settle
 
 FLOAT = np.dtype(float)
 

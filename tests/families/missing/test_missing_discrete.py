@@ -141,7 +141,7 @@ def test_predictions_conditional_means_and_draws_sum_over_completions(fitted):
     assert model.conditional_mean(row)[0, 1] == pytest.approx(share, abs=1e-8)
     posterior = share * chance[1] / expected
     assert model.conditional_mean(row, np.array([1]))[0, 1] == pytest.approx(posterior, abs=1e-8)
-    draws, means = model.impute(600, seed=1), model.conditional_mean()
+    draws, means = model.impute(600, key=1), model.conditional_mean()
     assert set(np.unique(draws[:, :, 1])) == {0.0, 1.0} and set(np.unique(draws[:, :, 2])) == {1.0, 2.0, 4.0}
     hole = np.isnan(table)
     assert np.all(draws[:, ~hole] == table[~hole])

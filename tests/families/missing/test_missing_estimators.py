@@ -166,7 +166,7 @@ def test_predictions_average_over_what_is_missing(logistic):
 
 def test_completed_tables_keep_what_was_seen_and_average_to_the_conditional_mean(logistic):
     x, _ = binary()
-    tables = logistic.impute(draws=400, seed=3)
+    tables = logistic.impute(draws=400, key=3)
     assert tables.shape == (400, *x.shape) and not np.isnan(tables).any()
     seen = ~np.isnan(x)
     np.testing.assert_allclose(tables[0][seen], x[seen])

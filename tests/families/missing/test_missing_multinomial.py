@@ -324,7 +324,7 @@ def test_probabilities_average_over_what_is_missing(model):
 
 def test_completed_tables_average_to_the_conditional_mean(model):
     x, _, _ = labelled()
-    tables, seen = model.impute(draws=400, seed=3), ~np.isnan(x)
+    tables, seen = model.impute(draws=400, key=3), ~np.isnan(x)
     assert tables.shape == (400, *x.shape) and not np.isnan(tables).any()
     np.testing.assert_allclose(tables[0][seen], x[seen])
     gap = (tables.mean(axis=0) - model.conditional_mean())[~seen]

@@ -161,7 +161,7 @@ def test_linear_model_is_exact(linear):
 
 def test_simulations_have_the_moments_of_the_model(linear):
     frame = _lines()
-    draws = linear.simulate(n_draws=4000, seed=1)
+    draws = linear.simulate(n_draws=4000, key=1)
     p = linear.params_
     t = frame["t"].to_numpy()
     mean = p["c0"] + p["c1"] * t

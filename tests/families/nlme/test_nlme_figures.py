@@ -16,7 +16,7 @@ from margaux.families.nlme.plots import natural_trace
 from margaux.families.nlme.residuals import residuals, standard_normal
 from margaux.families.nlme.structural import oral1cpt
 from margaux.families.nlme.vpc import Bands, binned, draw
-from margaux.numerics.naming import precision
+from margaux.numerics.precision import precision
 
 EFFECTS = {"ka": LogNormal(1.5), "V": LogNormal(30.0), "CL": LogNormal(3.0)}
 DATA = load_theophylline()

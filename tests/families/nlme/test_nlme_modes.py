@@ -14,7 +14,7 @@ from margaux.families.nlme.model import MixedEffects
 from margaux.families.nlme.modes import conditional_modes
 from margaux.families.nlme.outcomes import Continuous
 from margaux.numerics.compiling import compiled
-from margaux.numerics.naming import precision
+from margaux.numerics.precision import precision
 
 #: doses, Emax, EC50, their standard deviations on the logarithmic scale, and the residual error
 DOSES, TYPICAL, SPREAD, ERROR = np.array([30.0, 1000.0]), np.array([100.0, 150.0]), np.array([0.5, 1.5]), 0.3

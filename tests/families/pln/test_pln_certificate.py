@@ -15,7 +15,7 @@ from margaux.families.pln.growth import precise
 from margaux.families.pln.importance import curvature
 from margaux.families.pln.polish import polish
 from margaux.families.pln.variational import Loadings, Posterior, Units
-from margaux.numerics.naming import precision
+from margaux.numerics.precision import precision
 
 DOUBLE = np.dtype(float)
 

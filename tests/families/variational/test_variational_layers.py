@@ -11,7 +11,7 @@ from margaux.families.variational.draws import Flipout, LocalReparameterisation,
 from margaux.families.variational.layers import AbstractStacked, Convolution, Dense, GroupNorm, max_pool, over_channels
 from margaux.families.variational.networks import as_network
 from margaux.numerics.compiling import compiled
-from margaux.numerics.naming import precision
+from margaux.numerics.precision import precision
 
 #: inputs, outputs, kernel, stride, padding, bias
 CONVOLUTIONS = [

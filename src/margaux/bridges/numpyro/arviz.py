@@ -14,10 +14,10 @@ from ...showing.arviz import Parts
 from .models import BySite, NumPyroSharedModel, natural
 
 
-def of_numpyro(fit: Any, n_draws: int, seed: int) -> Parts:
+def of_numpyro(fit: Any, n_draws: int, key: int) -> Parts:
     """Latent and deterministic sites as the posterior, observed sites as the data; the dimension of units is named as
     their plate. Observations under a mask are left out, and the others become a list."""
-    z, stats, drawn = latents(fit, n_draws, seed)
+    z, stats, drawn = latents(fit, n_draws, key)
     model: Any = fit._model().model
     program, plate = model.program, str(model.program.plate)
     axes: dict[str, Any] = dict((*program.latents, *program.deterministic, *program.observed))
@@ -55,7 +55,7 @@ def of_numpyro(fit: Any, n_draws: int, seed: int) -> Parts:
             parts.dims[name] = [] if program.plate is None else [plate]
     parts.size = sum(int(kept.sum()) for kept in keep.values())
     parts.log_likelihood = lambda: kept(over(_densities, z), 2)
-    parts.predictive = lambda: kept(by_site(simulated_of(fit, z, seed)), 2)
+    parts.predictive = lambda: kept(by_site(simulated_of(fit, z, key)), 2)
     if not observed:
         parts.log_likelihood = parts.predictive = TypeError(
             "the model's likelihood is a numpyro.factor alone, which does not say what is observed; write it as sample "

@@ -18,7 +18,7 @@ from scipy import optimize
 from ...answers.fit import Fit
 from ...answers.posterior import latent_size
 from ...engine.outcome import RESULTS
-from ...numerics.naming import precision
+from ...numerics.precision import precision
 from ...problem.penalty import NoPenalty
 from ...problem.space import Box, Positive, Product
 

@@ -11,7 +11,7 @@ import jax
 import numpy as np
 from jaxtyping import PyTree
 
-from ...numerics.naming import default_dtype, precision
+from ...numerics.precision import default_dtype, precision
 from ...problem.space import AbstractSpace
 from .arguments import parameters
 from .edges import at_edges

@@ -24,9 +24,9 @@ class BySite(AbstractPointwise, AbstractPredictive):
 
     program: eqx.AbstractVar[Program]
 
-    def arviz_parts(self, fit: Any, n_draws: int, seed: int) -> Any:
+    def arviz_parts(self, fit: Any, n_draws: int, key: int) -> Any:
         """What a fit gives to ArviZ, by site."""
-        return import_module(f"{__package__}.arviz").of_numpyro(fit, n_draws, seed)
+        return import_module(f"{__package__}.arviz").of_numpyro(fit, n_draws, key)
 
     @abc.abstractmethod
     def _at(self, z: Latents, y: Unit) -> tuple[Unit, Latents]:

@@ -9,10 +9,10 @@ from ...showing.arviz import Parts
 from ...showing.parts import check_fitted
 
 
-def arviz_parts(fitted: Any, n_draws: int, seed: int) -> Parts:
+def arviz_parts(fitted: Any, n_draws: int, key: int) -> Parts:
     """Coefficients of an empirical-Bayes regression."""
     check_fitted(fitted)
     own = getattr(fitted, "feature_names_in_", [f"x{j}" for j in range(fitted.n_features_in_)])
     names = (["intercept"] if fitted.fit_intercept else []) + [str(name) for name in own]
-    parts = of_rows(fitted, n_draws, seed, "x")
+    parts = of_rows(fitted, n_draws, key, "x")
     return renamed(parts, "coefficients", ["coefficient"], {"coefficient": names}, {"x": ["row", "coefficient"]})

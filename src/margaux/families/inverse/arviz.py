@@ -9,9 +9,9 @@ from ...showing.arviz import Parts
 from ...showing.parts import check_fitted
 
 
-def arviz_parts(fitted: Any, n_draws: int, seed: int) -> Parts:
+def arviz_parts(fitted: Any, n_draws: int, key: int) -> Parts:
     """The signal x of an inverse problem."""
     check_fitted(fitted)
-    parts = of_rows(fitted, n_draws, seed, None)
+    parts = of_rows(fitted, n_draws, key, None)
     (name,) = parts.posterior
     return renamed(parts, "x", [f"x_dim_{k}" for k in range(parts.posterior[name].ndim - 2)], {}, {})

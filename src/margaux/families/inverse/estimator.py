@@ -18,7 +18,7 @@ from ...engine.validate import whole
 from ...esteps import MCMC
 from ...fitting import fit as run
 from ...kernels import MALA, MYULA, ULA, AbstractKernel
-from ...numerics.naming import default_dtype, precision, settle
+from ...numerics.precision import default_dtype, precision, settle
 from ...problem.space import Box
 from ...problem.units import one_unit
 from ..base import AbstractEstimator

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import jax.numpy as jnp
 import numpy as np
 
-from ...numerics.naming import precision
+from ...numerics.precision import precision
 from ...showing.axes import Panels, several, single
 
 if TYPE_CHECKING:

@@ -10,6 +10,7 @@ import pandas as pd
 import scipy
 
 from ...numerics.compiling import compiled
+from ...numerics.wald import wald_table
 from .exact import moments
 from .families import AbstractFamily
 from .layout import Arranged
@@ -92,18 +93,7 @@ def coefficient_table(
     first, which is the reference."""
     index = coefficient_index(names, classes if np.ndim(estimate) == 2 else None)
     estimate, se = np.ravel(estimate), np.ravel(errors)
-    se = np.where(se > 0, se, np.nan)
-    z = estimate / se
-    half = scipy.special.ndtri(0.5 + level / 2) * se
-    out = {
-        "estimate": estimate,
-        "se": se,
-        "z": z,
-        "p": 2 * scipy.special.ndtr(-np.abs(z)),
-        "ci_low": estimate - half,
-        "ci_high": estimate + half,
-    }
-    return pd.DataFrame(out, index=index)
+    return wald_table(estimate, np.where(se > 0, se, np.nan), level, index)
 
 
 def coefficient_index(names: list[str], classes: np.ndarray | None) -> pd.Index:
@@ -148,10 +138,10 @@ def conditional_mean(family: Any, params: Params, data: Arranged, scores: Any, o
     return x, data.totals(scores[data.completions.cell], share)
 
 
-def draw_completed(family: Any, params: Params, data: Arranged, draws: int, seed: int) -> tuple[np.ndarray, np.ndarray | None]:
+def draw_completed(family: Any, params: Params, data: Arranged, draws: int, key: int) -> tuple[np.ndarray, np.ndarray | None]:
     """Independent draws of the table given everything observed: Gaussian columns (draws, n, p), and the cells (draws, n) where
     covariates are discrete."""
-    rng = np.random.default_rng(seed)
+    rng = np.random.default_rng(key)
     rows, groups = data.rows, data.groups
     wide, share = data.wide(params), shares(family, params, data, True)
     found, known = _given(wide, rows, groups)

@@ -9,12 +9,12 @@ import jax.numpy as jnp
 import numpy as np
 
 from ...answers.arviz import about_estimator
-from ...numerics.naming import precision
+from ...numerics.precision import precision
 from ...showing.arviz import Parts
 from ...showing.parts import check_fitted
 
 
-def arviz_parts(fitted: Any, n_draws: int, seed: int) -> Parts:
+def arviz_parts(fitted: Any, n_draws: int, key: int) -> Parts:
     """Missing entries of the covariates, drawn exactly and independently.
 
     The log-likelihood is that of the rows with holes: the outcome of the others depends on no latent.
@@ -24,7 +24,7 @@ def arviz_parts(fitted: Any, n_draws: int, seed: int) -> Parts:
     row, column = np.nonzero(np.isnan(table.x))
     if not len(row):
         raise ValueError("the covariates have no missing entry: the model has no latent to draw")
-    filled, open_rows = fitted.impute(n_draws, seed), np.unique(row)
+    filled, open_rows = fitted.impute(n_draws, key), np.unique(row)
     family, classes = fitted._family(), table.classes
     slopes = np.atleast_2d(params["coef"])
     eta = filled @ slopes.T + np.ravel(params["intercept"])
@@ -38,7 +38,7 @@ def arviz_parts(fitted: Any, n_draws: int, seed: int) -> Parts:
 
     def predictive() -> dict[str, np.ndarray]:
         with precision(np.dtype(float)):
-            return {"y": np.asarray(family.simulate(jax.random.key(seed), jnp.asarray(eta), *scale))[None]}
+            return {"y": np.asarray(family.simulate(jax.random.key(key), jnp.asarray(eta), *scale))[None]}
 
     names = [f"{table.names[k]}[{i}]" for i, k in zip(row, column, strict=True)]
     return Parts(

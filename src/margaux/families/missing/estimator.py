@@ -23,7 +23,7 @@ from ...esteps import MCMC
 from ...fitting import fit as run
 from ...kernels import AbstractKernel, CrankNicolson
 from ...numerics.compiling import keep_compilations
-from ...numerics.naming import default_dtype, precision
+from ...numerics.precision import default_dtype, precision
 from ...problem.schedule import ConstantThenDecay, Growth
 from ...showing.parts import check_fitted
 from . import answers

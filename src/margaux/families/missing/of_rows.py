@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from sklearn.utils.metaestimators import available_if
 
-from ...numerics.naming import precision
+from ...numerics.precision import precision
 from ...showing.parts import check_fitted
 from ..base import AbstractEstimator
 from . import answers
@@ -67,13 +67,13 @@ class AbstractRowAnswers(AbstractEstimator):
         out[hole] = filled[hole]
         return out
 
-    def impute(self, draws: int = 1, seed: int = 0) -> np.ndarray:
+    def impute(self, draws: int = 1, key: int = 0) -> np.ndarray:
         """Independent draws of the completed training table given y and what is observed, (draws, n, p)."""
         check_fitted(self)
         if draws < 1:
             raise ValueError(f"draws must be at least 1, got {draws}")
         with precision(np.dtype("float64")):
-            drawn, chosen = answers.draw_completed(self._family(), self.result_.params, self._own(), draws, seed)
+            drawn, chosen = answers.draw_completed(self._family(), self.result_.params, self._own(), draws, key)
         filled = np.broadcast_to(self.table_.x, (draws, *self.table_.x.shape)).copy()
         filled[:, :, self.table_.gaussian] = self._layout.standard.restore(drawn)
         if self._layout.cells is not None and chosen is not None:

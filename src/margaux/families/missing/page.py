@@ -9,7 +9,7 @@ import pandas as pd
 
 from ...answers import fitted_page as fitted
 from ...answers.ending import ending
-from ...numerics.naming import precision
+from ...numerics.precision import precision
 from ...showing import convergence
 from ...showing.calibration import calibration
 from ...showing.figures import drawn

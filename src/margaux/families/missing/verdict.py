@@ -10,6 +10,7 @@ import scipy
 
 from ...answers.certificate import Certificate, Check, Level
 from ...numerics.compiling import compiled
+from ...numerics.inverse import within
 from . import answers, fitness
 from .families import AbstractFamily, Gaussian, Poisson
 from .layout import Arranged, Layout
@@ -96,7 +97,7 @@ class Verdict(NamedTuple):
         return found
 
     def _free_covariance(self, likelihood: Likelihood, flat: np.ndarray, kind: str) -> np.ndarray:
-        covariance = self.kept @ np.linalg.inv(self.kept.T @ self.information @ self.kept) @ self.kept.T
+        covariance = within(self.information, self.kept)
         if kind == "robust":
             scores = likelihood.scores(flat)
             covariance = covariance @ (scores.T @ scores) @ covariance
@@ -303,7 +304,7 @@ def _falls(likelihood: Likelihood, flat: np.ndarray, information: np.ndarray, ke
     One side is looked at; $\frac12t^2 + ct^3 + dt^4$ with the fall and the slope there tells the other.
     """
     value = likelihood.objective(flat)[0]
-    covariance = kept @ np.linalg.inv(kept.T @ information @ kept) @ kept.T
+    covariance = within(information, kept)
     count = int(np.sum(likelihood.free < likelihood.struct.sizes[0]))
     out = np.full(count, np.inf)
     for j in np.flatnonzero(np.linalg.norm(kept[:count], axis=1) > 1 - ALONG):

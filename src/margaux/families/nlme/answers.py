@@ -19,7 +19,9 @@ from ...answers.profile import profile, slice
 from ...answers.rules import Rule, best_rule
 from ...engine.outcome import RESULTS
 from ...numerics.compiling import compiled
-from ...numerics.naming import precision
+from ...numerics.inverse import guarded
+from ...numerics.precision import precision
+from ...numerics.wald import check_level
 from .individual import Individual, LogNormal, Normal
 from .linearised import check_linearisable, linearised_information
 from .model import MixedEffects
@@ -112,7 +114,7 @@ def _computed_covariances(fitted: Any) -> tuple[np.ndarray, np.ndarray, str]:
         held = jax.tree.map(np.zeros_like, back(u))
         held["omega"] = tuple(np.r_[np.zeros(len(vector) - 1), 1.0] for vector in held["omega"])
         free = ravel_pytree(held)[0] < 0.5
-        covariances = [_inverse(matrix, np.asarray(free)) for matrix in (info.matrix, *info.matrices)]
+        covariances = [guarded(matrix, np.asarray(free))[0] for matrix in (info.matrix, *info.matrices)]
         message = "correlations are on the boundary (one or minus one) and have no standard error"
         moved = [jacobian @ inward @ c @ inward.T @ jacobian.T for c in covariances]
     else:
@@ -136,15 +138,6 @@ def lifted(params: dict) -> dict:
     return params | {"omega": tuple(lift(np.asarray(matrix)) for matrix in params["omega"])}
 
 
-def _inverse(matrix: np.ndarray, free: np.ndarray) -> np.ndarray:
-    """Inverse over the free coordinates, zero elsewhere; NaN where there is none."""
-    out = np.zeros_like(matrix)
-    block = matrix[np.ix_(free, free)]
-    positive = np.all(np.isfinite(block)) and np.linalg.eigvalsh(block)[0] > 0
-    out[np.ix_(free, free)] = np.linalg.inv(block) if positive else np.nan
-    return out
-
-
 def _linearised(fitted: Any) -> tuple[np.ndarray, np.ndarray, str]:
     """As `_covariances`, from the linearised model."""
     check_linearisable(fitted)
@@ -159,7 +152,7 @@ def _linearised(fitted: Any) -> tuple[np.ndarray, np.ndarray, str]:
             return natural_values(model, space.from_unconstrained(back(v)), fitted._dropped)
 
         jacobian = np.asarray(jax.jacobian(natural)(u), float)
-    covariance = jacobian @ _inverse(np.asarray(matrix, float), np.ones(len(u), bool)) @ jacobian.T
+    covariance = jacobian @ guarded(np.asarray(matrix, float))[0] @ jacobian.T
     return covariance, np.stack([covariance, covariance]), "standard errors are from the linearised model"
 
 
@@ -201,8 +194,7 @@ def scales(fitted: Any) -> dict[str, Individual]:
 
 def with_intervals(fitted: Any, frame: pd.DataFrame, level: float) -> pd.DataFrame:
     """See `NLME.summary`."""
-    if not 0 < level < 1:
-        raise ValueError(f"level must be between 0 and 1, got {level}")
+    check_level(level)
     out = frame.copy()
     df = degrees_of_freedom(fitted)
     out["t"] = out["estimate"] / out["se"]

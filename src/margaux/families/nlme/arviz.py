@@ -9,20 +9,20 @@ import jax.numpy as jnp
 import numpy as np
 
 from ...answers.arviz import about_estimator, latents, pointwise_of, simulated_of
-from ...numerics.naming import precision
+from ...numerics.precision import precision
 from ...showing.arviz import Parts
 from ...showing.parts import check_fitted
 from .prediction import _restored
 
 
-def arviz_parts(fitted: Any, n_draws: int, seed: int) -> Parts:
+def arviz_parts(fitted: Any, n_draws: int, key: int) -> Parts:
     """Individual parameters a subject, and the observations in the order of the data."""
 
     check_fitted(fitted)
     fit, model, data = fitted.result_, fitted.model_, fitted.data_
     if not model.random:
         raise ValueError("no random effect is left in this fit: every variance was estimated as zero, and there is no latent")
-    z, stats, drawn = latents(fit, n_draws, seed)
+    z, stats, drawn = latents(fit, n_draws, key)
     with precision(np.dtype(float)):
         params, design = jax.tree.map(lambda leaf: jnp.asarray(leaf, float), (fit.params, fit.data["design"]))
         psi = jax.vmap(lambda z: jax.vmap(lambda z, d: model.psi(params, z, d))(z, design))
@@ -49,6 +49,6 @@ def arviz_parts(fitted: Any, n_draws: int, seed: int) -> Parts:
         constant={name: frame[name].to_numpy(float) for name in kept if name not in observed},
         size=len(data.codes),
         log_likelihood=lambda: {data.roles["y"]: restored(pointwise_of(fit, z))},
-        predictive=lambda: {outcome: restored(simulated_of(fit, z, seed)["y"])},
+        predictive=lambda: {outcome: restored(simulated_of(fit, z, key)["y"])},
         attrs=about_estimator(fitted),
     )

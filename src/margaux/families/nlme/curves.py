@@ -8,7 +8,7 @@ import jax
 import numpy as np
 import pandas as pd
 
-from ...numerics.naming import precision
+from ...numerics.precision import precision
 
 #: points of a curve
 FINE = 120

@@ -14,7 +14,7 @@ from ...answers.certificate import Certificate
 from ...answers.fitted import Fitted, Parameters
 from ...kernels import AbstractKernel
 from ...numerics.compiling import keep_compilations
-from ...numerics.naming import default_dtype, precision
+from ...numerics.precision import default_dtype, precision
 from ...showing.parts import check_fitted
 from . import answers, comparison, flipflop, prediction, verdict
 from .data import Design, LongData, group
@@ -344,10 +344,10 @@ class NLME(Parameters, Fitted):
         check_fitted(self)
         return answers.shrinkage(self)
 
-    def sample_individual(self, n_draws: int = 100, seed: int = 0) -> dict[str, np.ndarray]:
+    def sample_individual(self, n_draws: int = 100, key: int = 0) -> dict[str, np.ndarray]:
         """Draws of individual parameters given the data: name -> (n_draws, subjects)."""
         check_fitted(self)
-        return prediction.conditional(self, n_draws, seed)
+        return prediction.conditional(self, n_draws, key)
 
     def predict(self, data: pd.DataFrame | None = None, level: str = "individual") -> np.ndarray:
         """E[y] of each row, in the order of the data: at the conditional modes ("individual"), or at the
@@ -355,17 +355,17 @@ class NLME(Parameters, Fitted):
         check_fitted(self)
         return prediction.predict(self, data, level)
 
-    def simulate(self, data: pd.DataFrame | None = None, n_draws: int = 1, seed: int = 0) -> np.ndarray:
+    def simulate(self, data: pd.DataFrame | None = None, n_draws: int = 1, key: int = 0) -> np.ndarray:
         """Outcomes of new subjects with these designs and covariates: (n_draws, rows)."""
         check_fitted(self)
-        return prediction.simulate(self, data, n_draws, seed)
+        return prediction.simulate(self, data, n_draws, key)
 
-    def npde(self, n_simulations: int = 1000, seed: int = 0) -> Any:
+    def npde(self, n_simulations: int = 1000, key: int = 0) -> Any:
         """Normalised prediction distribution errors, with their tests: see `margaux.families.nlme.residuals`."""
         from . import residuals
 
         check_fitted(self)
-        return residuals.npde(self, n_simulations, seed)
+        return residuals.npde(self, n_simulations, key)
 
     def residuals(self) -> pd.DataFrame:
         """Predictions, weighted residuals (WRES, IWRES) and npde of each observation, in the order of the data."""

@@ -23,7 +23,7 @@ from ...esteps import MCMC, ImportanceSampling, ModeMixture
 from ...fitting import fit as run
 from ...kernels import AbstractKernel, Alternating
 from ...numerics.compiling import compiled
-from ...numerics.naming import precision
+from ...numerics.precision import precision
 from ...problem.penalty import NoPenalty
 from ...problem.schedule import ConstantThenDecay
 from ...problem.space import as_space

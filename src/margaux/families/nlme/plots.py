@@ -11,7 +11,7 @@ from jax.flatten_util import ravel_pytree
 from scipy import stats
 
 from ...answers.plots import _chosen
-from ...numerics.naming import precision
+from ...numerics.precision import precision
 from ...showing.axes import Panels, grid, headline, legend, several
 from ...showing.panels import bottom, histogram, quantiles, relation, scatter
 from . import answers
@@ -123,11 +123,11 @@ class NLMEPlots:
         headline(figure, "Observed against predicted")
         return axes
 
-    def residuals(self, n_simulations: int = 1000, seed: int = 0, ax: Any = None) -> Panels:
+    def residuals(self, n_simulations: int = 1000, key: int = 0, ax: Any = None) -> Panels:
         """Population weighted residuals (WRES), individual ones (IWRES) and npde: against time and prediction, and against
         the standard normal distribution. Continuous outcomes only."""
         fitted = self._fitted
-        frame = of_residuals.residuals(fitted, n_simulations, seed)
+        frame = of_residuals.residuals(fitted, n_simulations, key)
         rows = [("wres", "WRES", "population"), ("iwres", "IWRES", "individual"), ("npde", "npde", "population")]
         y, time = fitted.data_.roles["y"], fitted.data_.roles.get("time")
         axes, figure = grid(ax, 3, 4 if time else 3, 3.1 * (4 if time else 3), 7.6)
@@ -142,11 +142,11 @@ class NLMEPlots:
         headline(figure, "Residuals: by simulation (WRES, npde) and at the conditional modes (IWRES)")
         return axes
 
-    def npde(self, n_simulations: int = 1000, seed: int = 0, ax: Any = None) -> Panels:
+    def npde(self, n_simulations: int = 1000, key: int = 0, ax: Any = None) -> Panels:
         """npde with their tests: quantiles, histogram, and percentiles against time and prediction over the bands of
         independent N(0, 1). Continuous outcomes only."""
         fitted = self._fitted
-        frame = of_residuals.residuals(fitted, n_simulations, seed)
+        frame = of_residuals.residuals(fitted, n_simulations, key)
         frame = frame[frame["npde"].notna()]
         values = np.asarray(frame["npde"], float)
         p = of_residuals.standard_normal(values)["p"]
@@ -155,7 +155,7 @@ class NLMEPlots:
         axes, figure = several(ax, 2 + len(against), 4.2, 3.3, columns=2)
         quantiles(axes[0], values, "npde")
         histogram(axes[1], values, "npde")
-        reference = np.random.default_rng(seed).normal(size=(400, len(values)))
+        reference = np.random.default_rng(key).normal(size=(400, len(values)))
         bins = int(np.clip(np.median(np.bincount(fitted.data_.codes)), 4, 10))
         for axis, (what, x) in zip(axes[2:], against, strict=False):
             x = np.asarray(x, float)
@@ -177,7 +177,7 @@ class NLMEPlots:
         by: str | None = None,
         level: float = 0.95,
         log: bool = False,
-        seed: int = 0,
+        key: int = 0,
         ax: Any = None,
     ) -> Panels:
         """Visual predictive check: the observed over bands of simulated data of the same design.
@@ -190,7 +190,7 @@ class NLMEPlots:
             n_bins: bins, by quantiles of time; from the rows a subject by default, and a bin a value where few differ.
             by: a column with one value a subject to stratify by. level: of the bands. log: logarithmic axis of the outcome.
         """
-        return checks.vpc(self._fitted, n_simulations, n_bins, by, level, log, seed, ax)
+        return checks.vpc(self._fitted, n_simulations, n_bins, by, level, log, key, ax)
 
     def effects(self, ax: Any = None) -> Panels:
         """Conditional modes of the random effects with the estimated normal density, and their shrinkage."""

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pandas as pd
 
-from ...numerics.naming import precision
+from ...numerics.precision import precision
 from . import answers
 from .data import LongData, group
 
@@ -48,7 +48,7 @@ def predict(fitted: Any, frame: pd.DataFrame | None, level: str) -> np.ndarray:
         return _restored(data, values(phi, units))
 
 
-def drawn(fitted: Any, data: LongData, n_draws: int, seed: int) -> np.ndarray:
+def drawn(fitted: Any, data: LongData, n_draws: int, key: int) -> np.ndarray:
     """Outcomes of new subjects with the designs of `data`: (n_draws, n, T)."""
     model, units = fitted.model_, fitted._units(data)
     with precision(fitted.result_.dtype):
@@ -66,7 +66,7 @@ def drawn(fitted: Any, data: LongData, n_draws: int, seed: int) -> np.ndarray:
             keys = jax.random.split(key, len(data.labels))
             return jax.vmap(unit)(keys, units)
 
-        keys = jax.random.split(jax.random.key(seed), n_draws)
+        keys = jax.random.split(jax.random.key(key), n_draws)
         return np.asarray(jax.jit(lambda keys: jax.lax.map(once, keys))(keys))
 
 
@@ -78,18 +78,18 @@ def _root(model: Any, params: dict) -> Any:
     return vectors * jnp.sqrt(jnp.maximum(values, 0.0))
 
 
-def simulate(fitted: Any, frame: pd.DataFrame | None, n_draws: int, seed: int) -> np.ndarray:
+def simulate(fitted: Any, frame: pd.DataFrame | None, n_draws: int, key: int) -> np.ndarray:
     """See `NLME.simulate`."""
     if n_draws < 1:
         raise ValueError(f"n_draws must be at least 1, got {n_draws}")
     data = _data(fitted, frame)
-    return _restored(data, drawn(fitted, data, n_draws, seed))
+    return _restored(data, drawn(fitted, data, n_draws, key))
 
 
-def conditional(fitted: Any, n_draws: int, seed: int) -> dict[str, np.ndarray]:
+def conditional(fitted: Any, n_draws: int, key: int) -> dict[str, np.ndarray]:
     """See `NLME.sample_individual`."""
     model, fit = fitted.model_, fitted.result_
-    phi = fit.draws(n_draws, thin=5, key=seed)[:, 0]
+    phi = fit.draws(n_draws, thin=5, key=key)[:, 0]
     with precision(fit.dtype):
         params, design = jax.tree.map(jnp.asarray, (fit.params, fit.data["design"]))
         each = jax.vmap(jax.vmap(lambda z, d: model.psi(params, z, d)), in_axes=(0, None))

@@ -14,7 +14,7 @@ import numpy as np
 import pandas as pd
 from scipy import stats
 
-from ...numerics.naming import precision
+from ...numerics.precision import precision
 from . import prediction
 
 #: parts that simulations are ranked in, each by the moments of the others
@@ -163,7 +163,7 @@ class NPDE:
         return standard_normal(self.frame["npde"].to_numpy())
 
 
-def npde(fitted: Any, n_simulations: int = 1000, seed: int = 0, method: str = "cholesky") -> NPDE:
+def npde(fitted: Any, n_simulations: int = 1000, key: int = 0, method: str = "cholesky") -> NPDE:
     """Normalised prediction distribution errors of a fit to a continuous outcome: see `discrepancies`.
 
     The estimates are taken as known, so the tests of the data that were fitted are slightly conservative. Every simulation
@@ -174,14 +174,14 @@ def npde(fitted: Any, n_simulations: int = 1000, seed: int = 0, method: str = "c
     """
     check_continuous(fitted, "npde")
     return fitted.result_.remembered(
-        f"npde/{n_simulations}/{seed}/{method}", lambda: _computed_npde(fitted, n_simulations, seed, method)
+        f"npde/{n_simulations}/{key}/{method}", lambda: _computed_npde(fitted, n_simulations, key, method)
     )
 
 
-def _computed_npde(fitted: Any, n_simulations: int, seed: int, method: str) -> NPDE:
+def _computed_npde(fitted: Any, n_simulations: int, key: int, method: str) -> NPDE:
     data = fitted.data_
     with precision(fitted.result_.dtype):
-        simulations = prediction.drawn(fitted, data, n_simulations, seed)
+        simulations = prediction.drawn(fitted, data, n_simulations, key)
     found = discrepancies(data.units["rows"]["y"], data.units["mask"], simulations, method)
     columns = {"mean": found.mean, "variance": found.sd**2} | {k: getattr(found, k) for k in found._fields[2:]}
     frame = data.frame[[data.roles[role] for role in ("id", "time", "y") if role in data.roles]].copy()
@@ -216,11 +216,11 @@ def check_continuous(fitted: Any, what: str) -> None:
         )
 
 
-def residuals(fitted: Any, n_simulations: int = 1000, seed: int = 0) -> pd.DataFrame:
+def residuals(fitted: Any, n_simulations: int = 1000, key: int = 0) -> pd.DataFrame:
     """All of a fit's residuals, in the order of the data: `npde(fitted).frame` with the predictions `population` and
     `individual`, and `iwres`, the individual weighted residuals."""
     check_continuous(fitted, "residuals")
-    frame = npde(fitted, n_simulations, seed).frame.copy()
+    frame = npde(fitted, n_simulations, key).frame.copy()
     with precision(fitted.result_.dtype):
         frame["population"], frame["individual"] = (
             np.asarray(fitted.predict(level=k), float) for k in ("population", "individual")

@@ -10,6 +10,7 @@ import numpy as np
 import scipy
 
 from ...numerics.compiling import compiled
+from ...numerics.gaussian import lattice
 from .flipflop import mirrored
 from .individual import Bounded, Individual, LogNormal, Normal
 from .outcomes import Continuous
@@ -117,17 +118,8 @@ def _misfit_and_slope(model: Any, u: Any, data: dict) -> Any:
 
 def spread(individual: dict[str, Individual], count: int, seed: int) -> np.ndarray:
     """Places (count, d) on the Gaussian scale, over all that such parameters may be."""
-    lattice = _lattice(len(individual), count, seed)
-    return np.stack([_spread(one, q) for one, q in zip(individual.values(), lattice.T, strict=True)], axis=1)
-
-
-def _lattice(d: int, count: int, seed: int) -> np.ndarray:
-    """Points that fill the unit cube evenly: a shifted Kronecker lattice, as in `margaux.numerics.gaussian.normals`."""
-    root = 2.0
-    for _ in range(40):
-        root = (1.0 + root) ** (1.0 / (d + 1))
-    shift = np.random.default_rng(seed).random(d)
-    return (shift + np.arange(1, count + 1)[:, None] * root ** -np.arange(1, d + 1)) % 1.0
+    points = lattice(np.random.default_rng(seed).random(len(individual)), count)
+    return np.stack([_spread(one, q) for one, q in zip(individual.values(), points.T, strict=True)], axis=1)
 
 
 def _spread(one: Individual, q: np.ndarray) -> np.ndarray:

@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 import scipy
 
-from ...numerics.naming import precision
+from ...numerics.precision import precision
+from ...numerics.wald import check_level
 from ...showing.axes import Panels, headline, legend, several
 from . import prediction
 from .outcomes import Bernoulli, Ordinal
@@ -107,24 +108,23 @@ def vpc(
     by: str | None = None,
     level: float = 0.95,
     log: bool = False,
-    seed: int = 0,
+    key: int = 0,
     ax: Any = None,
 ) -> Panels:
     """See `NLMEPlots.vpc`."""
     if n_simulations < 20:
         raise ValueError(f"n_simulations must be at least 20, got {n_simulations}")
-    if not 0 < level < 1:
-        raise ValueError(f"level must be between 0 and 1, got {level}")
+    check_level(level)
     if n_bins is not None and n_bins < 1:
         raise ValueError(f"n_bins must be at least 1, got {n_bins}")
     data, outcome = fitted.data_, fitted.model_.outcome
     if "time" not in data.roles:
         raise ValueError('a predictive check needs the time of each row: fit(data, ..., time="column")')
     with precision(fitted.result_.dtype):
-        simulations = data.flat(np.asarray(prediction.drawn(fitted, data, n_simulations, seed), float))
+        simulations = data.flat(np.asarray(prediction.drawn(fitted, data, n_simulations, key), float))
     groups = strata(fitted, by)
     if outcome.survival:
-        return _survival(fitted, simulations, groups, level, seed, ax)
+        return _survival(fitted, simulations, groups, level, key, ax)
     y = data.frame[data.roles["y"]].to_numpy(float)
     time = data.frame[data.roles["time"]].to_numpy(float)
     bins = n_bins or int(np.clip(np.median(np.bincount(data.codes)), 5, 12))
@@ -201,11 +201,11 @@ def draw(axis: Any, band: Bands) -> None:
 
 
 def survival_bands(
-    time: np.ndarray, event: np.ndarray, simulations: np.ndarray, level: float, seed: int, n_grid: int = 200
+    time: np.ndarray, event: np.ndarray, simulations: np.ndarray, level: float, key: int, n_grid: int = 200
 ) -> Bands:
     """Kaplan-Meier curve of observed times over those of simulated times (K, n), censored like the observations."""
     grid = np.linspace(0.0, time.max(), n_grid)
-    end = followed_until(time, event, np.random.default_rng(seed), len(simulations))
+    end = followed_until(time, event, np.random.default_rng(key), len(simulations))
     happened = (simulations <= end).astype(float)
     seen = np.minimum(simulations, end)
     curves = np.stack([kaplan_meier(t, e, grid) for t, e in zip(seen, happened, strict=True)])
@@ -213,7 +213,7 @@ def survival_bands(
     return Bands(grid, kaplan_meier(time, event, grid)[:, None], low, middle, high)
 
 
-def _survival(fitted: Any, simulations: np.ndarray, groups: list, level: float, seed: int, ax: Any) -> Panels:
+def _survival(fitted: Any, simulations: np.ndarray, groups: list, level: float, key: int, ax: Any) -> Panels:
     data = fitted.data_
     time = data.frame[data.roles["time"]].to_numpy(float)
     # A subject's last row in time holds the event or the censoring.
@@ -224,7 +224,7 @@ def _survival(fitted: Any, simulations: np.ndarray, groups: list, level: float, 
     axes, figure = several(ax, len(groups), 6.0 if len(groups) == 1 else 4.6, 3.8)
     for axis, (label, rows) in zip(axes, groups, strict=True):
         group = rows[last]
-        band = survival_bands(time[group], event[group], simulations[:, last[group]], level, seed)
+        band = survival_bands(time[group], event[group], simulations[:, last[group]], level, key)
         axis.fill_between(band.x, band.low[:, 0], band.high[:, 0], color="tab:blue", alpha=0.25, lw=0, label="simulated band")
         axis.plot(band.x, band.middle[:, 0], color="tab:blue", lw=0.8, label="simulated median")
         exact = np.unique(np.concatenate([[0.0], time[group]]))

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from ...answers.arviz import OVER, _pointwise, _simulated, over_draws, shuffled, systematic
-from ...numerics.naming import precision
+from ...numerics.precision import precision
 from ...showing.arviz import Parts
 from ...showing.parts import check_fitted
 from .frames import components
@@ -22,12 +22,12 @@ from .proposals import PROPOSALS, Plan, nets
 BLOCK = 1 << 24
 
 
-def arviz_parts(fitted: Any, n_draws: int, seed: int) -> Parts:
+def arviz_parts(fitted: Any, n_draws: int, key: int) -> Parts:
     """Scores of the units, by importance sampling from their variational posteriors."""
     check_fitted(fitted)
     table, design = fitted.table_, fitted._design(fitted.table_)
     p, q = fitted.loadings_.shape
-    plan = Plan(1 << int(np.ceil(np.log2(OVER * max(n_draws, 250)))), 1, True, seed)
+    plan = Plan(1 << int(np.ceil(np.log2(OVER * max(n_draws, 250)))), 1, True, key)
     proposal, parts, ess = PROPOSALS["vem mixture"], [], []
     with precision(np.dtype(float)):
         loadings, posterior = fitted._double()
@@ -39,7 +39,7 @@ def arviz_parts(fitted: Any, n_draws: int, seed: int) -> Parts:
             ess.append(np.asarray(1 / jnp.sum(weight**2, axis=1)))
             parts.append(np.asarray(resampled(weight, found.v)))
         data = units(design, fitted._posterior, float)
-    scores = np.moveaxis(shuffled(np.concatenate(parts), seed), 1, 0)[None]
+    scores = np.moveaxis(shuffled(np.concatenate(parts), key), 1, 0)[None]
     params = {"B": fitted._loadings.B, "C": fitted._loadings.C}
     counts = np.asarray(data["counts"])
     return Parts(
@@ -58,6 +58,6 @@ def arviz_parts(fitted: Any, n_draws: int, seed: int) -> Parts:
         constant={"x": np.asarray(table.x, float), "offset": np.asarray(table.offset, float)},
         size=counts.size,
         log_likelihood=lambda: {"counts": over_draws(_pointwise, PLN(), params, scores, data)},
-        predictive=lambda: {"counts": over_draws(_simulated, PLN(), params, scores, data, seed)["counts"]},
+        predictive=lambda: {"counts": over_draws(_simulated, PLN(), params, scores, data, key)["counts"]},
         attrs={"algorithm": f"PLNPCA, method {fitted.method}", "seed": fitted.random_state, "message": fitted.ascent_},
     )

@@ -17,8 +17,8 @@ from ...answers.certificate import Certificate
 from ...answers.fitted import Answering
 from ...answers.likelihood import LogLikelihood
 from ...numerics.compiling import keep_compilations
-from ...numerics.naming import default_dtype, precision
 from ...numerics.packing import symmetric
+from ...numerics.precision import default_dtype, precision
 from ...showing.cards import Card
 from ...showing.parts import check_fitted
 from . import frames

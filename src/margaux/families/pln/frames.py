@@ -6,9 +6,9 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-import scipy
 from jaxtyping import Float
 
+from ...numerics.wald import wald_table
 from .importance import Marginal
 from .table import Table
 
@@ -33,26 +33,8 @@ def coefficients(
     Raises:
         ValueError: the level is no probability.
     """
-    check_level(level)
     index = pd.MultiIndex.from_product([table.covariate_names, table.features], names=["covariate", "feature"])
-    centre, se = estimate.ravel().astype(float), errors.ravel()
-    z = centre / se
-    half = scipy.special.ndtri(0.5 + level / 2) * se
-    out = {
-        "estimate": centre,
-        "se": se,
-        "z": z,
-        "p": 2 * scipy.special.ndtr(-np.abs(z)),
-        "ci_low": centre - half,
-        "ci_high": centre + half,
-    }
-    return pd.DataFrame(out, index=index)
-
-
-def check_level(level: float) -> None:
-    """Raises: ValueError: not strictly between 0 and 1."""
-    if not 0 < level < 1:
-        raise ValueError(f"level must be between 0 and 1, such as 0.95, got {level}")
+    return wald_table(estimate.ravel().astype(float), errors.ravel(), level, index)
 
 
 def by_feature(table: Table, values: Float[np.ndarray, "p c"], columns: Any = None) -> pd.DataFrame:

@@ -39,6 +39,7 @@ import scipy
 from jaxtyping import Array, Float
 
 from ...numerics.compiling import compiled
+from ...numerics.inverse import guarded
 from ...numerics.packing import lower_indices, symmetric
 from .fitting import Design
 from .importance import BLOCK, Block, Draws, blocks, conditional, drawn
@@ -336,11 +337,10 @@ def rotations(C: Float[np.ndarray, "p q"], k: int) -> Float[np.ndarray, "t r"]:
 
 
 def _inverse(information: np.ndarray, kind: str) -> np.ndarray:
-    try:
-        factor = scipy.linalg.cho_factor(information, lower=True)
-    except np.linalg.LinAlgError as error:
+    inverse, trouble = guarded(information)
+    if trouble:
         raise ValueError(
             f"the {kind!r} information of {len(information)} parameters is not positive definite: there are too few units or "
             "draws for it, or the fit is not at a maximum"
-        ) from error
-    return scipy.linalg.cho_solve(factor, np.eye(len(information)))
+        )
+    return inverse

@@ -8,7 +8,8 @@ from typing import Any, Literal
 import numpy as np
 import pandas as pd
 
-from ...numerics.naming import precision
+from ...numerics.precision import precision
+from ...numerics.wald import check_level
 from ...showing.parts import check_fitted
 from . import frames
 from .inference import Kind, default_covariance, standard_errors
@@ -80,7 +81,7 @@ class OfCoefficients:
             ValueError: another name of errors, or the sandwich of too many coefficients.
         """
         check_fitted(self)
-        frames.check_level(level)
+        check_level(level)
         if errors not in ("model", "robust"):
             raise ValueError(f'errors must be "model" or "robust", not {errors!r}')
         return frames.coefficients(

@@ -10,8 +10,8 @@ import numpy as np
 import pandas as pd
 from sklearn.base import TransformerMixin
 
-from ...numerics.naming import precision
 from ...numerics.packing import symmetric
+from ...numerics.precision import precision
 from ...showing.parts import check_fitted
 from . import frames
 from .answers import settled

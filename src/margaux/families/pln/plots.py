@@ -11,10 +11,10 @@ from matplotlib.patches import Circle
 from scipy.cluster.hierarchy import leaves_list, linkage
 from scipy.spatial.distance import squareform
 
+from ...numerics.wald import check_level
 from ...showing import planes
 from ...showing.axes import several, single
 from ...showing.planes import PALETTE, aligned, colouring, label, short
-from .frames import check_level
 
 BLUE, ORANGE, GREEN, *_ = PALETTE
 #: colour of arrows and their scale

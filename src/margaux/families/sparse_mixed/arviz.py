@@ -11,10 +11,10 @@ from ...showing.arviz import Parts
 from ...showing.parts import check_fitted
 
 
-def arviz_parts(fitted: Any, n_draws: int, seed: int) -> Parts:
+def arviz_parts(fitted: Any, n_draws: int, key: int) -> Parts:
     r"""Random effects $\sigma x_j$ of the groups."""
     check_fitted(fitted)
-    parts = of_rows(fitted, n_draws, seed, "X")
+    parts = of_rows(fitted, n_draws, key, "X")
     parts.posterior = {name: fitted.sigma_ * value for name, value in parts.posterior.items()}
     coords = {"group": np.asarray(fitted.groups_), "column": fitted._names}
     parts.constant["group_code"] = parts.constant.pop("group")

@@ -11,7 +11,9 @@ import numpy as np
 import pandas as pd
 from jaxtyping import PyTree
 
-from ...numerics.naming import path_name, precision
+from ...numerics.naming import path_name
+from ...numerics.precision import precision
+from ...numerics.wald import interval
 from ...showing.cards import Shown
 from .bound import Bound, bound
 from .evaluation import outputs_of_draws
@@ -74,11 +76,8 @@ class WeightPosterior(Shown):
 
     def conf_int(self, level: float = 0.95) -> dict[str, np.ndarray]:
         """Credible intervals of the weights by tensor, (..., 2)."""
-        from scipy.stats import norm
-
-        width = norm.ppf((1 + level) / 2)
         pairs = zip(self._named(self._means).items(), self._spreads().values(), strict=True)
-        return {name: np.stack([mean - width * sd, mean + width * sd], axis=-1) for (name, mean), sd in pairs}
+        return {name: np.stack(interval(mean, sd, level), axis=-1) for (name, mean), sd in pairs}
 
     def signal_to_noise(self) -> np.ndarray:
         """|mean| / standard deviation of all weights, in the order of the network's tree."""

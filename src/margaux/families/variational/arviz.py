@@ -12,7 +12,7 @@ from jaxtyping import PyTree
 
 from ...answers.arviz import COPIED, about, named
 from ...numerics.compiling import compiled
-from ...numerics.naming import precision, settle
+from ...numerics.precision import precision, settle
 from ...showing.arviz import Parts
 from ...showing.parts import check_fitted
 
@@ -21,18 +21,18 @@ LARGEST = 500_000_000
 HOW = "independent draws of the Gaussian that maximises the ELBO, one chain"
 
 
-def arviz_parts(fitted: Any, n_draws: int, seed: int) -> Parts:
+def arviz_parts(fitted: Any, n_draws: int, key: int) -> Parts:
     """Of a network, or of a density of one's own."""
-    return (of_network if hasattr(fitted, "history_") or hasattr(fitted, "get_params") else of_density)(fitted, n_draws, seed)
+    return (of_network if hasattr(fitted, "history_") or hasattr(fitted, "get_params") else of_density)(fitted, n_draws, key)
 
 
-def of_network(fitted: Any, n_draws: int, seed: int) -> Parts:
+def of_network(fitted: Any, n_draws: int, key: int) -> Parts:
     """Weights by tensor; outcomes are class numbers, or in the units of y."""
     check_fitted(fitted)
     size = sum(leaf.size for leaf in jax.tree.leaves(fitted._means))
     if n_draws * size > LARGEST:
         raise ValueError(f"{n_draws} draws of {size:,} weights do not fit into memory; pass n_draws={max(LARGEST // size, 1)}")
-    draws = fitted.posterior_draws(n_draws, seed)
+    draws = fitted.posterior_draws(n_draws, key)
     parts = Parts(draws, HOW, attrs=about(fitted.result_) | {"estimator": type(fitted).__name__, "message": fitted.message_})
     if fitted._data is None:
         parts.log_likelihood = parts.predictive = ValueError(
@@ -60,7 +60,7 @@ def of_network(fitted: Any, n_draws: int, seed: int) -> Parts:
             return {"y": np.asarray(each)[None] - np.log(width)}
 
     def predictive() -> dict[str, np.ndarray]:
-        rng, out = np.random.default_rng(seed), outputs()
+        rng, out = np.random.default_rng(key), outputs()
         if is_classifier:
             odds = scipy.special.softmax(out, axis=2)
             drawn = (rng.random(out.shape[:2])[..., None] > odds.cumsum(axis=2)).sum(axis=2)
@@ -74,9 +74,9 @@ def of_network(fitted: Any, n_draws: int, seed: int) -> Parts:
     return parts
 
 
-def of_density(fitted: Any, n_draws: int, seed: int) -> Parts:
+def of_density(fitted: Any, n_draws: int, key: int) -> Parts:
     """The variables of one's own density, and its value at each observation where it had data."""
-    draws = fitted.posterior_draws(n_draws, seed)
+    draws = fitted.posterior_draws(n_draws, key)
     parts = Parts(draws, HOW, attrs=about(fitted.result) | {"estimator": "VariationalFit"})
     parts.predictive = TypeError("a density of one's own does not say how data arise; draw them from the posterior group")
     if fitted._data is None:

@@ -18,7 +18,7 @@ from jaxtyping import Array, PyTree
 
 from ...esteps import Noise
 from ...numerics.compiling import compiled, is_large
-from ...numerics.naming import settle
+from ...numerics.precision import settle
 from .draws import moved
 from .layers import Dense
 from .likelihoods import Categorical

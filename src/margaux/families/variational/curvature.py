@@ -12,7 +12,7 @@ from jaxtyping import Array, PyTree
 
 from ...esteps import Noise
 from ...numerics.compiling import compiled, is_large
-from ...numerics.naming import settle
+from ...numerics.precision import settle
 from .model import Variational
 
 #: of the differences, in lengths of the weights

@@ -17,7 +17,9 @@ from ...answers.certificate import Certificate
 from ...answers.fit import Fit
 from ...engine.outcome import FitError
 from ...engine.validate import whole
-from ...numerics.naming import default_dtype, scalar_names
+from ...numerics.naming import scalar_names
+from ...numerics.precision import default_dtype
+from ...numerics.wald import interval
 from ...showing.cards import Card, flat_table
 from .answers import WeightPosterior
 from .draws import Shared
@@ -59,14 +61,13 @@ class VariationalFit(WeightPosterior):
 
     def summary(self, level: float = 0.95) -> pd.DataFrame:
         """Mean, standard deviation and credible interval, a row a scalar."""
-        from scipy.stats import norm
 
         def flat(tree):
             return np.concatenate([np.ravel(leaf) for leaf in jax.tree.leaves(tree)])
 
         mean, sd = flat(self.mean), flat(self.sd)
-        half = norm.ppf((1 + level) / 2) * sd
-        columns = {"mean": mean, "sd": sd, "ci_low": mean - half, "ci_high": mean + half}
+        low, high = interval(mean, sd, level)
+        columns = {"mean": mean, "sd": sd, "ci_low": low, "ci_high": high}
         return pd.DataFrame(columns, index=pd.Index(scalar_names(self.mean)))
 
     def __repr__(self) -> str:

@@ -15,7 +15,7 @@ from sklearn.base import BaseEstimator, ClassifierMixin, RegressorMixin
 
 from ...engine.outcome import RESULTS
 from ...engine.validate import whole
-from ...numerics.naming import default_dtype
+from ...numerics.precision import default_dtype
 from ...showing.cards import Card
 from ...showing.parts import check_fitted
 from . import scores

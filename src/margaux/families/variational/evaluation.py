@@ -11,7 +11,7 @@ from jaxtyping import Array, PyTree
 
 from ...esteps import Noise
 from ...numerics.compiling import compiled, is_large
-from ...numerics.naming import settle
+from ...numerics.precision import settle
 from .draws import moved
 from .networks import Network
 

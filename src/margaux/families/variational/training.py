@@ -18,7 +18,7 @@ from ...engine.callbacks import AbstractCallback
 from ...esteps import Noise
 from ...fitting import fit
 from ...numerics.compiling import keep_compilations
-from ...numerics.naming import precision
+from ...numerics.precision import precision
 from ...problem.space import Box
 from .curvature import largest_curvature
 from .draws import AbstractDraws

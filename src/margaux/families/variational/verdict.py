@@ -19,7 +19,7 @@ from jaxtyping import Array, PyTree
 from ...answers.certificate import Certificate, Check, Level
 from ...answers.fit import Fit
 from ...numerics.compiling import compiled
-from ...numerics.naming import precision, settle
+from ...numerics.precision import precision, settle
 from ...showing.parts import check_fitted
 from .bound import FEW, LEAST, MOST, NODES, REPLICATES, Bound, _at_draws, _by_quadrature, _nodes, _sobol, one_dimensional
 from .model import Variational

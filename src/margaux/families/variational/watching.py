@@ -11,7 +11,7 @@ import pandas as pd
 from jaxtyping import PyTree
 
 from ...engine.callbacks import AbstractCallback, Progress
-from ...numerics.naming import precision
+from ...numerics.precision import precision
 from .bound import bound
 from .model import Variational
 
