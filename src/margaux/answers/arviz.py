@@ -13,6 +13,7 @@ from jaxtyping import Array, PyTree
 
 from ..esteps import MCMC, Exact, ImportanceSampling, Noise
 from ..numerics.compiling import compiled
+from ..numerics.keys import key_of
 from ..numerics.naming import path_name
 from ..numerics.precision import default_dtype, precision, settle
 from ..problem.model import AbstractConjugate, AbstractDiscrete, AbstractPointwise, AbstractPredictive, leading
@@ -226,7 +227,7 @@ def _simulated(model, params, z, data, key):
     units = jnp.arange(leading(data))
 
     def draw(number, z_j):
-        at = jax.random.fold_in(jax.random.key(key), number)
+        at = jax.random.fold_in(key_of(key), number)
         each = jax.vmap(lambda i, z_i, y_i: model.simulate(jax.random.fold_in(at, i), params, z_i, y_i))
         return each(units, z_j, data)
 

@@ -12,6 +12,7 @@ from jaxtyping import PyTree
 from ..esteps import MCMC
 from ..kernels import AbstractKernel
 from ..numerics.compiling import compiled
+from ..numerics.keys import key_of
 from ..numerics.precision import default_dtype, precision, settle
 
 
@@ -54,8 +55,8 @@ def continued(
         rows = jax.tree.map(lambda leaf: _cast(leaf[0], dtype), fit.rows)
         if kernel is not None:
             z = rows["z"]
-            rows = jax.vmap(lambda y: estep.init(jax.random.key(key), model, at, y))(data) | {"z": z}
-        z, info = _continued(model, estep, at, rows, data, jax.random.key(key), n_draws)
+            rows = jax.vmap(lambda y: estep.init(key_of(key), model, at, y))(data) | {"z": z}
+        z, info = _continued(model, estep, at, rows, data, key_of(key), n_draws)
         n = jax.tree.leaves(data)[0].shape[0]
         return jax.tree.map(np.asarray, z), {name: np.asarray(figure) / n for name, figure in info.items()}
 

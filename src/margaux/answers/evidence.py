@@ -15,6 +15,7 @@ from ..esteps.base import flat_start, flat_target
 from ..kernels import MALA
 from ..numerics.compiling import compiled
 from ..numerics.gaussian import laplace
+from ..numerics.keys import key_of
 from ..numerics.precision import default_dtype, precision, settle
 from .draws import draws
 
@@ -148,7 +149,7 @@ def _weighted(fit: Any, params: PyTree, weights: Any, key: int) -> tuple[np.ndar
     with precision(dtype):
         at = jax.tree.map(lambda leaf: jnp.asarray(leaf, dtype), fit.params if params is None else params)
         model, data = settle((fit._model().model, jax.tree.map(np.asarray, fit.data)), dtype)
-        logs = np.asarray(_log_weights(model, at, data, jax.random.key(key), weights)).astype(float)
+        logs = np.asarray(_log_weights(model, at, data, key_of(key), weights)).astype(float)
     top = logs.max(axis=1, keepdims=True)
     ratio = np.exp(logs - top)
     mean = ratio.mean(axis=1)

@@ -142,6 +142,11 @@ def agreed(fit: Any, params: PyTree, rule: Rule) -> LogLikelihood:
     return LogLikelihood(value, error, "quadrature")
 
 
+def marginals(fit: Any, rule: Rule) -> np.ndarray:
+    """Of each unit by a deterministic rule, unchecked."""
+    return _marginals(fit, None, rule.estep, rule.rows)
+
+
 def _marginals(fit: Any, params: PyTree, estep: AbstractEStep, rows: PyTree = None) -> np.ndarray:
     _, info = each_unit(fit, nothing, estep, params, width=_width(fit, estep), rows=rows)
     return info["log_marginal"].astype(float)

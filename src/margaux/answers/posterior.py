@@ -13,6 +13,7 @@ from jaxtyping import Array, PyTree
 from ..esteps import MCMC, AbstractEStep, Exact, ImportanceSampling, Noise, Quadrature
 from ..kernels.base import flat_size
 from ..numerics.compiling import compiled
+from ..numerics.keys import key_of
 from ..numerics.naming import named_values
 from ..numerics.precision import default_dtype, precision, settle
 from ..problem.model import AbstractConjugate, AbstractDiscrete, AbstractModel
@@ -53,7 +54,7 @@ def latent_size(fit: Any) -> int:
     def computed() -> int:
         with precision(fit.dtype):
             unit = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype), fit.data)
-            shapes = jax.eval_shape(fit._model().model.init_latents, jax.random.key(0), fit.params, unit)
+            shapes = jax.eval_shape(fit._model().model.init_latents, key_of(0), fit.params, unit)
             return flat_size(shapes)[0]
 
     return fit.remembered("latent_size", computed)
@@ -112,7 +113,7 @@ def each_unit(
             own = _on_host(jax.tree.map(lambda leaf: leaf[0], fit.rows), dtype, ids) if chains else None
             if rows is not None:
                 own = _on_host(rows, dtype, ids)
-            value, info = _block(model, estep, params, own, block, ids, jax.random.key(key), f)
+            value, info = _block(model, estep, params, own, block, ids, key_of(key), f)
             keep = min(size, len(chosen) - first)
             value = jax.tree.map(lambda leaf, keep=keep: np.asarray(leaf)[:keep], value)
             for name in summed:
@@ -162,11 +163,11 @@ def proposals(fit: Any, estep: AbstractEStep, params: PyTree = None, units: np.n
     parts = []
     with precision(dtype):
         at = _on_host(fit.params if params is None else params, dtype)
-        model, estep = settle((problem.model, estep), dtype)
+        model, estep = settle((problem.model, estep.for_rows()), dtype)
         for first in range(0, len(chosen), size):
             ids = chosen[np.minimum(np.arange(first, first + size), len(chosen) - 1)]
             block = _on_host(fit.data, dtype, ids)
-            made = _proposals(model, estep, at, block, jax.random.key(key))
+            made = _proposals(model, estep, at, block, key_of(key))
             parts.append(jax.tree.map(lambda leaf, first=first: np.asarray(leaf)[: len(chosen) - first], made))
     made = jax.tree.map(lambda *leaf: np.concatenate(leaf), *parts)
     if units is None:

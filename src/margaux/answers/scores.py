@@ -8,16 +8,14 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from jax.flatten_util import ravel_pytree
-from jaxtyping import Array, PyTree
+from jaxtyping import PyTree
 
-from ..numerics.compiling import compiled
 from ..numerics.precision import default_dtype, precision
 from ..numerics.sampling import pooled
 from ..problem.model import log_joints
-from ..problem.space import boundary_flags
+from ..problem.space import Point, moved_to, point
 from .posterior import each_unit
 from .rules import Rule, sample
 
@@ -31,48 +29,35 @@ class Coordinates:
 
     def to(self, params: PyTree) -> np.ndarray:
         """u of parameters, infinite on an edge."""
-        with precision(self.dtype):
-            return np.asarray(_unconstrained(self.space, jax.tree.map(lambda a: jnp.asarray(a, self.dtype), params)), float)
+        return self._at(params).coordinates.astype(float)
 
     def back(self, u: np.ndarray) -> PyTree:
         """Parameters of u."""
-        with precision(self.dtype):
-            return jax.tree.map(np.asarray, _natural(self.space, self.template, jnp.asarray(u, self.dtype)))
+        return self._moved(u)[0]
 
     def projected(self, flat: np.ndarray) -> np.ndarray:
         """The nearest flat parameters (p,) inside their space."""
-        with precision(self.dtype):
-            return np.asarray(_projected(self.space, self.template, jnp.asarray(flat, self.dtype)), float)
+        leaves, structure = jax.tree.flatten(self.template)
+        parts = np.split(np.asarray(flat, self.dtype), np.cumsum([leaf.size for leaf in leaves])[:-1])
+        params = structure.unflatten([part.reshape(leaf.shape) for part, leaf in zip(parts, leaves, strict=True)])
+        return np.concatenate([np.ravel(leaf) for leaf in jax.tree.leaves(self._at(params).projected)]).astype(float)
 
     def jacobian(self, u: np.ndarray) -> np.ndarray:
         """Of the flat parameters in u, (p, k)."""
-        with precision(self.dtype):
-            return np.asarray(_jacobian(self.space, self.template, jnp.asarray(u, self.dtype)), float)
+        return self._moved(u)[1].astype(float)
 
     def edges(self, params: PyTree) -> np.ndarray:
         """Which flat parameters lie on the edge of their space, (p,)."""
+        return self._at(params).edges
+
+    def _at(self, params: PyTree) -> Point:
         with precision(self.dtype):
-            return np.asarray(boundary_flags(self.space, jax.tree.map(lambda a: jnp.asarray(a, self.dtype), params)))
+            return point(self.space, jax.tree.map(lambda leaf: np.asarray(leaf, self.dtype), params))
 
-
-@compiled
-def _unconstrained(space: Any, params: PyTree) -> Array:
-    return ravel_pytree(space.to_unconstrained(space.project(params)))[0]
-
-
-@compiled
-def _natural(space: Any, template: PyTree, u: Array) -> PyTree:
-    return space.from_unconstrained(ravel_pytree(space.to_unconstrained(template))[1](u))
-
-
-@compiled
-def _projected(space: Any, template: PyTree, flat: Array) -> Array:
-    return ravel_pytree(space.project(ravel_pytree(template)[1](flat)))[0]
-
-
-@compiled
-def _jacobian(space: Any, template: PyTree, u: Array) -> Array:
-    return jax.jacobian(lambda v: ravel_pytree(_natural(space, template, v))[0])(u)
+    def _moved(self, u: np.ndarray) -> tuple[PyTree, np.ndarray]:
+        with precision(self.dtype):
+            params, jacobian = moved_to(self.space, self.template, np.asarray(u, self.dtype))
+        return jax.tree.map(np.asarray, params), np.asarray(jacobian)
 
 
 class Evaluation(NamedTuple):

@@ -31,12 +31,12 @@ class FullBatch:
     def __init__(self, job: Any, carry: Carry, store: Store) -> None:
         shape = (len(job.keys), job.n)
         self.carry = carry._replace(rows=jax.tree.map(lambda leaf: reshaped(leaf, shape + leaf.shape[1:]), store.tree))
-        self.total = CHUNK
+        self.total, self.keys = CHUNK, stacked(job.keys)
 
     def run(self, job: Any, length: int) -> tuple[int, PyTree]:
         """At most `length` iterations: how many there were, and their trace."""
         kept, moving = apart(self.carry)
-        inputs = (job.settings, jnp.stack(job.keys), job.data, as_array(job.k + 1), as_array(length), kept)
+        inputs = (job.settings, self.keys, job.data, as_array(job.k + 1), as_array(length), kept)
         self.carry, trace = full_chunk(inputs, moving, total=self.total, mesh=job.mesh)
         return length, trace
 
@@ -119,15 +119,18 @@ def apart(carry: Carry) -> tuple[tuple[PyTree, PyTree], Carry]:
 
 def reshaped(leaf: Any, shape: tuple[int, ...]) -> Any:
     """An array in another shape; on a CPU by NumPy, which compiles no program for it."""
-    if isinstance(leaf, jax.Array) and not is_key(leaf) and leaf.is_fully_addressable and on_cpu(leaf):
-        return jnp.asarray(np.asarray(leaf).reshape(shape))
+    if isinstance(leaf, jax.Array) and leaf.is_fully_addressable and on_cpu(leaf):
+        if is_key(leaf):
+            data = np.asarray(jax.random.key_data(leaf))
+            return jax.random.wrap_key_data(data.reshape(*shape, data.shape[-1]), impl=jax.random.key_impl(leaf))
+        return jax.device_put(np.asarray(leaf).reshape(shape))
     return leaf.reshape(shape)
 
 
 def stacked(trees: list[PyTree]) -> PyTree:
     """Of several runs, on a leading axis."""
     if len(trees) == 1:
-        return jax.tree.map(lambda leaf: reshaped(jnp.asarray(leaf), (1, *jnp.shape(leaf))), trees[0])
+        return jax.tree.map(lambda leaf: reshaped(leaf, (1, *jnp.shape(leaf))), trees[0])
     return jax.tree.map(lambda *leaves: jnp.stack(leaves), *trees)
 
 

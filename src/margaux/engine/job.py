@@ -28,7 +28,7 @@ from . import checkpoints
 from .batches import as_array
 from .callbacks import AbstractCallback, Checkpoint, Progress
 from .chunks import FullBatch, MiniBatch, stacked
-from .loop import INIT, TRACED, Carry, Settings, first_state, statistic_struct
+from .loop import INIT, TRACED, Carry, Settings, statistic_struct
 from .outcome import RESULTS, Outcome
 from .passes import Passes
 from .rows import check_place, row_bytes
@@ -79,7 +79,8 @@ class Job:
         self.on_host = self.place != "device"
         as_floats = jax.tree.map(lambda leaf: np.asarray(leaf, self.dtype), asked.params)
         self.problem = Problem(model, as_space(asked.space, as_floats), asked.penalty or NoPenalty(), self.n)
-        validate_space(self.problem.space, as_floats)
+        with precision(self.dtype):
+            validate_space(self.problem.space, as_floats)
         if not isinstance(self.problem.penalty, NoPenalty):
             self.problem.penalty.value(as_floats)
         runs = asked.runs
@@ -87,7 +88,8 @@ class Job:
             runs = list(runs)
             for r, other in enumerate(runs):
                 check_same(as_floats, other, r)
-                validate_space(self.problem.space, jax.tree.map(lambda leaf: np.asarray(leaf, self.dtype), other))
+                with precision(self.dtype):
+                    validate_space(self.problem.space, jax.tree.map(lambda leaf: np.asarray(leaf, self.dtype), other))
             check_distinct(runs)
         self.starts = runs if isinstance(runs, list) else None
         #: as they were asked for; one run of its own has the key of the fit
@@ -103,7 +105,7 @@ class Job:
 
     def prepare(self) -> None:
         """Arrays on the device, the model checked, starting state and rows."""
-        start = jax.tree.map(lambda leaf: jnp.asarray(np.asarray(leaf, self.dtype)), self.params0)
+        start = jax.tree.map(lambda leaf: jax.device_put(np.asarray(leaf, self.dtype)), self.params0)
         self.names = scalar_names(start) if sum(leaf.size for leaf in jax.tree.leaves(start)) <= TRACED else []
         self.problem = settle(self.problem, self.dtype)
         self.algorithm, self.estep, self.average = settle((self.algorithm, self.estep, self.average), self.dtype)
@@ -117,8 +119,8 @@ class Job:
         data = self.units(np.array([0])) if self.on_host else self.data
         unit = statistic_struct(self.settings, params[0], data)
         passes = self._passes()
-        store = passes.start(params, data, unit if self.algorithm.has_rows else (), self.place)
-        states, averages = map(list, zip(*[first_state(self.settings, p, unit) for p in params], strict=True))
+        store, begun = passes.start(params, data, unit, self.place)
+        states, averages = map(list, zip(*begun, strict=True))
         if self.algorithm.has_rows:
             store, totals = (passes.visit if self.algorithm.first_pass else passes.rest)(params, store, 0)
             states = [self.algorithm.refreshed(s, t) for s, t in zip(states, totals, strict=True)]

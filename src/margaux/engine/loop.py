@@ -17,6 +17,7 @@ from ..algorithms.base import AbstractAlgorithm, Visit
 from ..algorithms.updates import Problem
 from ..esteps import AbstractEStep
 from ..numerics.compiling import compiled, is_large
+from ..numerics.keys import key_of
 from ..problem.model import leading, mapped
 
 #: folded into the key of a run in place of an iteration, where it starts
@@ -60,7 +61,7 @@ class Visits(NamedTuple):
 def latent_struct(problem: Problem, params: PyTree, data: PyTree) -> PyTree:
     """Shapes of one unit's latents, from the data of any units (leading axis dropped)."""
     unit = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype), data)
-    return jax.eval_shape(problem.model.init_latents, jax.random.key(0), params, unit)
+    return jax.eval_shape(problem.model.init_latents, key_of(0), params, unit)
 
 
 def statistic_struct(settings: Settings, params: PyTree, data: PyTree) -> PyTree:
@@ -102,7 +103,7 @@ def draw_noise(settings: Settings, keys: Array, struct: PyTree, k: Array, ids: A
 def _block_size(settings: Settings, struct: PyTree, b: int, total: int, runs: int) -> int:
     """Iterations whose noise is drawn together."""
     zero = jnp.zeros((), jnp.int32)
-    noise = jax.eval_shape(lambda: draw_noise(settings, jax.random.key(0), struct, zero, zero))
+    noise = jax.eval_shape(lambda: draw_noise(settings, key_of(0), struct, zero, zero))
     size = sum(leaf.size * 8 for leaf in jax.tree.leaves(noise)) * b * runs
     held = BLOCK_BYTES // max(size, 1)
     # A few at a time gain nothing, and XLA would index them again wherever it needs a number.
@@ -273,6 +274,12 @@ def init_rows(settings: Settings, key: Array, params: PyTree, data: PyTree, ids:
 def first_state(settings: Settings, params: PyTree, unit: PyTree) -> tuple[PyTree, PyTree]:
     """State of the algorithm and of the average before the first iteration; `unit` is the shape of a unit's statistic."""
     return settings.algorithm.init(settings.problem, params, unit), averaging.start(settings.average, params)
+
+
+@compiled
+def begin(settings: Settings, key: Array, params: PyTree, data: PyTree, ids: Any, unit: PyTree) -> tuple[PyTree, tuple]:
+    """`init_rows` and `first_state`, by one program."""
+    return init_rows(settings, key, params, data, ids), first_state(settings, params, unit)
 
 
 @compiled(large=lambda settings, key, params, *rest: is_large(params))

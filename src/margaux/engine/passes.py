@@ -12,7 +12,7 @@ import numpy as np
 from jaxtyping import PyTree
 
 from .batches import as_array
-from .loop import INIT, Settings, init_rows, latent_struct, visit_all
+from .loop import INIT, Settings, begin, first_state, init_rows, latent_struct, visit_all
 from .rows import PART_BYTES, DeviceRows, HostRows, Place, empty_rows, row_bytes
 
 _PASS = INIT - 1
@@ -37,18 +37,23 @@ class Passes:
         size = -(-n // -(-n // most))
         return [np.minimum(np.arange(first, first + size), n - 1) for first in range(0, n, size)]
 
-    def start(self, params: list[PyTree], data: PyTree, own: PyTree, place: Place) -> HostRows | DeviceRows:
-        """Rows of the E-step, and zeros for the algorithm's own (`own` being one unit's): flat over runs and units."""
-        n = self.settings.problem.n
+    def start(
+        self, params: list[PyTree], data: PyTree, unit: PyTree, place: Place
+    ) -> tuple[HostRows | DeviceRows, list[tuple[PyTree, PyTree]]]:
+        """Rows of the E-step, and zeros for the algorithm's own (`unit` is the shape of a unit's statistic), flat over runs and
+        units; and the state of algorithm and average of each run."""
+        n, own = self.settings.problem.n, unit if self.settings.algorithm.has_rows else ()
 
         def make(key, p, units, ids):
             return init_rows(self.settings, key, p, units, ids)
 
         blocks = self.blocks(_bytes((latent_struct(self.settings.problem, params[0], data), own)))
         if len(blocks) == 1 and place == "device":  # without a trace for the shapes
-            made = [make(key, p, self.units(blocks[0]), blocks[0]) for key, p in zip(self.keys, params, strict=True)]
+            units = self.units(blocks[0])
+            begun = [begin(self.settings, key, p, units, blocks[0], unit) for key, p in zip(self.keys, params, strict=True)]
+            made, states = map(list, zip(*begun, strict=True))
             joined = jax.tree.map(lambda *leaf: jnp.concatenate(leaf), *made) if len(made) > 1 else made[0]
-            return DeviceRows((joined, empty_rows(own, len(made) * n, place).tree))
+            return DeviceRows((joined, empty_rows(own, len(made) * n, place).tree)), states
         first = blocks[0][:1]
         one = jax.eval_shape(make, self.keys[0], params[0], self.units(first), first)
         one = jax.tree.map(lambda s: jax.ShapeDtypeStruct(s.shape[1:], s.dtype), one)
@@ -58,7 +63,7 @@ class Passes:
         for r, (key, p) in enumerate(zip(self.keys, params, strict=True)):
             for ids in blocks:
                 rows = rows.put(ids + r * n, make(key, p, self.units(ids), ids))
-        return kind((rows.tree, store.tree[1]))
+        return kind((rows.tree, store.tree[1])), [first_state(self.settings, p, unit) for p in params]
 
     def visit(self, params: list[PyTree], store: Any, k: int) -> tuple[Any, list[PyTree]]:
         """Rows after an E-step, written in place (flat over runs and units), and each run's sum of statistics."""

@@ -15,6 +15,7 @@ from ..algorithms.base import AbstractAlgorithm
 from ..algorithms.updates import Problem
 from ..esteps import AbstractEStep
 from ..numerics.compiling import compiled
+from ..numerics.keys import key_of
 from ..numerics.naming import path_name
 from ..problem.model import AbstractModel
 
@@ -128,7 +129,7 @@ def check_params(params: PyTree) -> None:
 
 def check_model(problem: Problem, estep: AbstractEStep, algorithm: AbstractAlgorithm, params: PyTree, unit: PyTree) -> None:
     """Shapes by abstract evaluation, capabilities, and a finite differentiable start at the first unit."""
-    model, key = problem.model, jax.random.key(0)
+    model, key = problem.model, key_of(0)
     name = type(model).__name__
     try:
         latents = jax.eval_shape(model.init_latents, key, params, unit)
@@ -187,7 +188,7 @@ def check_key(key: Any) -> tuple[Any, int]:
         return key, -1
     if key < 0:
         raise ValueError(f"key must be a non-negative int, got {key}")
-    return jax.random.key(int(key)), int(key)
+    return key_of(int(key)), int(key)
 
 
 def check_same(params: PyTree, other: PyTree, r: int) -> None:
@@ -210,7 +211,7 @@ def check_distinct(starts: list[PyTree]) -> None:
 @compiled
 def _at_the_start(model: AbstractModel, params: PyTree, unit: PyTree) -> tuple[PyTree, Any, PyTree]:
     """Starting latents, log joint there, and its gradient in the parameters."""
-    z = model.init_latents(jax.random.key(0), params, unit)
+    z = model.init_latents(key_of(0), params, unit)
     return z, *jax.value_and_grad(model.log_joint)(params, z, unit)
 
 

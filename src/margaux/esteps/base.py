@@ -12,6 +12,7 @@ import jax.numpy as jnp
 from jax.flatten_util import ravel_pytree
 from jaxtyping import Array, PRNGKeyArray, PyTree, Scalar
 
+from ..numerics.keys import key_of
 from ..problem.model import AbstractDiscrete, AbstractModel, Latents, Params, Unit
 
 #: f(z, w): latents with leaves (m, b, ...), weights (m, b) -> any pytree linear in w
@@ -39,6 +40,10 @@ class AbstractEStep(eqx.Module):
     def init(self, key: PRNGKeyArray, model: Any, params: Params, y: Unit) -> PyTree:
         """The row of one unit."""
 
+    def for_rows(self) -> AbstractEStep:
+        """One that makes the same rows, and is the same whatever does not matter to them: they share a program."""
+        return self
+
     @abc.abstractmethod
     def noise(self, key: PRNGKeyArray, latents: Latents) -> PyTree:
         """All the randomness of one unit's next E-step; `latents` is the shape of one unit's."""
@@ -52,7 +57,7 @@ class AbstractEStep(eqx.Module):
 
 def flat_target(model: AbstractModel, params: Params, y: Unit) -> tuple[Callable[[Array], Scalar], Callable[[Array], Latents]]:
     """log p(y_i, z | theta) of a flat latent vector, and the way back to the latent's own structure."""
-    shapes = jax.eval_shape(model.init_latents, jax.random.key(0), params, y)
+    shapes = jax.eval_shape(model.init_latents, key_of(0), params, y)
     _, unravel = ravel_pytree(jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), shapes))
     return (lambda x: model.log_joint(params, unravel(x), y)), unravel
 

@@ -97,6 +97,9 @@ class ImportanceSampling(AbstractEStep):
     def init(self, key, model, params, y):
         return self.proposal.init(key, model, params, y)
 
+    def for_rows(self):
+        return ImportanceSampling(2, self.proposal, control_variate=False)
+
     def noise(self, key, latents):
         if not isinstance(self.n_draws, int):
             return key

@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from ..numerics.keys import key_of
 from ..problem.model import leading
 from ..problem.schedule import AbstractSchedule, as_schedule
 from .base import AbstractEStep
@@ -87,7 +88,7 @@ class Noise(AbstractEStep):
         size = 2 if self.antithetic else 1
         rounds = jnp.maximum(jnp.ceil(self.n_draws(k) / size).astype(jnp.int32), 1)
         unit = jax.tree.map(lambda leaf: leaf[0], batch)
-        struct = jax.eval_shape(model.init_latents, jax.random.key(0), params, unit)
+        struct = jax.eval_shape(model.init_latents, key_of(0), params, unit)
 
         def average(r):
             z = jax.vmap(lambda key: self._draw(jax.random.fold_in(key, r), struct, size))(noise)

@@ -23,6 +23,9 @@ CPU_OPTIONS = {
     "xla_cpu_scheduler_type": "CPU_SCHEDULER_TYPE_MEMORY_OPTIMIZED",
 }
 
+#: the first version of jax of which it is not known that its XLA has these options: there they are tried
+KNOWN = (0, 12)
+
 #: numbers from which on parameters are large
 LARGE = 1 << 15
 
@@ -37,6 +40,8 @@ def _options() -> dict[str, Any] | None:
     """`CPU_OPTIONS` where this XLA knows them."""
     if jax.default_backend() != "cpu":
         return None
+    if jax.__version_info__ < KNOWN:
+        return CPU_OPTIONS
     try:
         jax.jit(lambda x: x, compiler_options=CPU_OPTIONS).lower(0.0).compile()
     except Exception:  # whatever an unknown option raises: it is only about speed

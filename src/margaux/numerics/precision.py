@@ -39,7 +39,9 @@ def settle(tree: PyTree, dtype: np.dtype) -> PyTree:
         if isinstance(leaf, np.ndarray | np.generic) or isinstance(leaf, jax.Array):
             if isinstance(leaf, jax.Array) and jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
                 return leaf
-            return jnp.asarray(leaf, dtype if jnp.issubdtype(leaf.dtype, jnp.floating) else None)
+            kind = dtype if jnp.issubdtype(leaf.dtype, jnp.floating) else None
+            # What NumPy holds goes to the device without a program.
+            return jnp.asarray(leaf, kind) if isinstance(leaf, jax.Array) else jax.device_put(np.asarray(leaf, kind))
         return leaf
 
     return jax.tree.map(one, tree)

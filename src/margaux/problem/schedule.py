@@ -130,6 +130,8 @@ def exponent(schedule: AbstractSchedule) -> float:
     low, high = 1e6, 1e8
     if isinstance(schedule, Growth):  # its rate, whatever the cap
         return -float(schedule.power) if schedule.scale > 0 else 0.0
+    if isinstance(schedule, Polynomial | ConstantThenDecay):
+        return float(schedule.power)
     values = [float(np.asarray(schedule(k))) for k in (low, high)]
     return -float(np.log(values[1] / values[0]) / np.log(high / low))
 

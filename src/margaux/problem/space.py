@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import abc
-from typing import Any
+from typing import Any, NamedTuple
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Bool, PyTree
+from jax.flatten_util import ravel_pytree
+from jaxtyping import Array, Bool, Float, PyTree
 
 from ..numerics.compiling import compiled
 from ..numerics.naming import path_name
@@ -283,7 +284,7 @@ def validate(space: AbstractSpace, params: PyTree) -> None:
     """
     if not isinstance(space, Product):
         return
-    near = jax.tree.leaves(_projected(space, jax.tree.map(np.asarray, params)))
+    near = jax.tree.leaves(point(space, params).projected)
     for (path, (one, leaf)), nearest in zip(_pairs(space, params), near, strict=True):
         value = np.asarray(leaf)
         if not np.allclose(value, nearest, rtol=1e-5, atol=1e-6):
@@ -292,13 +293,45 @@ def validate(space: AbstractSpace, params: PyTree) -> None:
             )
 
 
-@compiled
-def _projected(space: AbstractSpace, params: PyTree) -> PyTree:
-    return space.project(params)
+class Point(NamedTuple):
+    """Parameters in their space.
+
+    Attributes:
+        projected: the nearest inside. edges: `at_boundary` of each, flat (p,). coordinates: unconstrained ones of the projection,
+            flat (k,), infinite on an edge.
+    """
+
+    projected: PyTree
+    edges: Bool[np.ndarray, " p"]
+    coordinates: Float[np.ndarray, " k"]
 
 
-@compiled
-def boundary_flags(space: AbstractSpace, params: PyTree) -> Bool[Array, " p"]:
+def point(space: AbstractSpace, params: PyTree) -> Point:
+    """All that is asked of parameters, in NumPy and by one program: several small ones would take longer to compile. To be
+    called in the precision of the parameters."""
+    return jax.tree.map(np.asarray, _point(space, jax.tree.map(np.asarray, params)))
+
+
+def boundary_flags(space: AbstractSpace, params: PyTree) -> Bool[np.ndarray, " p"]:
     """`at_boundary` as one flat vector in the order of the parameters."""
-    flags = space.at_boundary(params)
-    return jnp.concatenate([jnp.ravel(leaf) for leaf in jax.tree.leaves(flags)])
+    return point(space, params).edges
+
+
+@compiled
+def _point(space: AbstractSpace, params: PyTree) -> Point:
+    inside, edges = space.project(params), space.at_boundary(params)
+    flat = jnp.concatenate([jnp.ravel(leaf) for leaf in jax.tree.leaves(edges)])
+    return Point(inside, flat, ravel_pytree(space.to_unconstrained(inside))[0])
+
+
+@compiled
+def moved_to(space: AbstractSpace, template: PyTree, u: Array) -> tuple[PyTree, Array]:
+    """Parameters at unconstrained coordinates, and their derivatives (p, k); `template` are any parameters of the space."""
+    back = ravel_pytree(jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), jax.eval_shape(space.to_unconstrained, template)))[1]
+
+    def flat(v):
+        params = space.from_unconstrained(back(v))
+        return ravel_pytree(params)[0], params
+
+    jacobian, params = jax.jacobian(flat, has_aux=True)(u)
+    return params, jacobian

@@ -15,6 +15,7 @@ from jaxtyping import Array, PyTree
 from ...answers.arviz import latents, over_draws
 from ...esteps import MCMC
 from ...numerics.compiling import compiled
+from ...numerics.keys import key_of
 from ...problem.model import AbstractModel, AbstractPointwise, AbstractPredictive, AbstractShared, Latents, Params, Unit
 from .program import Program, Site, expanded, one, squeezed, units_back, units_first
 
@@ -117,7 +118,7 @@ class NumPyroSharedModel(AbstractShared, BySite):
 
     def log_shared(self, params, shared, y):
         # The density outside the plate does not depend on what is inside, which is why any values will do there.
-        shapes = jax.eval_shape(lambda: self.program.started(jax.random.key(0), params, y))
+        shapes = jax.eval_shape(lambda: self.program.started(key_of(0), params, y))
         nothing = {name: jnp.zeros(shapes[name].shape, shapes[name].dtype) for name, _ in self._inside}
         return self.program.log_density(params, y, shared | nothing, inside=False)
 

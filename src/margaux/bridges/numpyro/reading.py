@@ -12,6 +12,7 @@ from jax.core import Tracer
 from jaxtyping import PyTree
 
 from ...numerics.compiling import compiled
+from ...numerics.keys import key_of
 from ...problem.space import AbstractSpace, as_space
 from .arguments import COUNT, FIXED, UNITS, WHOLE, Arguments, check_unit_args, is_array, named_leaves, rows, taken_apart
 from .checks import (
@@ -112,7 +113,7 @@ def abstract(program: Program, params: PyTree, data: PyTree, check: Callable[[Si
             check(found)
 
     try:
-        jax.eval_shape(look, params, data, jax.random.key(0))
+        jax.eval_shape(look, params, data, key_of(0))
     except _LOOKS as error:
         raise Refusal(
             "the model's Python code looks at the value of a parameter, a latent or the data (if, while, float(), or NumPy), so "
@@ -145,7 +146,7 @@ def _parameters(program: Program, data: PyTree, sites: Sites) -> tuple[PyTree, A
 @compiled
 def _initial(program: Program, data: PyTree, names: tuple[str, ...]) -> PyTree:
     """Starting values that are computed, such as a network's."""
-    sites, _ = program.run({}, data, key=jax.random.key(0))
+    sites, _ = program.run({}, data, key=key_of(0))
     return {name: sites[name]["value"] for name in names}
 
 
@@ -176,7 +177,7 @@ def _check_flow(program: Program, data: PyTree, params: PyTree, space: AbstractS
 @compiled
 def _edges(program: Program, params: PyTree, moved: PyTree, data: PyTree, names: tuple[str, ...]) -> tuple[Sites, Sites]:
     """What supports are made of, by site, at two values of the parameters and the same latents."""
-    sites, _ = program.run(params, data, key=jax.random.key(0))
+    sites, _ = program.run(params, data, key=key_of(0))
     given = {name: _free(site) for name, site in sampled(sites, False).items()}
     others, _ = program.run(moved, data, given)
 
@@ -308,7 +309,7 @@ def _check_apart(program: Program, params: PyTree, data: PyTree, n: int) -> None
 @compiled
 def _densities(program: Program, params: PyTree, units: PyTree) -> tuple[Any, Any]:
     """Of three units together, and one by one."""
-    latents = program.started(jax.random.key(3), params, units)
+    latents = program.started(key_of(3), params, units)
     apart, axes = program.log_density(params, units, latents, inside=False), dict(program.latents)
     for i in range(3):
         own = {name: u if axes[name] is None else jnp.take(u, jnp.array([i]), axes[name]) for name, u in latents.items()}

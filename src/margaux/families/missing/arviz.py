@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 
 from ...answers.arviz import about_estimator
+from ...numerics.keys import key_of
 from ...numerics.precision import precision
 from ...showing.arviz import Parts
 from ...showing.parts import check_fitted
@@ -38,7 +38,7 @@ def arviz_parts(fitted: Any, n_draws: int, key: int) -> Parts:
 
     def predictive() -> dict[str, np.ndarray]:
         with precision(np.dtype(float)):
-            return {"y": np.asarray(family.simulate(jax.random.key(key), jnp.asarray(eta), *scale))[None]}
+            return {"y": np.asarray(family.simulate(key_of(key), jnp.asarray(eta), *scale))[None]}
 
     names = [f"{table.names[k]}[{i}]" for i, k in zip(row, column, strict=True)]
     return Parts(

@@ -214,7 +214,8 @@ class MissingGLM(AbstractRowAnswers):
         super()._keep(fit)
         vars(self).pop("_covariances", None)
         with precision(np.dtype("float64")):
-            natural = {name: np.asarray(value) for name, value in self._layout.standard.natural(fit.params).items()}
+            params = {name: np.asarray(value) for name, value in fit.params.items()}
+            natural = {name: np.asarray(value) for name, value in self._layout.standard.natural(params).items()}
         self.params_ = self._shaped(natural)
         self.coef_, self.intercept_ = self.params_["coef"], self.params_["intercept"]
         self.mean_, self.covariance_ = self.params_["mean"], self.params_["covariance"]

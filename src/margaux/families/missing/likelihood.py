@@ -77,7 +77,12 @@ class Struct(NamedTuple):
 
     def params(self, flat: np.ndarray) -> Params:
         """The same as NumPy arrays."""
-        return {name: np.asarray(value) for name, value in self.natural(jnp.asarray(flat)).items()}
+        return {name: np.asarray(value) for name, value in _natural(self, np.asarray(flat)).items()}
+
+
+@compiled
+def _natural(struct: Struct, flat: Array) -> dict[str, Array]:
+    return struct.natural(flat)
 
 
 class Sample(NamedTuple):
@@ -182,7 +187,7 @@ class Likelihood:
             k, wide = completions.designs.shape[1], k
             more = {"s": completions.turn.shape[1] - k - p, "w": wide - k, "m": completions.features.shape[1]}
         self.struct = Struct(k, p, isinstance(family, Gaussian), lead, **more)
-        self.sample = jax.tree.map(jnp.asarray, Sample(rows, completions))
+        self.sample = jax.tree.map(jax.device_put, Sample(rows, completions))
         self.size = float(np.sum(np.asarray(_weights(self.sample))))
         self.free = np.setdiff1d(np.arange(self.struct.size), np.asarray(dropped, int))
 
@@ -203,7 +208,7 @@ class Likelihood:
 
     def objective(self, flat: np.ndarray) -> tuple[float, np.ndarray]:
         """Minus the log-likelihood a row, and its gradient; a large number where it is not finite."""
-        value, gradient = value_and_gradient(self.family, self.groups, self.struct, jnp.asarray(self.whole(flat)), self.sample)
+        value, gradient = value_and_gradient(self.family, self.groups, self.struct, self.whole(flat), self.sample)
         value, gradient = float(value), np.asarray(gradient)[self.free]
         if not (np.isfinite(value) and np.isfinite(gradient).all()):
             return UNDEFINED, np.zeros_like(flat)

@@ -40,7 +40,8 @@ class Standard:
 
     def _sloped(self, beta: Any) -> tuple[int, Any, Any]:
         """The number of fixed columns, and centres and widths of those that follow."""
-        centre, width = (jnp.concatenate([a, b]) for a, b in zip(self.scored, (self.centre, self.width), strict=True))
+        joined = np.concatenate if isinstance(self.centre, np.ndarray) else jnp.concatenate
+        centre, width = (joined([a, b]) for a, b in zip(self.scored, (self.centre, self.width), strict=True))
         return beta.shape[-1] - len(centre), centre, width
 
     def natural(self, params: Params) -> dict[str, Array]:
@@ -50,7 +51,8 @@ class Standard:
         fixed = params["beta"][..., :k]
         mean = params["mean"] * self.width + _first(len(params["mean"]))[:, None] * self.centre
         covariance = params["covariance"] * self.width[:, None] * self.width
-        beta = jnp.concatenate([fixed - _first(k) * (slopes @ centre)[..., None], slopes], axis=-1)
+        joined = np.concatenate if isinstance(slopes, np.ndarray) else jnp.concatenate
+        beta = joined([fixed - _first(k) * (slopes @ centre)[..., None], slopes], axis=-1)
         return dict(params) | {"beta": beta, "mean": mean, "covariance": covariance}
 
     def internal(self, params: Params) -> Params:
@@ -69,7 +71,7 @@ class Standard:
 
     def jacobians(self, struct: Struct, flat: np.ndarray) -> dict[str, np.ndarray]:
         """Derivatives of beta, mean, ... in natural units in the free coordinates, (entries, size)."""
-        found = _jacobians(self.centre, self.width, self.scored, struct, jnp.asarray(flat))
+        found = _jacobians(self.centre, self.width, self.scored, struct, np.asarray(flat))
         return {name: np.asarray(jacobian).reshape(-1, len(flat)) for name, jacobian in found.items()}
 
 

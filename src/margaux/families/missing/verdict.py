@@ -226,7 +226,7 @@ def _dense(family: AbstractFamily, y: np.ndarray, m: np.ndarray, v: np.ndarray) 
     """log p(y) for a predictor N(m, v), by a dense trapezoidal rule over all where the integrand can be."""
     low, high = _reach(y, m, v) if isinstance(family, Poisson) else (m - 10 * np.sqrt(v), m + 10 * np.sqrt(v))
     grid = np.linspace(low, high, NODES, axis=1)
-    logs: Any = np.asarray(_log_density(family, jnp.asarray(y)[:, None], jnp.asarray(grid)))
+    logs: Any = np.asarray(_log_density(family, np.asarray(y)[:, None], grid))
     logs = logs - (grid - m[:, None]) ** 2 / (2 * v[:, None])
     return scipy.special.logsumexp(logs, axis=1) + np.log((grid[:, 1] - grid[:, 0]) / np.sqrt(2 * np.pi * v))
 

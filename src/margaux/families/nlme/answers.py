@@ -17,6 +17,7 @@ from ...answers.information import WaldTest, information
 from ...answers.posterior import each_unit
 from ...answers.profile import profile, slice
 from ...answers.rules import Rule, best_rule
+from ...answers.scores import Coordinates
 from ...engine.outcome import RESULTS
 from ...numerics.compiling import compiled
 from ...numerics.inverse import guarded
@@ -100,21 +101,17 @@ def _computed_covariances(fitted: Any) -> tuple[np.ndarray, np.ndarray, str]:
         fit = fit.at(lifted(fit.params))
     info = information(fit) if singular else fit.information()
     with precision(np.dtype(np.float64)):
-        params = jax.tree.map(jnp.asarray, fit.params)
-        flat, unravel = ravel_pytree(params)
-        jacobian = np.asarray(jax.jacobian(lambda x: natural_values(model, unravel(x), fitted._dropped))(flat), float)
-        space = fit._model().space
-        u, back = ravel_pytree(space.to_unconstrained(params))
-        inward = np.asarray(jax.jacobian(lambda v: ravel_pytree(space.from_unconstrained(back(v)))[0])(u), float)
+        params = jax.tree.map(lambda leaf: np.asarray(leaf, float), fit.params)
+        jacobian = np.asarray(natural_jacobian(model, params, fitted._dropped)[1])
     message = info.message
     unknown = np.asarray([name in {f"omega2_{lost}" for lost in fitted._dropped} for name in fitted.params_])
     if singular:
         # On the boundary the last Cholesky entry of a singular block is held: the data say nothing of it.
         unknown |= np.asarray([name.startswith("cov_") for name in fitted.params_])
-        held = jax.tree.map(np.zeros_like, back(u))
-        held["omega"] = tuple(np.r_[np.zeros(len(vector) - 1), 1.0] for vector in held["omega"])
-        free = ravel_pytree(held)[0] < 0.5
-        covariances = [guarded(matrix, np.asarray(free))[0] for matrix in (info.matrix, *info.matrices)]
+        coordinates = Coordinates(fit)
+        u = coordinates.to(params)
+        inward, free = coordinates.jacobian(u), _off_the_edge(params)
+        covariances = [guarded(matrix, free)[0] for matrix in (info.matrix, *info.matrices)]
         message = "correlations are on the boundary (one or minus one) and have no standard error"
         moved = [jacobian @ inward @ c @ inward.T @ jacobian.T for c in covariances]
     else:
@@ -125,6 +122,26 @@ def _computed_covariances(fitted: Any) -> tuple[np.ndarray, np.ndarray, str]:
     for covariance in moved:
         covariance[unknown], covariance[:, unknown] = np.nan, np.nan
     return moved[0], np.stack(moved[1:]), message
+
+
+@compiled
+def natural_jacobian(model: MixedEffects, params: dict, dropped: tuple[str, ...]) -> tuple[Any, Any]:
+    """`natural_values` (m,), and their derivatives in the engine's parameters (m, p)."""
+    flat, unravel = ravel_pytree(params)
+
+    def values(x):
+        out = natural_values(model, unravel(x), dropped)
+        return out, out
+
+    jacobian, found = jax.jacobian(values, has_aux=True)(flat)
+    return found, jacobian
+
+
+def _off_the_edge(params: dict) -> np.ndarray:
+    """Which unconstrained coordinates are not the last Cholesky entry of a covariance matrix."""
+    sizes = {name: [np.zeros(np.size(leaf)) for leaf in jax.tree.leaves(part)] for name, part in params.items()}
+    sizes["omega"] = [np.r_[np.zeros(d * (d + 1) // 2 - 1), 1.0] for d in map(len, params["omega"])]
+    return np.concatenate(jax.tree.leaves(sizes)) < 0.5
 
 
 def lifted(params: dict) -> dict:
@@ -202,17 +219,15 @@ def with_intervals(fitted: Any, frame: pd.DataFrame, level: float) -> pd.DataFra
     out.loc[[name.startswith("omega2_") for name in out.index], "t"] = np.nan
     out["p"] = 2 * scipy.special.stdtr(df, -np.abs(out["t"].to_numpy()))
     ends = []
+    halves = scipy.special.stdtrit(df, 0.5 + level / 2)
     with precision(np.dtype(np.float64)):
-        for (_, row), one, half in zip(
-            out.iterrows(), scales(fitted).values(), scipy.special.stdtrit(df, 0.5 + level / 2), strict=True
-        ):
+        for (_, row), one, half in zip(out.iterrows(), scales(fitted).values(), halves, strict=True):
             if not np.isfinite(row["se"]):
                 ends.append((np.nan, np.nan))
                 continue
             phi = float(one.gaussian(row["estimate"]))
-            slope = float(jax.grad(one.natural)(jnp.asarray(phi)))
-            reach = half * row["se"] / slope
-            ends.append(tuple(float(one.natural(jnp.asarray(phi + sign * reach))) for sign in (-1, 1)))
+            reach = half * row["se"] / one.slope(phi)
+            ends.append(tuple(float(one.values(phi + sign * reach)) for sign in (-1, 1)))
     out["ci_low"], out["ci_high"] = np.asarray(ends).T
     out.attrs["message"] = frame.attrs["message"]
     return out
@@ -308,9 +323,7 @@ def along(fitted: Any, name: str, grid: Any, maximised: bool, level: float = 0.9
     fit = fitted.result_
     frame = profile(fit, places[name], values, level=level) if maximised else slice(fit, places[name], values)
 
-    def natural(x):
-        return np.asarray(one.natural(jnp.asarray(x, float)), float)
-
+    natural = one.values
     with precision(np.dtype(np.float64)):
         frame.index = pd.Index(natural(values), name=name)
         frame.attrs["maximiser"] = float(natural(frame.attrs["maximiser"]))

@@ -225,7 +225,9 @@ class NLME(Parameters, Fitted):
         for name in ("individual_", "_table", "certificate_"):
             vars(self).pop(name, None)
         names = answers.natural_names(self.model_, self._design.labels, self._dropped)
-        values = np.asarray(answers.natural_values(self.model_, fit.params, self._dropped), float)
+        with precision(np.dtype(float)):
+            params = jax.tree.map(lambda leaf: np.asarray(leaf, float), fit.params)
+            values = np.asarray(answers.natural_jacobian(self.model_, params, self._dropped)[0])
         self.params_ = dict(zip(names, values.tolist(), strict=True))
         if about := flipflop.note(self.structural, self.params_):
             self.message_ = f"{fit.message.rstrip('.')}; {about}."

@@ -43,6 +43,14 @@ class Individual(abc.ABC):
     def gaussian(self, psi: Any) -> Any:
         """Inverse of h, of numbers."""
 
+    def values(self, phi: Any) -> np.ndarray:
+        """h of numbers, without a program where it is overridden."""
+        return np.asarray(self.natural(jnp.asarray(phi, float)), float)
+
+    def slope(self, phi: float) -> float:
+        """Derivative of h at a number."""
+        return float(jax.grad(self.natural)(jnp.asarray(phi, float)))
+
 
 class Normal(Individual):
     """h(phi) = phi."""
@@ -52,6 +60,12 @@ class Normal(Individual):
 
     def gaussian(self, psi):
         return np.asarray(psi, float)
+
+    def values(self, phi):
+        return np.asarray(phi, float)
+
+    def slope(self, phi):
+        return 1.0
 
 
 class LogNormal(Individual):
@@ -65,6 +79,13 @@ class LogNormal(Individual):
     def gaussian(self, psi):
         with np.errstate(all="ignore"):
             return np.log(np.asarray(psi, float))
+
+    def values(self, phi):
+        with np.errstate(over="ignore"):
+            return np.exp(np.asarray(phi, float))
+
+    def slope(self, phi):
+        return float(self.values(phi))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -97,6 +118,12 @@ class LogitNormal(Bounded):
         with np.errstate(all="ignore"):
             return scipy.special.logit(self._share(psi))
 
+    def values(self, phi):
+        return self.low + (self.high - self.low) * scipy.special.expit(np.asarray(phi, float))
+
+    def slope(self, phi):
+        return (self.high - self.low) * float(scipy.special.expit(phi) * scipy.special.expit(-phi))
+
 
 class ProbitNormal(Bounded):
     """h(phi) = low + (high - low) Phi(phi), with the standard normal distribution function."""
@@ -107,3 +134,9 @@ class ProbitNormal(Bounded):
     def gaussian(self, psi):
         with np.errstate(all="ignore"):
             return scipy.special.ndtri(self._share(psi))
+
+    def values(self, phi):
+        return self.low + (self.high - self.low) * scipy.special.ndtr(np.asarray(phi, float))
+
+    def slope(self, phi):
+        return (self.high - self.low) * float(np.exp(-(phi**2) / 2) / np.sqrt(2 * np.pi))

@@ -12,6 +12,7 @@ from jax.scipy.stats import norm
 from jaxtyping import Array, Float
 
 from ...algorithms.curved import AbstractCurvedFamily
+from ...numerics.keys import key_of
 from ...problem.model import AbstractPointwise, AbstractPopulation, AbstractPredictive, AbstractUneven
 from ...problem.space import Positive, PositiveDefinite, Real
 from .individual import Individual
@@ -177,7 +178,7 @@ class MixedEffects(AbstractCurvedFamily, AbstractPopulation, AbstractUneven, Abs
         return self.mean(params, y["design"])
 
     def population(self, params, y):
-        centre = self.init_latents(jax.random.key(0), params, y)
+        centre = self.init_latents(key_of(0), params, y)
         return centre, jnp.linalg.cholesky(self.covariance(params)) if self.random else jnp.eye(1, dtype=centre.dtype)
 
     def suffstats(self, params, z, y):

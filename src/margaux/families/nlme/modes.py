@@ -11,6 +11,7 @@ from jaxtyping import Array, Bool, Float, Scalar
 
 from ...numerics.compiling import compiled
 from ...numerics.gaussian import normals
+from ...numerics.keys import key_of
 
 #: a mode is there when Newton's step promises to raise the log density by less than this
 TOLERANCE = 1e-8
@@ -43,7 +44,7 @@ def find_mode(model: Any, params: dict, y: Any) -> Mode:
         value = model.log_joint(params, centre + root @ u, y)
         return jnp.where(jnp.isnan(value), -jnp.inf, value)
 
-    draws = normals(jax.random.key(0), DRAWS, centre.size, centre.dtype, True)
+    draws = normals(key_of(0), DRAWS, centre.size, centre.dtype, True)
     best = jnp.argsort(-jax.vmap(target)(draws))[:BEST]
     starts = jnp.concatenate([jnp.zeros((1, centre.size), centre.dtype), draws[best]])
     places, values, curvatures, reached = jax.vmap(lambda start: _climb(target, start))(starts)

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pandas as pd
 
+from ...numerics.keys import key_of
 from ...numerics.precision import precision
 from . import answers
 from .data import LongData, group
@@ -36,7 +37,7 @@ def predict(fitted: Any, frame: pd.DataFrame | None, level: str) -> np.ndarray:
     units = fitted._units(data)
     with precision(fitted.result_.dtype):
         params = jax.tree.map(jnp.asarray, fitted.result_.params)
-        phi = jax.vmap(lambda y: model.init_latents(jax.random.key(0), params, y))(units)
+        phi = jax.vmap(lambda y: model.init_latents(key_of(0), params, y))(units)
         if level == "individual":
             known = {label: row for label, row in zip(fitted.data_.labels, answers._modes(fitted), strict=True)}
             if model.random:
@@ -66,7 +67,7 @@ def drawn(fitted: Any, data: LongData, n_draws: int, key: int) -> np.ndarray:
             keys = jax.random.split(key, len(data.labels))
             return jax.vmap(unit)(keys, units)
 
-        keys = jax.random.split(jax.random.key(key), n_draws)
+        keys = jax.random.split(key_of(key), n_draws)
         return np.asarray(jax.jit(lambda keys: jax.lax.map(once, keys))(keys))
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -21,19 +21,61 @@ MANY, FEW = 4096, 6
 OTHERS, ENOUGH = 3, 100
 
 
+class Point(NamedTuple):
+    r"""What is wanted of a place on the way to starting values, by one program.
+
+    Attributes:
+        misfit, slope: of one curve for all subjects, N/2 log of the mean squared residual or minus the log-likelihood, and its
+            derivatives on the Gaussian scale (d,). rows: predictions or log-likelihoods of rows (n, T) there.
+        information: see `between_subjects`, of random parameters (r,).
+    """
+
+    misfit: np.ndarray
+    slope: np.ndarray
+    rows: np.ndarray
+    information: np.ndarray
+
+
+def at_point(model: Any, units: dict, u: np.ndarray, params: dict | None = None) -> Point:
+    """At typical individual parameters on the Gaussian scale (d,); the information at engine parameters, where they are given."""
+    if params is None:
+        names = model.outcome.error_names
+        params = coefficients(model, u) | ({"error": np.ones(len(names))} if names else {})
+    own = {name: np.asarray(params[name], float) for name in ("beta", "fixed", "error") if name in params}
+    return _at_point(model, u, own, {name: units[name] for name in ("rows", "mask", "design")})
+
+
+def coefficients(model: Any, u: np.ndarray) -> dict[str, np.ndarray]:
+    """Engine parameters of typical individual parameters on the Gaussian scale (d,): covariates without effect."""
+    values = np.zeros(len(model.owner))
+    for j, typical in enumerate(u):
+        values[model.coefficients(j)[0]] = typical
+    out = {"beta": values[: model.split]} if model.random else {}
+    return out | ({"fixed": values[model.split :]} if model.split < len(model.owner) else {})
+
+
+def intercepts(model: Any, params: dict) -> np.ndarray:
+    """Typical individual parameters on the Gaussian scale, (d,)."""
+    values = np.concatenate([np.ravel(params[name]) for name in ("beta", "fixed") if name in params])
+    return np.asarray([values[model.coefficients(j)[0]] for j in range(len(model.names))], float)
+
+
 @compiled
-def pooled(outcome: Any, psi: dict, units: dict) -> jax.Array:
-    r"""Misfit of one curve for all subjects: N/2 log of the mean squared residual, or minus the log-likelihood."""
+def _at_point(model: Any, u: Any, params: dict, units: dict) -> Point:
+    (misfit, rows), slope = jax.value_and_grad(lambda u: _pooled(model, u, units), has_aux=True)(u)
+    return Point(misfit, slope, rows, _information(model, params, units))
 
-    def unit(rows):
-        if isinstance(outcome, Continuous):
-            scale = outcome.error.transformed
-            return (scale(rows["y"]) - scale(outcome.prediction(psi, rows))) ** 2
-        return -outcome.log_density(jnp.zeros(0), psi, rows)
 
-    mask = units["mask"]
-    values = jnp.sum(jnp.where(mask > 0, jax.vmap(unit)(units["rows"]), 0.0))
-    return jnp.sum(mask) / 2 * jnp.log(values / jnp.sum(mask)) if isinstance(outcome, Continuous) else values
+def _pooled(model: Any, u: Any, units: dict) -> tuple[jax.Array, jax.Array]:
+    outcome, mask = model.outcome, units["mask"]
+    psi = {name: one.natural(u[j]) for j, (name, one) in enumerate(model.individual)}
+    if isinstance(outcome, Continuous):
+        rows = jax.vmap(lambda row: outcome.prediction(psi, row))(units["rows"])
+        scale = outcome.error.transformed
+        square = jnp.sum(jnp.where(mask > 0, (scale(units["rows"]["y"]) - scale(rows)) ** 2, 0.0))
+        return jnp.sum(mask) / 2 * jnp.log(square / jnp.sum(mask)), rows
+    rows = jax.vmap(lambda row: outcome.log_density(jnp.zeros(0), psi, row))(units["rows"])
+    return -jnp.sum(jnp.where(mask > 0, rows, 0.0)), rows
 
 
 def find_starts(model: Any, units: dict, seed: int, most: int) -> list[tuple[str, dict[str, float]]]:
@@ -47,7 +89,7 @@ def find_starts(model: Any, units: dict, seed: int, most: int) -> list[tuple[str
         ValueError: the model is finite nowhere.
     """
     individual, outcome = dict(model.individual), model.outcome
-    data = {name: units[name] for name in ("rows", "mask")}
+    data = {name: units[name] for name in ("rows", "mask", "design")}
     grid = spread(individual, MANY, seed)
     out = [("pooled", u) for u in _minima(model, data, grid, np.zeros(grid.shape[1], bool))[:most]]
     given = {j: one.gaussian(one.start) for j, one in enumerate(individual.values()) if one.start is not None}
@@ -67,7 +109,7 @@ def find_starts(model: Any, units: dict, seed: int, most: int) -> list[tuple[str
 
 
 def _natural(individual: dict[str, Individual], u: np.ndarray) -> dict[str, float]:
-    return {name: float(one.natural(jnp.asarray(x))) for (name, one), x in zip(individual.items(), u, strict=True)}
+    return {name: float(one.values(x)) for (name, one), x in zip(individual.items(), u, strict=True)}
 
 
 def _different(individual: dict[str, Individual], places: list) -> list:
@@ -88,8 +130,8 @@ def _minima(model: Any, data: dict, grid: np.ndarray, held: np.ndarray) -> list[
     misfit = np.where(np.isfinite(misfit), misfit, np.inf)
 
     def value(u: np.ndarray) -> tuple[float, np.ndarray]:
-        value, slope = _misfit_and_slope(model, u, data)
-        value, slope = float(value), np.where(held, 0.0, np.asarray(slope, float))
+        found = at_point(model, data, np.asarray(u, float))
+        value, slope = float(found.misfit), np.where(held, 0.0, np.asarray(found.slope, float))
         return (value, slope) if np.isfinite(value) and np.all(np.isfinite(slope)) else (1e300, np.zeros_like(slope))
 
     minima = []
@@ -101,19 +143,9 @@ def _minima(model: Any, data: dict, grid: np.ndarray, held: np.ndarray) -> list[
     return [u for _, u in sorted(minima, key=lambda pair: pair[0])]
 
 
-def _at(model: Any, u: Any, data: dict) -> jax.Array:
-    psi = {name: one.natural(u[j]) for j, (name, one) in enumerate(model.individual)}
-    return pooled(model.outcome, psi, data)
-
-
 @compiled
 def _misfits(model: Any, grid: Any, data: dict) -> jax.Array:
-    return jax.lax.map(lambda u: _at(model, u, data), grid, batch_size=64)
-
-
-@compiled
-def _misfit_and_slope(model: Any, u: Any, data: dict) -> Any:
-    return jax.value_and_grad(lambda u: _at(model, u, data))(u)
+    return jax.lax.map(lambda u: _pooled(model, u, data)[0], grid, batch_size=64)
 
 
 def spread(individual: dict[str, Individual], count: int, seed: int) -> np.ndarray:
@@ -151,7 +183,7 @@ def between_subjects(model: Any, units: dict, params: dict) -> np.ndarray:
     outcomes, of $\sum_t(\partial\log p(y_{it}\mid\phi)/\partial\phi_j)^2$) it is $2/\sqrt{J_j}$: much smaller effects could
     not be seen, and EM leaves much smaller variances slowly. Held to [0.3, 1] on a logarithmic or logit scale.
     """
-    information = np.asarray(_information(model, params, {n: units[n] for n in ("rows", "mask", "design")}), float)
+    information = np.asarray(at_point(model, units, intercepts(model, params), params).information, float)
     with np.errstate(all="ignore"):
         sd = 2 / np.sqrt(information)
     out = []
@@ -185,23 +217,14 @@ def _information(model: Any, params: dict, units: dict) -> jax.Array:
 
 def first_guess(model: Any, units: dict, psi: dict[str, float]) -> dict[str, Any]:
     """Engine parameters around typical individual parameters: wide random effects, covariates without effect."""
-    coefficients = np.zeros(len(model.owner))
-    for k, j in enumerate(model.owner):
-        if model.owner.index(j) == k:
-            name, one = model.individual[j]
-            coefficients[k] = one.gaussian(psi[name])
-    out: dict[str, Any] = {}
-    if model.random:
-        out["beta"] = coefficients[: model.split]
-    if model.split < len(model.owner):
-        out["fixed"] = coefficients[model.split :]
+    u = np.asarray([one.gaussian(psi[name]) for name, one in model.individual], float)
+    out: dict[str, Any] = coefficients(model, u)
     if isinstance(model.outcome, Continuous):
         error, kept = model.outcome.error, units["mask"] > 0
         y = units["rows"]["y"][kept]
         y = np.log(y) if error.positive else y
-        plain = {"rows": units["rows"], "mask": units["mask"]}
-        misfit = pooled(model.outcome, {n: np.asarray(v) for n, v in psi.items()}, plain)
-        sd = float(np.exp(np.clip(float(misfit) / kept.sum(), -50, 50)))
+        misfit = float(at_point(model, units, u).misfit)
+        sd = float(np.exp(np.clip(misfit / kept.sum(), -50, 50)))
         spread = float(np.std(y))
         sd = min(sd, spread) if np.isfinite(sd) else spread
         out["error"] = np.asarray(error.start(max(sd, 1e-3 * spread), float(np.mean(np.abs(y)))))
@@ -232,7 +255,7 @@ def first_parameters(model: Any, units: dict, settings: Any) -> list[tuple[str, 
         for (name, value), width in zip(found[len(out) % len(found)][1].items(), widths, strict=True):
             one = individual[name]
             scale = width if one.random else max(0.5 * abs(float(one.gaussian(value))), 0.1)
-            moved[name] = float(one.natural(jnp.asarray(one.gaussian(value) + 0.5 * rng.normal() * scale)))
+            moved[name] = float(one.values(one.gaussian(value) + 0.5 * rng.normal() * scale))
         out.append(("random", first_guess(model, units, moved)))
     return out
 

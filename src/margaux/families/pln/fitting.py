@@ -126,11 +126,11 @@ class Sweeps:
         self.design, self.dtype, self.block, self.diagonal = design, dtype, block, covariance == "diagonal"
         self.constant = design.constant()
         numbers = (counts.transposed_times(x).T, self.constant, tol, relative)
-        self.fixed = Fixed(jnp.asarray(x), *(jnp.asarray(np.asarray(number, dtype)) for number in numbers))
+        self.fixed = Fixed(*jax.device_put([x, *(np.asarray(number, dtype) for number in numbers)]))
         self.whole: tuple[Array, Array] | None = None
         if counts.n * counts.p <= block:
             values = counts.values.toarray() if scipy.sparse.issparse(counts.values) else counts.values
-            self.whole = jnp.asarray(np.asarray(values, dtype)), jnp.asarray(np.asarray(design.offset, dtype))
+            self.whole = jax.device_put((np.asarray(values, dtype), np.asarray(design.offset, dtype)))
 
     def begin(self, loadings: Loadings, posterior: Posterior) -> Run:
         """A start."""

@@ -71,10 +71,9 @@ class Marginal(NamedTuple):
 
 
 class Block(NamedTuple):
-    """Consecutive units: their numbers, their data, and the Gaussian of their proposal."""
+    """Consecutive units: which they are, their data, and the Gaussian of their proposal."""
 
     span: slice
-    number: Array
     units: Units
     gaussian: Posterior
 
@@ -82,14 +81,15 @@ class Block(NamedTuple):
 def blocks(design: Design, loadings: Loadings, posterior: Posterior, proposal: Proposal, size: int) -> Iterator[Block]:
     """The table, at most `size` units at a time."""
     dtype, n = loadings.C.dtype, design.counts.n
-    projected = design.counts.times(np.asarray(loadings.C))
-    for first in range(0, n, max(size, 1)):
-        span = slice(first, min(first + max(size, 1), n))
-        units = Units(*(jnp.asarray(leaf[span], dtype) for leaf in (design.x, design.offset, projected)))
-        part = Posterior(posterior.mean[span], posterior.spread[span])
+    projected, (mean, spread) = design.counts.times(np.asarray(loadings.C)), map(np.asarray, posterior)
+    size = -(-n // -(-n // max(size, 1)))  # as equal as can be: each size is a program
+    for first in range(0, n, size):
+        span = slice(first, min(first + size, n))
+        units = Units(*(np.asarray(leaf[span], dtype) for leaf in (design.x, design.offset, projected)))
+        part = Posterior(mean[span], spread[span])
         if proposal.gaussian != "given":
             part = curvature(loadings, part, units, MODE_STEPS if proposal.gaussian == "laplace" else 0)
-        yield Block(span, jnp.arange(span.start, span.stop, dtype=jnp.uint32), units, part)
+        yield Block(span, units, part)
 
 
 def marginal(
@@ -159,7 +159,7 @@ def scores(
     spreads = [np.zeros((design.counts.n, q * (q + 1) // 2), dtype) for _ in digits]
     for block in blocks(design, loadings, posterior, proposal, BLOCK // p):
         for replicate, net in enumerate(digits):
-            bits = _bits(plan, replicate, block.number, net.shape)
+            bits = _bits(plan, replicate, block.span, net.shape)
             found = weighted(loadings, block.units, block.gaussian, bits, net, proposal, control)
             pulls[replicate] += np.asarray(found.pull)
             means[replicate][block.span] = np.asarray(found.mean)
@@ -168,29 +168,23 @@ def scores(
     out = []
     for pull, mean, spread in zip(pulls, means, spreads, strict=True):
         C = design.counts.transposed_times(mean) - pull[:, k:]
-        slope, scale = span_score(*(jnp.asarray(leaf, dtype) for leaf in (design.x, mean, spread)))
-        out.append(
-            {"B": jnp.asarray(observed - pull[:, :k].T, dtype), "C": jnp.asarray(C, dtype), "slope": slope, "scale": scale}
-        )
+        slope, scale = span_score(np.asarray(design.x, dtype), mean, spread)
+        out.append({"B": np.asarray(observed - pull[:, :k].T, dtype), "C": np.asarray(C, dtype), "slope": slope, "scale": scale})
     return out
 
 
 def drawn(loadings: Loadings, block: Block, proposal: Proposal, plan: Plan, net: np.ndarray, replicate: int = 0) -> Draws:
     """Draws of a block of units and their log-ratios, less what is linear in the counts and free of w."""
-    chunk = 1 << int(np.log2(max(min(BLOCK // (loadings.C.shape[0] * len(block.number)), plan.draws), 1)))
-    bits = _bits(plan, replicate, block.number, net.shape)
+    chunk = 1 << int(np.log2(max(min(BLOCK // (loadings.C.shape[0] * (block.span.stop - block.span.start)), plan.draws), 1)))
+    bits = _bits(plan, replicate, block.span, net.shape)
     return _drawn(loadings, block.units, block.gaussian, bits, net, proposal, chunk)
 
 
-def _bits(plan: Plan, replicate: int, number: Array, shape: tuple[int, int]) -> Array:
+def _bits(plan: Plan, replicate: int, span: slice, shape: tuple[int, int]) -> np.ndarray:
     """Random digits of units: what shifts their net, or all of them."""
-    key = jax.random.fold_in(jax.random.key(plan.seed), replicate)
-    return _digits(key, number, (1 if plan.sobol else shape[0], shape[1]))
-
-
-@compiled
-def _digits(key: Array, number: Array, shape: tuple[int, int]) -> Array:
-    return jax.vmap(lambda i: jax.random.bits(jax.random.fold_in(key, i), shape, jnp.uint32))(number)
+    rng = np.random.default_rng([plan.seed, replicate, span.start])
+    size = (span.stop - span.start, 1 if plan.sobol else shape[0], shape[1])
+    return rng.integers(0, 1 << 32, size, np.uint32)
 
 
 def _constants(design: Design, loadings: Loadings) -> Float[np.ndarray, " n"]:

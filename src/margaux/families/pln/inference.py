@@ -220,8 +220,8 @@ def complete(design: Design, loadings: Loadings, posterior: Posterior) -> Float[
     k, p = loadings.B.shape
     size = k + loadings.C.shape[1]
     total = np.zeros((p, size, size))
-    for block, A in _rates(design, loadings, posterior, None, p * size):
-        total += np.asarray(_complete(loadings.C, block.units.x, block.gaussian, A))
+    for block in blocks(design, loadings, posterior, PROPOSALS["vem"], 4 * BLOCK // (p * size)):
+        total += np.asarray(_complete(loadings, block.units, block.gaussian))
     return total
 
 
@@ -247,7 +247,7 @@ def louis(
     digits = nets(plan, proposal, q)
     for block in blocks(design, loadings, posterior, proposal, 4 * BLOCK // (plan.draws * size)):
         counts = design.counts.values[block.span]
-        y = jnp.asarray(counts.toarray() if scipy.sparse.issparse(counts) else counts, loadings.C.dtype)
+        y = np.asarray(counts.toarray() if scipy.sparse.issparse(counts) else counts, loadings.C.dtype)
         for replicate, net in enumerate(digits):
             found = drawn(loadings, block, proposal, plan, net, replicate)
             part, rest = _louis(loadings, block.units, y, found)
@@ -285,8 +285,9 @@ def _louis(loadings: Loadings, units: Units, y: Array, draws: Draws) -> tuple[Ar
 
 
 @compiled
-def _complete(C: Array, x: Array, gaussian: Posterior, A: Array) -> Array:
+def _complete(loadings: Loadings, units: Units, gaussian: Posterior) -> Array:
     """Weighted by its rate, a Gaussian moves by S c and keeps its covariance matrix."""
+    A, C, x = rates(loadings, gaussian, units), loadings.C, units.x
     tilted = gaussian.mean[:, None] + jnp.einsum("bij,pj->bpi", symmetric(gaussian.spread), C)
     u = jnp.concatenate([jnp.broadcast_to(x[:, None], (*A.shape, x.shape[1])), tilted], axis=2)
     spread = symmetric(A.T @ gaussian.spread)
@@ -303,6 +304,9 @@ def _hidden(C: Array, x: Array, A: Array) -> tuple[Array, Array]:
     return (x[:, :, None] * x[:, None]).reshape(len(x), -1).T @ A, rows
 
 
+_expected_rates = compiled(rates)
+
+
 def _rates(
     design: Design, loadings: Loadings, posterior: Posterior, plan: Plan | None, width: int
 ) -> Iterator[tuple[Block, Array]]:
@@ -311,7 +315,7 @@ def _rates(
     digits = nets(plan, proposal, loadings.C.shape[1]) if plan else []
     for block in blocks(design, loadings, posterior, proposal, 4 * BLOCK // (width * (16 if plan else 1))):
         if plan is None:
-            yield block, rates(loadings, block.gaussian, block.units)
+            yield block, _expected_rates(loadings, block.gaussian, block.units)
             continue
         draws = [drawn(loadings, block, proposal, plan, net, replicate) for replicate, net in enumerate(digits)]
         found = [conditional(loadings, block.units, block.gaussian, each, True)[1] for each in draws]

@@ -46,7 +46,7 @@ class OfCoefficients:
         design, size = self._design(self.table_), np.sqrt(np.mean(self.table_.x**2, axis=0))
         with precision(np.dtype(float)):
             loadings, posterior = self._double()
-            scaled = loadings._replace(B=loadings.B * size[:, None])
+            scaled = loadings._replace(B=np.asarray(loadings.B) * size[:, None])
             errors = standard_errors(design._replace(x=design.x / size), scaled, posterior, kind) / size[:, None]
         return np.where(self.table_.diverging, np.nan, errors)
 
@@ -55,7 +55,7 @@ class OfCoefficients:
         design, size = self._design(self.table_), np.sqrt(np.mean(self.table_.x**2, axis=0))
         with precision(np.dtype(float)):
             loadings, posterior = self._double()
-            scaled = loadings._replace(B=loadings.B * size[:, None])
+            scaled = loadings._replace(B=np.asarray(loadings.B) * size[:, None])
             found = default_covariance(design._replace(x=design.x / size), scaled, posterior, kind)
         scale = np.where(self.table_.diverging, np.nan, 1 / size[:, None]).ravel()
         return found * np.outer(scale, scale)

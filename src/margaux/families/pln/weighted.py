@@ -103,4 +103,4 @@ def _in_closed_form(loadings: Loadings, units: Units, gaussian: Posterior) -> Fl
 def span_score(x: Array, mean: Array, spread: Array) -> tuple[Float[Array, "k q"], Float[Array, " t"]]:
     r"""$\sum_ix_iE[w_i]^\top$ and the lower triangle of $\sum_iE[w_iw_i^\top] - I$."""
     a, b, _ = lower_indices(mean.shape[1])
-    return x.T @ mean, jnp.sum(spread + mean[:, a] * mean[:, b] - jnp.asarray(a == b, mean.dtype), axis=0)
+    return x.T @ mean, (spread + mean[:, a] * mean[:, b] - np.asarray(a == b, mean.dtype)).sum(axis=0)

@@ -18,6 +18,7 @@ from jaxtyping import Array, PyTree
 
 from ...esteps import Noise
 from ...numerics.compiling import compiled, is_large
+from ...numerics.keys import key_of
 from ...numerics.precision import settle
 from .draws import moved
 from .layers import Dense
@@ -83,7 +84,7 @@ def bound(model: Variational, params: dict[str, PyTree], x: PyTree, y: np.ndarra
         return Bound(each.mean(), each.std(ddof=1) / np.sqrt(REPLICATES), "sobol")
     data = blocks(x, y, max(n * model.n_blocks // model.n, 1), 0, multiple=model.slices)
     count = max(-(-PAIRS // len(data["weight"])), EACH)
-    keys = jax.random.split(jax.random.key(key), count)
+    keys = jax.random.split(key_of(key), count)
     sums = np.asarray(_by_block(model, params, jax.tree.map(as_array, data), keys), float)
     divergence, error = _divergence(model, params, key, size)
     noise = np.sqrt(np.sum(sums.var(axis=1, ddof=1)) / count)
@@ -174,7 +175,7 @@ def _divergence(model: Variational, params: dict[str, PyTree], key: int, size: i
     """KL of the posterior from the prior, and its error: by pairs of draws where it is not in closed form."""
     by_draws = model.prior.by_draws
     count = int(np.clip(10**7 // size, 10, 1000)) // 2 if by_draws else 1
-    values = np.asarray(_divergences(model, params, jax.random.split(jax.random.key(key), count)), float)
+    values = np.asarray(_divergences(model, params, jax.random.split(key_of(key), count)), float)
     return float(values.mean()), float(values.std(ddof=1) / np.sqrt(count)) if by_draws else 0.0
 
 

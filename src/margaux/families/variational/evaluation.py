@@ -11,6 +11,7 @@ from jaxtyping import Array, PyTree
 
 from ...esteps import Noise
 from ...numerics.compiling import compiled, is_large
+from ...numerics.keys import key_of
 from ...numerics.precision import settle
 from .draws import moved
 from .networks import Network
@@ -28,7 +29,7 @@ def outputs_of_draws(
     one = jax.tree.map(lambda leaf: leaf[:1], x)
     size = min(n, slice_size(network, means, one, dtype))
     network = settle(network, dtype)
-    keys = jax.random.split(jax.random.key(key), n_draws)
+    keys = jax.random.split(key_of(key), n_draws)
     out = []
     for first in range(0, n, size):
         ids = np.minimum(np.arange(first, first + size), n - 1)  # one program for all parts

@@ -1,0 +1,128 @@
+"""Which starts are continued: short runs of SAEM from all of them, and their likelihoods."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+import pandas as pd
+
+from ...answers.fit import Fit
+from ...answers.likelihood import loglik, marginals
+from ...answers.posterior import proposals
+from ...answers.rules import best_rule
+from ...engine.outcome import RESULTS, FitError
+from ...esteps import ImportanceSampling, ModeMixture, Quadrature
+from .flipflop import flipped
+from .model import MixedEffects
+from .running import Settings, run_by_size
+from .start import intercepts, some_subjects
+
+#: draws a subject in a replicate; replicates for the likelihoods of starts, for those of the ends of fits, and at most
+DRAWS, FEW, REPLICATES, MOST = 400, 2, 4, 64
+#: the error of those of the ends of fits
+ERROR = 0.0125
+#: numbers over all subjects up to which a quadrature takes the place of draws
+POINTS = 2_000_000
+
+#: a start is out of the running when its log-likelihood after the screening is lower by so much, and so much a subject
+FAR, FAR_EACH = 5.0, 0.1
+
+#: log-likelihood at which the data overrule the side of the user's starting values: twice it is very strong evidence
+#: (Kass and Raftery 1995)
+STRONGLY = 5.0
+
+
+def screened(model: MixedEffects, units: dict, starts: list, settings: Settings) -> tuple[list[dict], pd.DataFrame]:
+    """Short SAEM runs from every start, on at most `ENOUGH` subjects: where they end, and a table of all of them.
+
+    Continued are the one of highest log-likelihood, and the best that ended in another mode unless it is far below. Of two modes
+    that are mirror images, one is always on the side that the user started from.
+    """
+    n_burn = 4 * settings.n_screen // 5
+    units = some_subjects(units, settings.seed)
+    places = np.asarray([intercepts(model, start) for _, start in starts])
+    natural = {name: one.values(x) for (name, one), x in zip(model.individual, places.T, strict=True)}
+    table = pd.DataFrame({"origin": [kind for kind, _ in starts]} | natural)
+    first = [start for _, start in starts]
+    if len(starts) == 1:
+        return first, table.assign(loglik=np.nan, continued=True, reached=np.nan)
+    algorithm, estep = settings.algorithm(n_burn), settings.estep(len(units["mask"]))
+    fits = [
+        run_by_size(
+            model, units, algorithm, estep, params=start, space=model.space(), n_iter=settings.n_screen, batch_size=None,
+            key=settings.seed + 1, dtype=settings.dtype, progress=False, polish=False, throw=False,
+        )
+        for start in first
+    ]  # fmt: skip
+    ends = [fit.params for fit in fits]
+    values = np.asarray([-np.inf if fit.result.failed else likelihood(fit, FEW) for fit in fits])
+    if not np.any(np.isfinite(values)):
+        raise FitError(dataclasses.replace(fits[0], result=RESULTS.diverged))
+    table = table.assign(loglik=values, continued=False, reached=np.nan)
+    order = np.argsort(-np.where(np.isnan(values), -np.inf, values))
+    best, near = int(order[0]), FAR + FAR_EACH * len(units["mask"])
+    others = [at for at in order[1:] if values[at] > values[best] - near and _apart(model, ends[best], ends[at])]
+    side = _side_asked_for(model)
+    if side is not None and _side(model, ends[best]) != side:
+        others = [at for at in others if _side(model, ends[at]) == side] or others
+    table.loc[[best, *others[:1]], "continued"] = True
+    return ends, table
+
+
+def _apart(model: MixedEffects, params: dict, other: dict) -> bool:
+    """Whether two ends lie in different modes: typical parameters more than 1.5 SDs of the random effects apart."""
+    here = intercepts(model, params)
+    scale = 0.2 * (1 + np.abs(here))
+    if model.random:
+        scale[model.random] = np.maximum(1.5 * np.sqrt(_variances(model, params)), scale[model.random])
+    return bool(np.any(np.abs(intercepts(model, other) - here) > scale))
+
+
+def _variances(model: MixedEffects, params: dict) -> np.ndarray:
+    """Of the random effects, (d,)."""
+    out = np.zeros(len(model.random))
+    if len(model.independent):
+        out[np.asarray(model.independent)] = params["omega2"]
+    for block, matrix in zip(model.blocks, params.get("omega", ()), strict=True):
+        out[list(block)] = np.diagonal(matrix)
+    return out
+
+
+def _side(model: MixedEffects, params: dict) -> bool | None:
+    """Whether a curve with two sets of parameters has those where absorption is the slower."""
+    psi = {name: float(one.values(x)) for (name, one), x in zip(model.individual, intercepts(model, params), strict=True)}
+    return flipped(getattr(model.outcome, "structural", None), psi)
+
+
+def _side_asked_for(model: MixedEffects) -> bool | None:
+    """The side of the user's starting values; None where they do not say."""
+    psi = {name: one.start for name, one in model.individual}
+    return None if None in psi.values() else flipped(getattr(model.outcome, "structural", None), psi)  # type: ignore[arg-type]
+
+
+def chosen(model: MixedEffects, reached: np.ndarray, ends: list[dict]) -> int:
+    """The end of highest log-likelihood; of two mirror images the one on the user's side, unless data are strongly against."""
+    values = np.where(np.isnan(reached), -np.inf, reached)
+    best, side = int(values.argmax()), _side_asked_for(model)
+    if side is None or _side(model, ends[best]) == side:
+        return best
+    own = [at for at, end in enumerate(ends) if _side(model, end) == side and values[at] > values[best] - STRONGLY]
+    return max(own, key=lambda at: values[at], default=best)
+
+
+def likelihood(fit: Fit, replicates: int = REPLICATES) -> float:
+    """Log-likelihood at the fit's parameters: by quadrature where that is cheap, else by the same draws at any parameters, more
+    of them until its error is small."""
+    rule = best_rule(fit)
+    if isinstance(rule.estep, Quadrature):
+        if len(fit.data["mask"]) * rule.width <= POINTS:
+            return float(np.sum(marginals(fit, rule)))
+        rule = dataclasses.replace(rule, rows=None)
+    estep = ImportanceSampling(DRAWS, ModeMixture(), quasi=True)
+    rows = proposals(fit, estep) if rule.rows is None else rule.rows
+    while True:
+        value = loglik(fit, estep=estep, replicates=replicates, rows=rows)
+        if replicates < REPLICATES or replicates >= MOST or not value.se > ERROR:
+            return float(value)
+        replicates *= 4

@@ -1,0 +1,19 @@
+"""Keys of the random number generator."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import numpy as np
+
+
+def key_of(seed: int) -> Any:
+    """`jax.random.key`, of the usual generator without a program.
+
+    >>> bool((jax.random.key_data(key_of(7)) == jax.random.key_data(jax.random.key(7))).all())
+    True
+    """
+    if jax.config.jax_default_prng_impl != "threefry2x32" or not 0 <= seed < 2**32:
+        return jax.random.key(seed)
+    return jax.random.wrap_key_data(np.array([0, seed], np.uint32))
