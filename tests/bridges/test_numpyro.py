@@ -144,10 +144,10 @@ def test_network(method):
         readings = np.array([network_reading(run) for run in runs])
         mean = float(network_loglik(y, x, jax.tree.map(jnp.asarray, fit.params)))
     assert abs(float(fit.loglik()) - mean) < 0.05
-    # A run in eight of SOUL's stays on a ridge a nat below the maximum. Whoever fits several runs sees that, and is told.
+    # A run in eight of SOUL's stays on a ridge a nat below the maximum: several runs are told apart, or the best has been taken.
     arrived = short < 0.1
     assert arrived.sum() >= 3
-    assert arrived.all() or not fit.diagnostics().loc["rhat", "ok"]
+    assert arrived.all() or not fit.diagnostics().loc["rhat", "ok"] or best.loglik - mean < 0.1
     for place, values, truth, se in zip(range(10), readings[arrived].T, best.reading, best.se, strict=True):
         assert_within_monte_carlo_error(values, truth, se, f"reading {place}")
 
@@ -269,7 +269,7 @@ def test_blocked_draws_have_the_exact_posterior():
     y, x = radon(8).args
     params = {"mu": 1.2, "tau": 0.6, "sigma": 0.8}
     fit = mx.fit(Radon(), mx.one_unit({"y": y, "x": x}), mx.soul(step=1e-9), mx.MCMC(mx.Blocked(), n_chains=4, warm_up=300),
-                 params=params, n_iter=5, progress=False)  # fmt: skip
+                 params=params, n_iter=5, progress=False, polish=False)  # fmt: skip
     found = draws(fit, 3000, thin=2)
     design = np.column_stack([x.ravel(), np.repeat(np.eye(8), x.shape[1], axis=0)])
     prior = np.diag([1.0, *[0.6**2] * 8])

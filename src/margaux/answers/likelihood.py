@@ -74,7 +74,7 @@ def loglik(
 
     Args:
         n_draws: of importance sampling, in all replicates; by default two million over all units, 2,000 to 32,000 a unit.
-        rule: from `best_rule`, where it is there already. first_key: the draws of `estep` are by this key and the next ones.
+        rule: from `best_rule`, where it is there already. first_key: draws are by this key and the next ones.
 
     Raises:
         ValueError: unknown method. TypeError: the model does not allow it. UndefinedDensity: a log density is NaN.
@@ -105,7 +105,7 @@ def loglik(
     if method not in ("auto", "importance"):
         known = ["auto", "importance", "quadrature", "laplace", "exact", *EVIDENCE]
         raise ValueError(f"method must be one of {known}, got {method!r}")
-    return _by_importance(fit, params, rule, n_draws, replicates, tol)
+    return _by_importance(fit, params, rule, n_draws, replicates, tol, first_key)
 
 
 def _enumerated(fit: Any, params: PyTree) -> LogLikelihood:
@@ -161,7 +161,7 @@ def _width(fit: Any, estep: Any) -> int:
 
 
 def _by_importance(
-    fit: Any, params: PyTree, rule: Rule | None, n_draws: int | None, replicates: int, tol: float
+    fit: Any, params: PyTree, rule: Rule | None, n_draws: int | None, replicates: int, tol: float, first_key: int
 ) -> LogLikelihood:
     n, size = fit._model().n, latent_size(fit)
     if size > TRIED:
@@ -179,7 +179,7 @@ def _by_importance(
     width = _width(fit, estep)
 
     def visited(keys: range, units: np.ndarray) -> tuple[np.ndarray, dict[str, np.ndarray]]:
-        infos = [each_unit(fit, nothing, estep, params, key=1 + r, width=width, rows=rows, units=units)[1] for r in keys]
+        infos = [each_unit(fit, nothing, estep, params, key=first_key + r, width=width, rows=rows, units=units)[1] for r in keys]
         return np.stack([i["log_marginal"] for i in infos]).astype(float), infos[-1]
 
     everyone = np.arange(n)

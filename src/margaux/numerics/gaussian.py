@@ -61,9 +61,8 @@ def find_mode(logdensity: Callable[[Float[Array, " d"]], Scalar], start: Float[A
         state = turn(state)
         return count + 1, state, away(state)
 
-    # The first turn finds out where the start is; the second is the first step from there.
-    begun = turn(first)
-    _, state, length = jax.lax.while_loop(unfinished, go_on, (0, begun, away(begun)))
+    # The first turn finds out where the start is; the second is the first step from there. All by one body: it is what compiles.
+    _, state, length = jax.lax.while_loop(unfinished, go_on, (-1, first, jnp.full((), jnp.inf, start.dtype)))
     _, mode, _, (value, _, curvature) = state
     return Mode(mode, _inverse_root(curvature), value, length)
 

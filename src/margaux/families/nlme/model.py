@@ -138,6 +138,15 @@ class MixedEffects(AbstractCurvedFamily, AbstractPopulation, AbstractUneven, Abs
             out = out.at[np.ix_(block, block)].set(matrix)
         return out
 
+    def covariances(self, params: dict) -> np.ndarray:
+        """`covariance` by NumPy."""
+        out = np.zeros((len(self.random), len(self.random)))
+        if len(self.independent):
+            out[self.independent, self.independent] = params["omega2"]
+        for block, matrix in zip(self.blocks, params.get("omega", ()), strict=True):
+            out[np.ix_(block, block)] = matrix
+        return out
+
     def log_likelihoods(self, params: dict, phi: Array, unit: dict) -> Array:
         """log p(y_it | phi_i) of each row (T,), zero in the padding."""
         psi = self.psi(params, phi, unit["design"])
@@ -235,7 +244,7 @@ def carried_over(source: MixedEffects, target: MixedEffects, params: dict) -> di
         moved[target.coefficients(j)] = values[source.coefficients(j)]
     variances = np.full(len(source.names), 1.0)
     matrix = np.diag(variances)
-    matrix[np.ix_(source.random, source.random)] = np.asarray(source.covariance(params)) if source.random else 0.0
+    matrix[np.ix_(source.random, source.random)] = source.covariances(params) if source.random else 0.0
     out: dict[str, Any] = {"beta": moved[: target.split]} if target.random else {}
     if target.split < len(target.owner):
         out["fixed"] = moved[target.split :]

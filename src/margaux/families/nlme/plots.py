@@ -215,7 +215,7 @@ class NLMEPlots:
         if d < 2:
             raise ValueError(f"one random effect ({eta.columns[0]}) has no pairs; look at plot.effects()")
         with precision(fitted.result_.dtype):
-            omega = np.asarray(fitted.model_.covariance(jax.tree.map(jax.numpy.asarray, fitted.result_.params)), float)
+            omega = fitted.model_.covariances(fitted.result_.params)
         angle = np.linspace(0, 2 * np.pi, 100)
         circle = np.sqrt(stats.chi2.ppf(0.95, 2)) * np.stack([np.cos(angle), np.sin(angle)])
         axes, figure = grid(ax, d, d, 2.3 * d + 0.4, 2.2 * d + 0.4)

@@ -75,18 +75,8 @@ def _apart(model: MixedEffects, params: dict, other: dict) -> bool:
     here = intercepts(model, params)
     scale = 0.2 * (1 + np.abs(here))
     if model.random:
-        scale[model.random] = np.maximum(1.5 * np.sqrt(_variances(model, params)), scale[model.random])
+        scale[model.random] = np.maximum(1.5 * np.sqrt(np.diagonal(model.covariances(params))), scale[model.random])
     return bool(np.any(np.abs(intercepts(model, other) - here) > scale))
-
-
-def _variances(model: MixedEffects, params: dict) -> np.ndarray:
-    """Of the random effects, (d,)."""
-    out = np.zeros(len(model.random))
-    if len(model.independent):
-        out[np.asarray(model.independent)] = params["omega2"]
-    for block, matrix in zip(model.blocks, params.get("omega", ()), strict=True):
-        out[list(block)] = np.diagonal(matrix)
-    return out
 
 
 def _side(model: MixedEffects, params: dict) -> bool | None:

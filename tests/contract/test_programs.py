@@ -1,0 +1,79 @@
+"""How many programs a first fit with its answers compiles: each costs a tenth of a second, and they grow back unseen."""
+
+import os
+import subprocess
+import sys
+import textwrap
+
+import pytest
+
+COUNT = """
+import os, warnings
+warnings.simplefilter("ignore")
+import jax, numpy as np, margaux as mx
+programs = []
+jax.monitoring.register_event_duration_secs_listener(
+    lambda event, _, **about: programs.append(about.get("fun_name")) if event.endswith("backend_compile_duration") else None
+)
+rng = np.random.default_rng(0)
+"""
+
+FITS = {
+    "nlme": (
+        12,
+        """
+        from margaux.datasets import load_theophylline
+        from margaux.nlme import LogNormal, oral1cpt
+        model = mx.NLME(structural=oral1cpt, individual=dict(ka=LogNormal(1.0), V=LogNormal(20.0), CL=LogNormal(0.5)), verbose=False)
+        model.fit(load_theophylline(), id="Id", time="Time", y="Concentration", dose="Dose")
+        model.summary(), model.loglik_
+        """,
+    ),
+    "pln": (
+        16,
+        """
+        counts = rng.poisson(np.exp(1 + rng.normal(size=(100, 2)) @ rng.normal(0, 0.7, (2, 20))))
+        model = mx.PLNPCA(rank=2, verbose=False).fit(counts)
+        model.summary(), model.loglik_
+        """,
+    ),
+    "missing": (
+        8,
+        """
+        x = rng.normal(size=(300, 3))
+        y = (rng.random(300) < 1 / (1 + np.exp(-x @ [0.5, -0.5, 1.0]))).astype(int)
+        model = mx.MissingLogistic(verbose=False).fit(np.where(rng.random(x.shape) < 0.15, np.nan, x), y)
+        model.summary(), model.loglik_
+        """,
+    ),
+    "fit": (
+        11,
+        """
+        import jax.numpy as jnp
+        from jax.scipy.stats import norm
+
+        class Intercept(mx.AbstractModel):
+            def log_joint(self, params, z, y):
+                eta = params["mu"] + z
+                return jnp.sum(y * eta - jnp.logaddexp(0.0, eta)) + norm.logpdf(z, 0.0, jnp.exp(params["spread"]))
+
+            def init_latents(self, key, params, y):
+                return jnp.zeros((), y.dtype)
+
+        eta = 0.3 + rng.normal(size=(100, 1))
+        y = (rng.random((100, 5)) < 1 / (1 + np.exp(-eta))).astype(float)
+        fit = mx.fit(Intercept(), y, mx.soul(), mx.MCMC(), params={"mu": 0.0, "spread": 0.0}, n_iter=500, progress=False)
+        fit.summary(), fit.loglik()
+        """,
+    ),
+}
+
+
+@pytest.mark.parametrize("name", FITS)
+def test_a_first_fit_compiles_few_programs(name):
+    most, code = FITS[name]
+    script = COUNT + textwrap.dedent(code) + "\nprint(len(programs), programs)\n"
+    environment = os.environ | {"MARGAUX_CACHE": "off", "XLA_FLAGS": "", "PYTHONPATH": os.pathsep.join(sys.path)}
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, env=environment, check=False)
+    assert done.returncode == 0, done.stderr
+    assert int(done.stdout.split()[0]) <= most, done.stdout
