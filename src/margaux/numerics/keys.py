@@ -8,12 +8,13 @@ import jax
 import numpy as np
 
 
-def key_of(seed: int) -> Any:
-    """`jax.random.key`, of the usual generator without a program.
+def key_of(seed: Any) -> Any:
+    """`jax.random.key`, of a whole number and the usual generator without a program.
 
     >>> bool((jax.random.key_data(key_of(7)) == jax.random.key_data(jax.random.key(7))).all())
     True
     """
-    if jax.config.jax_default_prng_impl != "threefry2x32" or not 0 <= seed < 2**32:
+    plain = isinstance(seed, int | np.integer) and jax.config.jax_default_prng_impl == "threefry2x32"
+    if not plain or not 0 <= seed < 2**32:
         return jax.random.key(seed)
     return jax.random.wrap_key_data(np.array([0, seed], np.uint32))

@@ -25,6 +25,9 @@ ERROR = 0.0125
 #: numbers over all subjects up to which a quadrature takes the place of draws
 POINTS = 2_000_000
 
+#: subjects up to which all are screened on
+ALL = 300
+
 #: a start is out of the running when its log-likelihood after the screening is lower by so much, and so much a subject
 FAR, FAR_EACH = 5.0, 0.1
 
@@ -34,13 +37,14 @@ STRONGLY = 5.0
 
 
 def screened(model: MixedEffects, units: dict, starts: list, settings: Settings) -> tuple[list[dict], pd.DataFrame]:
-    """Short SAEM runs from every start, on at most `ENOUGH` subjects: where they end, and a table of all of them.
+    """Short SAEM runs from every start, on some of very many subjects: where they end, and a table of all of them.
 
     Continued are the one of highest log-likelihood, and the best that ended in another mode unless it is far below. Of two modes
     that are mirror images, one is always on the side that the user started from.
     """
     n_burn = 4 * settings.n_screen // 5
-    units = some_subjects(units, settings.seed)
+    if len(units["mask"]) > ALL:  # of fewer, the short runs share the programs of the fit
+        units = some_subjects(units, settings.seed)
     places = np.asarray([intercepts(model, start) for _, start in starts])
     natural = {name: one.values(x) for (name, one), x in zip(model.individual, places.T, strict=True)}
     table = pd.DataFrame({"origin": [kind for kind, _ in starts]} | natural)

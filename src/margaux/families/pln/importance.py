@@ -181,10 +181,12 @@ def drawn(loadings: Loadings, block: Block, proposal: Proposal, plan: Plan, net:
 
 
 def _bits(plan: Plan, replicate: int, span: slice, shape: tuple[int, int]) -> np.ndarray:
-    """Random digits of units: what shifts their net, or all of them."""
-    rng = np.random.default_rng([plan.seed, replicate, span.start])
-    size = (span.stop - span.start, 1 if plan.sobol else shape[0], shape[1])
-    return rng.integers(0, 1 << 32, size, np.uint32)
+    """Random digits of units: what shifts their net, or all of them. A unit has its own, in whatever block it comes."""
+    rows, columns = 1 if plan.sobol else shape[0], shape[1]
+    count, words = span.stop - span.start, -(-rows * columns // 2)
+    stream = np.random.PCG64([plan.seed, replicate]).advance(span.start * words)
+    digits = stream.random_raw(count * words).view(np.uint32).reshape(count, 2 * words)
+    return digits[:, : rows * columns].reshape(count, rows, columns)
 
 
 def _constants(design: Design, loadings: Loadings) -> Float[np.ndarray, " n"]:
