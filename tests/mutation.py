@@ -4,6 +4,9 @@ cosmic-ray changes one operator, comparison, number or truth value of a module a
 and starts a Python for every mutant, with one command for all of them. Here a process is forked from one that has imported jax,
 the mutated module is put in place as it is imported, and the tests are those of the module, in the order of `[tool.mutation]` in
 pyproject.toml, until one fails. Compiled programs are kept from mutant to mutant: most of them are the same.
+
+Left out are numbers in module-level assignments to names all in capitals, which are tuning figures that have no right value to be
+held to; `strict=True`, which is a check of our own; and changes that leave the program as it was.
 """
 
 from __future__ import annotations
@@ -14,6 +17,7 @@ import difflib
 import fnmatch
 import importlib.machinery
 import importlib.util
+import itertools
 import json
 import multiprocessing
 import os
@@ -119,17 +123,36 @@ def annotated(source: str) -> list[tuple[tuple[int, int], tuple[int, int]]]:
     return spans
 
 
+def figures(source: str) -> list[tuple[tuple[int, int], tuple[int, int]]]:
+    """Where the values of names all in capitals stand that are assigned at module level."""
+    spans = []
+    for node in ast.parse(source).body:
+        targets = node.targets if isinstance(node, ast.Assign) else [node.target] if isinstance(node, ast.AnnAssign) else []
+        names = [part.id for target in targets for part in ast.walk(target) if isinstance(part, ast.Name)]
+        if names and all(name.isupper() for name in names):
+            spans.append(((node.lineno, node.col_offset), (node.end_lineno or 0, node.end_col_offset or 0)))
+    return spans
+
+
+def checks(source: str) -> list[tuple[tuple[int, int], tuple[int, int]]]:
+    """Where `True` stands in `strict=True`."""
+    words = [node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.keyword) and node.arg == "strict"]
+    values = [node.value for node in words]
+    return [((v.lineno, v.col_offset), (v.end_lineno or 0, v.end_col_offset or 0)) for v in values]
+
+
 def mutants(module: str) -> Iterator[Mutant]:
     """All changes of a module that could make a difference."""
     import cosmic_ray.ast
     import cosmic_ray.plugins
 
     source = (SOURCE / module).read_text()
-    lines, spans, tree = source.splitlines(), annotated(source), cosmic_ray.ast.get_ast(source)
+    lines, tree = source.splitlines(), cosmic_ray.ast.get_ast(source)
+    idle = {"core/NumberReplacer": figures(source), "core/ReplaceTrueWithFalse": checks(source)}
     for name in sorted(cosmic_ray.plugins.operator_names()):
         if not any(fnmatch.fnmatch(name, "core/" + pattern) for pattern in SETTINGS["operators"]):
             continue
-        operator = cosmic_ray.plugins.get_operator(name)()
+        operator, spans = cosmic_ray.plugins.get_operator(name)(), annotated(source) + idle.get(name, [])
         places = [place for node in cosmic_ray.ast.ast_nodes(tree) for place in operator.mutation_positions(node)]
         for occurrence, (start, _) in enumerate(places):
             skipped = any(pattern in lines[start[0] - 1] for pattern in SETTINGS["skip"])
@@ -144,6 +167,14 @@ def mutated(mutant: Mutant) -> str:
 
     operator = cosmic_ray.plugins.get_operator("core/" + mutant.operator)()
     return str(mutate_code((SOURCE / mutant.module).read_text(), operator, mutant.occurrence))
+
+
+def changed(mutant: Mutant) -> bool:
+    """Whether it is another program, which a number written otherwise is not."""
+    try:
+        return ast.dump(ast.parse((SOURCE / mutant.module).read_text())) != ast.dump(ast.parse(mutated(mutant)))
+    except SyntaxError:
+        return True
 
 
 def difference(mutant: Mutant) -> str:
@@ -174,7 +205,8 @@ def main() -> None:
         chosen = [mutant for module in modules(args.only) for mutant in mutants(module)]
         print(f"{len(chosen)} mutants", flush=True)
         if args.sample is not None and args.sample < len(chosen):
-            chosen = random.Random(args.seed).sample(chosen, args.sample)
+            random.Random(args.seed).shuffle(chosen)
+        chosen = list(itertools.islice(filter(changed, chosen), args.sample))
 
     # As they are, the tests must pass: how long that takes tells when a mutant is late. It also fills the cache.
     limits: dict[tuple[str, ...], float] = {}

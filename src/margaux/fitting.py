@@ -20,6 +20,7 @@ from .engine.outcome import FitError
 from .engine.settings import FitSettings
 from .engine.validate import check_untraced
 from .esteps import AbstractEStep
+from .numerics.compiling import keep_compilations
 from .numerics.precision import default_dtype, precision
 from .problem.model import AbstractModel
 from .problem.penalty import AbstractPenalty
@@ -95,6 +96,7 @@ def fit(
     (3.0, 'certified')
     """
     check_untraced((params, data, model, algorithm, estep, key, space, penalty, average, runs))
+    keep_compilations()
     dtype = default_dtype(dtype)
     asked = FitSettings(
         params=params,

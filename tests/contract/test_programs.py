@@ -24,7 +24,8 @@ FITS = {
         """
         from margaux.datasets import load_theophylline
         from margaux.nlme import LogNormal, oral1cpt
-        model = mx.NLME(structural=oral1cpt, individual=dict(ka=LogNormal(1.0), V=LogNormal(20.0), CL=LogNormal(0.5)), verbose=False)
+        individual = {"ka": LogNormal(1.0), "V": LogNormal(20.0), "CL": LogNormal(0.5)}
+        model = mx.NLME(structural=oral1cpt, individual=individual, verbose=False)
         model.fit(load_theophylline(), id="Id", time="Time", y="Concentration", dose="Dose")
         model.summary(), model.loglik_
         """,

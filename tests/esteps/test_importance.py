@@ -8,6 +8,7 @@ from scipy import special
 
 import margaux as mx
 from helpers import normal
+from margaux.esteps import ModeMixture
 from margaux.numerics.gaussian import find_mode, normals
 
 Y = np.array([0.5, -1.0, 3.0])
@@ -137,3 +138,12 @@ def test_bad_settings(bad):
 def test_too_many_latents_for_a_dense_gaussian():
     assert mx.ImportanceSampling().requires(MODEL, jnp.zeros(200)) is None
     assert "hopeless for 201" in (mx.ImportanceSampling().requires(MODEL, jnp.zeros(201)) or "")
+
+
+def test_a_control_variate_is_one_of_gaussian_proposals():
+    for proposal, gaussian in (("laplace", True), ("adapted", True), ("mixture", False), (ModeMixture(), False)):
+        assert mx.ImportanceSampling(10, proposal).control_variate == gaussian
+        assert not mx.ImportanceSampling(10, proposal, control_variate=False).control_variate
+    for proposal in ("mixture", ModeMixture()):
+        with pytest.raises(ValueError, match="control variate"):
+            mx.ImportanceSampling(10, proposal, control_variate=True)

@@ -161,7 +161,7 @@ def _width(fit: Any, estep: Any) -> int:
 
 
 def _by_importance(
-    fit: Any, params: PyTree, rule: Rule | None, n_draws: int | None, replicates: int, tol: float, first_key: int
+    fit: Any, params: PyTree, rule: Rule | None, n_draws: int | None, replicates: int, tol: float, first_key: int = 1
 ) -> LogLikelihood:
     n, size = fit._model().n, latent_size(fit)
     if size > TRIED:

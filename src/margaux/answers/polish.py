@@ -265,10 +265,11 @@ class _Search:
             if there is None or not rise > 0.1 * gain - 1e-9 * abs(self.at.loglik):
                 radius = 0.25 * min(radius, length)
                 continue
+            moved = min(length, radius)
             if rise > 0.75 * gain and length > 0.99 * radius:
                 radius = 2 * radius
             self.params, self.at = params, there
-            self.since += min(length, radius) / np.sqrt(self.n)
+            self.since += moved / np.sqrt(self.n)
             if self.since > MOVED and self.rule.has_likelihood and self.rule.rows is not None:
                 self.go(params)
 
@@ -366,6 +367,8 @@ def _noise(here: Evaluation, free: np.ndarray) -> float:
     matrix = here.matrix[np.ix_(free, free)]
     totals = here.scores.sum(axis=1)[:, free]
     apart = totals - totals.mean(axis=0)
+    if not np.all(np.isfinite(matrix)) or not np.all(np.isfinite(apart)):
+        return np.nan
     with np.errstate(all="ignore"):
         lengths = np.einsum("ri,ri->r", apart, np.linalg.lstsq(matrix, apart.T, rcond=None)[0].T)
     return float(np.sqrt(max(np.sum(lengths), 0.0) / (count * (count - 1))))

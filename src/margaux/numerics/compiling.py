@@ -84,7 +84,7 @@ def compiled(function: Callable[..., Any] | None = None, *, large: bool | Callab
 def keep_compilations() -> None:
     """Keep compiled programs in the user's cache folder, so that a new process need not compile them again.
 
-    Estimators call this when they are fitted. A cache folder already given to jax is left alone. The environment variable
+    `mx.fit` and estimators call this. A cache folder already given to jax is left alone. The environment variable
     MARGAUX_CACHE names another folder, or switches this off ("off").
     """
     wanted = os.environ.get("MARGAUX_CACHE", "")
