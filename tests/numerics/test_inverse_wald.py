@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import scipy.stats
 
-from margaux.numerics.inverse import guarded, within
+from margaux.numerics.inverse import absolute, guarded, within
 from margaux.numerics.wald import interval, wald_table
 
 
@@ -35,6 +35,13 @@ def test_an_information_is_inverted_over_its_free_coordinates_whatever_their_uni
 def test_a_matrix_without_an_inverse_is_told(matrix):
     inverse, trouble = guarded(matrix)
     assert np.isnan(inverse).all() and trouble.startswith("the information is singular or indefinite")
+
+
+def test_curvatures_of_either_sign_are_taken_by_their_size():
+    turn = np.linalg.qr(np.random.default_rng(2).normal(size=(3, 3)))[0]
+    found = absolute(turn @ np.diag([4.0, -2.0, 1.0]) @ turn.T)
+    np.testing.assert_allclose(found, turn @ np.diag([0.25, 0.5, 1.0]) @ turn.T, atol=1e-12)
+    assert np.isnan(absolute(np.array([[np.nan]]))).all()
 
 
 def test_within_a_basis_nothing_moves_across_it():

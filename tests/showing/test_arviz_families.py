@@ -191,7 +191,7 @@ def test_a_signal():
     y = A @ x + 0.1 * rng.normal(size=30)
     model = mx.SparseInverse(prior="l1", noise_sd=0.1, n_iter=300, verbose=False).fit(A, y)
     data = model.to_arviz(300, posterior_predictive=True)
-    assert data.posterior["x"].shape == (1, 300, 20) and "whose bias they carry" in data.attrs["drawn"]
+    assert data.posterior["x"].shape == (1, 300, 20) and "MALA, continued from the fit" in data.attrs["drawn"]
     checked(data, "y", 20)
     exact = scipy.stats.norm.logpdf(y, A @ data.posterior["x"][0, 5].values, 0.1)
     np.testing.assert_allclose(data.log_likelihood["y"][0, 5], exact, rtol=1e-6, atol=1e-6)

@@ -15,6 +15,7 @@ from ..engine.loop import TRACED
 from ..engine.settings import FitSettings
 from ..esteps import MCMC
 from ..kernels.coupling import halved
+from ..numerics.inverse import absolute
 from ..problem.schedule import AbstractSchedule
 from .certificate import Check
 
@@ -135,6 +136,12 @@ def kernel_bias(fit: Any) -> Check | None:
         return None
     information, coordinates = fit.information(), Coordinates(fit)
     se = information.se
+    covariance = information.covariance
+    if not np.any(np.isfinite(se)):
+        # Away from the maximum, where a bias leads, curvatures may be of either sign: their size tells how far is far.
+        jacobian = coordinates.jacobian(coordinates.to(fit.params))
+        covariance = jacobian @ absolute(information.matrix) @ jacobian.T
+        se = np.sqrt(np.diagonal(covariance))
     if not np.any(np.isfinite(se)):
         return None
     coarse, fine, order = halved(estep.kernel)
@@ -151,7 +158,7 @@ def kernel_bias(fit: Any) -> Check | None:
     jacobian = coordinates.jacobian(coordinates.to(fit.params))
     gap = (scores[0] - scores[1]) / (1 - 2.0**-order)
     with np.errstate(invalid="ignore", divide="ignore"):
-        shifts = gap @ np.linalg.pinv(jacobian) @ information.covariance / se
+        shifts = gap @ np.linalg.pinv(jacobian) @ covariance / se
     size, error = np.abs(shifts.mean(axis=0)), shifts.std(axis=0, ddof=1) / np.sqrt(SETS)
     if not np.any(np.isfinite(size)):
         return None

@@ -37,6 +37,14 @@ def within(information: Float[np.ndarray, "d d"], basis: Float[np.ndarray, "d r"
     return basis @ guarded(basis.T @ information @ basis)[0] @ basis.T
 
 
+def absolute(information: Float[np.ndarray, "d d"]) -> Float[np.ndarray, "d d"]:
+    """The inverse with the absolute values of its eigenvalues; NaN where there are none."""
+    if not np.all(np.isfinite(information)):
+        return np.full_like(information, np.nan)
+    values, vectors = np.linalg.eigh(information)
+    return (vectors / np.maximum(np.abs(values), LEAST * np.abs(values).max(initial=1e-300))) @ vectors.T
+
+
 def _trouble(block: np.ndarray) -> str:
     size = np.abs(np.diagonal(block))
     if not block.size:

@@ -173,7 +173,8 @@ def _counts(model: Any) -> list[Part]:
     alt += f"{number(zeros.max(), 3)} observed, {number(simulated.min(), 3)} to {number(simulated.max(), 3)} simulated; the "
     alt += f"largest difference is {number(gap.max(), 3)}."
     caption = "How often each count is there (bars) and expected (line); bars end at zero under the model."
-    seen = "Hanging rootogram: how often each count is there and is expected given the latents."
+    size = " x ".join(f"{length:,}" for length in observed.shape)
+    seen = f"Hanging rootogram of {size} counts: how often each is there and is expected given the latents."
     whole = drawn(model.plot.rootogram, seen, caption, ranges=False)
     return [whole, drawn(draw, alt, "Share of zeros of each feature, observed and in 20 simulated tables.", ranges=False)]
 
