@@ -121,8 +121,8 @@ def reshaped(leaf: Any, shape: tuple[int, ...]) -> Any:
     """An array in another shape; on a CPU by NumPy, which compiles no program for it."""
     if isinstance(leaf, jax.Array) and leaf.is_fully_addressable and on_cpu(leaf):
         if is_key(leaf):
-            data = np.asarray(jax.random.key_data(leaf))
-            return jax.random.wrap_key_data(data.reshape(*shape, data.shape[-1]), impl=jax.random.key_impl(leaf))
+            data: Any = np.asarray(jax.random.key_data(leaf))
+            return jax.random.wrap_key_data(data.reshape((*shape, data.shape[-1])), impl=jax.random.key_impl(leaf))
         return jax.device_put(np.asarray(leaf).reshape(shape))
     return leaf.reshape(shape)
 

@@ -14,7 +14,9 @@ def key_of(seed: Any) -> Any:
     >>> bool((jax.random.key_data(key_of(7)) == jax.random.key_data(jax.random.key(7))).all())
     True
     """
-    plain = isinstance(seed, int | np.integer) and jax.config.jax_default_prng_impl == "threefry2x32"
+    usual = getattr(jax.config, "jax_default_prng_impl", "") == "threefry2x32"
+    plain = usual and isinstance(seed, int | np.integer)
     if not plain or not 0 <= seed < 2**32:
         return jax.random.key(seed)
-    return jax.random.wrap_key_data(np.array([0, seed], np.uint32))
+    words: Any = np.array([0, seed], np.uint32)
+    return jax.random.wrap_key_data(words)

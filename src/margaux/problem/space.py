@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.flatten_util import ravel_pytree
-from jaxtyping import Array, Bool, Float, PyTree
+from jaxtyping import Array, Bool, PyTree
 
 from ..numerics.compiling import compiled
 from ..numerics.naming import path_name
@@ -302,8 +302,8 @@ class Point(NamedTuple):
     """
 
     projected: PyTree
-    edges: Bool[np.ndarray, " p"]
-    coordinates: Float[np.ndarray, " k"]
+    edges: Any
+    coordinates: Any
 
 
 def point(space: AbstractSpace, params: PyTree) -> Point:

@@ -8,7 +8,7 @@ and 7). Units pass a block at a time and draws a chunk at a time.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -81,12 +81,13 @@ class Block(NamedTuple):
 def blocks(design: Design, loadings: Loadings, posterior: Posterior, proposal: Proposal, size: int) -> Iterator[Block]:
     """The table, at most `size` units at a time."""
     dtype, n = loadings.C.dtype, design.counts.n
-    projected, (mean, spread) = design.counts.times(np.asarray(loadings.C)), map(np.asarray, posterior)
+    projected = design.counts.times(np.asarray(loadings.C))
+    whole: Any = Posterior(*map(np.asarray, posterior))  # type: ignore[arg-type]
     size = -(-n // -(-n // max(size, 1)))  # as equal as can be: each size is a program
     for first in range(0, n, size):
         span = slice(first, min(first + size, n))
-        units = Units(*(np.asarray(leaf[span], dtype) for leaf in (design.x, design.offset, projected)))
-        part = Posterior(mean[span], spread[span])
+        leaves: Any = (np.asarray(leaf[span], dtype) for leaf in (design.x, design.offset, projected))
+        units, part = Units(*leaves), Posterior(*(leaf[span] for leaf in whole))
         if proposal.gaussian != "given":
             part = curvature(loadings, part, units, MODE_STEPS if proposal.gaussian == "laplace" else 0)
         yield Block(span, units, part)

@@ -6,7 +6,7 @@ which there are draws x features, and of one unit at a time.
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -100,7 +100,7 @@ def _in_closed_form(loadings: Loadings, units: Units, gaussian: Posterior) -> Fl
     return jnp.concatenate([own[:, :k], own[:, k : k + q] + moved], axis=1)
 
 
-def span_score(x: Array, mean: Array, spread: Array) -> tuple[Float[Array, "k q"], Float[Array, " t"]]:
+def span_score(x: Any, mean: Any, spread: Any) -> tuple[Float[Array, "k q"], Float[Array, " t"]]:
     r"""$\sum_ix_iE[w_i]^\top$ and the lower triangle of $\sum_iE[w_iw_i^\top] - I$."""
     a, b, _ = lower_indices(mean.shape[1])
     return x.T @ mean, (spread + mean[:, a] * mean[:, b] - np.asarray(a == b, mean.dtype)).sum(axis=0)
