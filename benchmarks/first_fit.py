@@ -1,4 +1,4 @@
-"""The first minute: whole jobs in new processes, imports included, on an idle machine: `python benchmarks/first_fit.py [JOB ...]`.
+"""The first minute, whole jobs in new processes with imports, on an idle machine: `python benchmarks/first_fit.py [JOB ...]`.
 
 Three times of each job, a fit with standard errors and log-likelihood: the very first, with an empty cache of programs; in a new
 process that finds the programs of the first; and again in the same process. Wall clock and CPU seconds, medians over `--repeats`.

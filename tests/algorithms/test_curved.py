@@ -1,5 +1,8 @@
 """SAEM with a numerical M-step, by arithmetic: annealed variances, Newton's step, and what is kept from step to step."""
 
+# Stand-ins take the place of fits and rules: pyright sees other types.
+# pyright: reportArgumentType=false, reportOperatorIssue=false
+
 from types import SimpleNamespace
 
 import jax

@@ -1,5 +1,8 @@
 """What the scaled ascent keeps: a matrix of up to 32 coordinates, a direction of more."""
 
+# Stand-ins take the place of fits and rules: pyright sees other types.
+# pyright: reportArgumentType=false
+
 import jax
 import jax.numpy as jnp
 import numpy as np

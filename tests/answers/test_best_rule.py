@@ -1,5 +1,8 @@
 """Which rule is best for which model, and how its nodes or draws are counted."""
 
+# Stand-ins take the place of fits and rules: pyright sees other types.
+# pyright: reportArgumentType=false, reportAttributeAccessIssue=false, reportCallIssue=false, reportOptionalMemberAccess=false, reportOptionalSubscript=false
+
 from types import SimpleNamespace
 
 import numpy as np

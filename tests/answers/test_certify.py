@@ -1,5 +1,8 @@
 """The levels of a certificate on either side of every threshold."""
 
+# Stand-ins take the place of fits and rules: pyright sees other types.
+# pyright: reportArgumentType=false, reportAttributeAccessIssue=false
+
 from types import SimpleNamespace
 
 import numpy as np

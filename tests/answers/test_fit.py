@@ -1,5 +1,8 @@
 """What a Fit answers itself: how it ended, what it remembers, what it asks others for, and what it saves."""
 
+# Stand-ins take the place of fits and rules: pyright sees other types.
+# pyright: reportArgumentType=false, reportGeneralTypeIssues=false
+
 import dataclasses
 from types import SimpleNamespace
 

@@ -1,5 +1,8 @@
 """Expectations unit by unit: blocks, chosen units, sums, proposals and moments, on a conjugate posterior."""
 
+# Stand-ins take the place of fits and rules: pyright sees other types.
+# pyright: reportArgumentType=false, reportAttributeAccessIssue=false
+
 from types import SimpleNamespace
 
 import equinox as eqx

@@ -1,5 +1,8 @@
 """Penalties and spaces in files: what is written comes back as it was, and what is not ours is refused."""
 
+# Stand-ins take the place of fits and rules: pyright sees other types.
+# pyright: reportArgumentType=false
+
 import json
 from typing import Any
 

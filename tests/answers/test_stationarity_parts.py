@@ -1,5 +1,8 @@
 """Stationarity from scores that are given: pooling, noise and error by formula, and the steps of its directions."""
 
+# Stand-ins take the place of fits and rules: pyright sees other types.
+# pyright: reportArgumentType=false
+
 from types import SimpleNamespace
 
 import jax

@@ -1,5 +1,8 @@
 """The host's loop by parts: pace, traces, pauses, failures, endings and the figures of an outcome."""
 
+# Stand-ins take the place of fits and rules: pyright sees other types.
+# pyright: reportArgumentType=false, reportAttributeAccessIssue=false, reportOptionalMemberAccess=false
+
 from types import SimpleNamespace
 
 import jax

@@ -1,5 +1,8 @@
 """The compiled loop by parts: noise by key, iteration and unit, blocks of it, the loop's bookkeeping, and a pass over units."""
 
+# Stand-ins take the place of fits and rules: pyright sees other types.
+# pyright: reportArgumentType=false, reportCallIssue=false
+
 from types import SimpleNamespace
 
 import jax

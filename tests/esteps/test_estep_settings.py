@@ -1,5 +1,8 @@
 """The last values of settings that are allowed, the first that are not, and what they are by default."""
 
+# Stand-ins take the place of fits and rules: pyright sees other types.
+# pyright: reportAttributeAccessIssue=false, reportOperatorIssue=false, reportOptionalMemberAccess=false
+
 import numpy as np
 import pytest
 

@@ -1,5 +1,8 @@
 """The mixture over modes against NumPy and SciPy: what is found, drawn, weighed and learned."""
 
+# Stand-ins take the place of fits and rules: pyright sees other types.
+# pyright: reportArgumentType=false
+
 import jax
 import jax.numpy as jnp
 import numpy as np
