@@ -8,8 +8,8 @@ import numpy as np
 import pandas as pd
 
 from ...answers.fit import Fit
-from ...answers.likelihood import loglik, marginals
-from ...answers.posterior import proposals
+from ...answers.likelihood import agreed, loglik, marginals
+from ...answers.posterior import UndefinedDensity, proposals
 from ...answers.rules import best_rule
 from ...engine.outcome import RESULTS, FitError
 from ...esteps import ImportanceSampling, ModeMixture, Quadrature
@@ -60,7 +60,7 @@ def screened(model: MixedEffects, units: dict, starts: list, settings: Settings)
         for start in first
     ]  # fmt: skip
     ends = [fit.params for fit in fits]
-    values = np.asarray([-np.inf if fit.result.failed else likelihood(fit, FEW) for fit in fits])
+    values = np.asarray([_short_of(fit) for fit in fits])
     if not np.any(np.isfinite(values)):
         raise FitError(dataclasses.replace(fits[0], result=RESULTS.diverged))
     table = table.assign(loglik=values, continued=False, reached=np.nan)
@@ -105,13 +105,25 @@ def chosen(model: MixedEffects, reached: np.ndarray, ends: list[dict]) -> int:
     return max(own, key=lambda at: values[at], default=best)
 
 
+def _short_of(fit: Fit) -> float:
+    """The likelihood where a short run ended, minus infinity where there is none: other starts go on."""
+    try:
+        return -np.inf if fit.result.failed else likelihood(fit, FEW)
+    except UndefinedDensity:
+        return -np.inf
+
+
 def likelihood(fit: Fit, replicates: int = REPLICATES) -> float:
     """Log-likelihood at the fit's parameters: by quadrature where that is cheap, else by the same draws at any parameters, more
     of them until its error is small."""
     rule = best_rule(fit)
     if isinstance(rule.estep, Quadrature):
         if len(fit.data["mask"]) * rule.width <= POINTS:
-            return float(np.sum(marginals(fit, rule)))
+            if replicates < REPLICATES:
+                return float(np.sum(marginals(fit, rule)))
+            value = agreed(fit, None, rule)
+            if value.se <= ERROR:
+                return float(value)
         rule = dataclasses.replace(rule, rows=None)
     estep = ImportanceSampling(DRAWS, ModeMixture(), quasi=True)
     rows = proposals(fit, estep) if rule.rows is None else rule.rows
