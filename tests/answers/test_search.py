@@ -303,3 +303,12 @@ def test_likelihoods_that_are_compared_have_the_error_of_two_sets(monkeypatch):
 
     monkeypatch.setattr(module, "_logs", undefined)
     assert _Search.value(search, None, search.rule) == (-np.inf, 0.0)
+
+
+@pytest.mark.parametrize(("value", "error", "anew"), [(0.58, 0.01, 0), (0.58, 0.03, 2), (0.42, 0.03, 2), (0.7, 0.0, 2)])
+def test_a_fall_by_proposals_of_elsewhere_counts_where_it_is_a_parabolas_beyond_its_error(value, error, anew):
+    # .08 from a half: within .15 less three errors of .01, but not less three of .03.
+    search = Toy(parabola([[1.0]], [0.0]), [0.0], n=10, estep=Quadrature(5))
+    search.value = lambda params, rule: (-value if params[0] else 0.0, error)
+    search.around()
+    assert len(search.rules) == anew

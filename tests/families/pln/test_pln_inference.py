@@ -363,7 +363,7 @@ def test_more_features_than_units():
     "settings, message",
     [
         ({"proposal": "prior"}, "proposal must be one of 'vem', "),
-        ({"proposal": Proposal(degrees=3)}, "degrees even"),
+        ({"proposal": Proposal(degrees=-3)}, "degrees at least 0"),
         ({"plan": Plan(100)}, "power of two, not 100"),
         ({"plan": Plan(64, 1)}, "two replicates"),
     ],

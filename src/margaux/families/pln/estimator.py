@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import warnings
 from collections.abc import Callable
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -27,7 +27,7 @@ from .basis import coefficients, orthonormal
 from .checks import check_rank, check_settings
 from .fitting import Design, Solution
 from .goodness import frequencies, goodness
-from .growth import precise
+from .growth import LIGHT, Adapted, precise
 from .of_coefficients import OfCoefficients
 from .of_units import OfUnits
 from .outcome import as_fit
@@ -44,6 +44,14 @@ from .verdict import certify
 LOOKED_AT = 500_000
 #: answers that are computed when first asked for
 LATER = ("_own_errors", "importance_", "certificate_")
+
+
+class Ended(NamedTuple):
+    """Where the ascent of the likelihood ended, in its own coordinates, and what its draws say of the likelihood there."""
+
+    design: Design
+    loadings: Loadings
+    likelihood: Adapted
 
 
 class PLNPCA(OfUnits, OfCoefficients, Answering, BaseEstimator):
@@ -162,7 +170,7 @@ class PLNPCA(OfUnits, OfCoefficients, Answering, BaseEstimator):
 
     def _refined(self, design: Design, solution: Solution, settings: Refinement | None, forced: bool) -> Solution:
         """The solution moved up the likelihood, or as it is."""
-        self.refinement_, self._polished, large = None, None, design.counts.n * design.counts.p > WHOLE
+        self.refinement_, self._polished, self._ended, large = None, None, None, design.counts.n * design.counts.p > WHOLE
         if settings is None or (large and not forced):
             size = f", which is left alone beyond {WHOLE:.0e} entries unless a method is named" if settings else ""
             self.ascent_ = f"the variational estimate{size}"
@@ -174,11 +182,11 @@ class PLNPCA(OfUnits, OfCoefficients, Answering, BaseEstimator):
             parts.append(found.history)
             told.append(found.verdict)
         if not forced:
-            done = polish(design, solution.loadings, solution.posterior, seed)
+            done = polish(design, solution.loadings, solution.posterior, seed, error=self.loglik_tol)
             solution = solution._replace(loadings=done.loadings, posterior=done.posterior)
             parts.append(done.history)
             told.append(done.verdict)
-            self._polished = done.end
+            self._polished, self._ended = done.end, Ended(design, done.loadings, done.likelihood)
         history = pd.concat(parts, ignore_index=True)
         self.refinement_, self.ascent_ = history if len(history) > 1 else None, "; ".join(told)
         return solution
@@ -247,9 +255,14 @@ class PLNPCA(OfUnits, OfCoefficients, Answering, BaseEstimator):
     @functools.cached_property
     def importance_(self) -> pd.DataFrame:
         """`proposal_quality` of what `loglik_` comes from: Student's t about the variational posteriors, adapted where its
-        weights are uneven, with draws until the error of `loglik_` is below `loglik_tol`."""
+        weights are uneven, with draws until the error of `loglik_` is below `loglik_tol`. The ascent's last ones are the first."""
         check_fitted(self)
-        return self._quality("light student", self.loglik_tol, self.random_state)
+        if self._ended is None:
+            return self._quality(LIGHT, self.loglik_tol, self.random_state)
+        with precision(np.dtype(float)):
+            design, loadings, known = self._ended
+            found = precise(design, loadings, known.about, LIGHT, self.loglik_tol, self.random_state, begun=known)
+        return frames.quality(self.table_.units, found)
 
     @property
     def loglik_(self) -> LogLikelihood:
@@ -275,7 +288,7 @@ class PLNPCA(OfUnits, OfCoefficients, Answering, BaseEstimator):
                 turned = loadings._replace(B=jnp.asarray(R @ np.asarray(loadings.B)))
                 looked = polish(design._replace(x=x), turned, posterior, self.random_state, 0).end
             fits = goodness(design, loadings, posterior, self.random_state)
-        one = self.importance_ if few >= n else self._quality("light student", self.loglik_tol, self.random_state, rows=rows)
+        one = self.importance_ if few >= n else self._quality(LIGHT, self.loglik_tol, self.random_state, rows=rows)
         # It is enough that the second tells a wrong first one.
         two = self._quality("laplace student", 3 * self.loglik_tol, self.random_state + 4099, rows=rows)
         bound = self.converged_, self.elbo_

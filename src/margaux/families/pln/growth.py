@@ -9,6 +9,7 @@ are drawn again with two or four times as many draws, until it is small enough.
 from __future__ import annotations
 
 import warnings
+from typing import NamedTuple
 
 import jax.numpy as jnp
 import numpy as np
@@ -21,10 +22,12 @@ from .variational import Loadings, Posterior
 
 #: draws of a replicate, at first and at most, and replicates
 FEWEST, MOST, REPLICATES = 16, 1 << 14, 8
-#: rates of a first round, about: small tables begin with more draws; and draws of all units, or rates, that all rounds may take
+#: rates of a first round, about; and draws of all units, or rates, that all rounds may take
 RATES, WHOLE, MOST_RATES = 1 << 28, 1024, 1 << 32
-#: the proposal of units that others serve badly
-HEAVIER = "student"
+#: error of a unit's latent by one draw a replicate, with some to spare; and draws that are never exceeded at first
+EVEN, LARGE = 0.16, 512
+#: the proposal of units, that of those which it serves badly, and the fewest draws of these
+LIGHT, HEAVIER, FEW_OWN = "light student", "student", 128
 #: standard errors, in nats and relative to the log-likelihood, of which the larger is good enough
 ERROR, RELATIVE = 0.02, 1e-7
 #: shape of weights, and shares of effective draws at first and later, from which on a proposal is adapted; how often at most
@@ -33,19 +36,29 @@ ADAPTED, EFFECTIVE, FEW, ROUNDS = 0.5, 0.85, 0.4, 4
 HEAVY = 0.7
 
 
+class Adapted(NamedTuple):
+    """What draws say so far, the Gaussians they were proposed about, and which units have one of their own."""
+
+    found: Marginal
+    about: Posterior
+    own: Bool[np.ndarray, " n"]
+
+
 def precise(
     design: Design,
     loadings: Loadings,
     posterior: Posterior,
-    proposal: Proposal | str = "light student",
+    proposal: Proposal | str = LIGHT,
     error: float = ERROR,
     seed: int = 0,
     adapt: bool = True,
+    begun: Adapted | None = None,
 ) -> Marginal:
     r"""`marginal`, until the standard error of the total is at most `error` nats, or $10^{-7}$ of the total where that is more.
 
     Args:
-        posterior: where proposals begin. adapt: they may leave it; if not, uneven weights are not warned of.
+        posterior: where proposals begin. adapt: they may leave it; if not, uneven weights are not warned of. begun: what is
+            known already, by the same proposal, in place of a first round.
 
     Raises:
         ValueError: `error` is not positive, or as of `marginal`.
@@ -56,12 +69,12 @@ def precise(
     if not error > 0:
         raise ValueError(f"error must be positive, the standard error to reach in nats, got {error}")
     n, p = design.counts.n, design.counts.p
-    plan = Plan(first_draws(n, p), REPLICATES, seed=seed)
-    own = np.zeros(n, bool)
-    if adapt:
-        found, posterior, own = adapted(design, loadings, posterior, proposal, plan)
-    else:
-        found = marginal(design, loadings, posterior, proposal, plan)
+    plan = Plan(first_draws(n, p, loadings.C.shape[1], error), REPLICATES, seed=seed)
+    if begun is None and adapt:
+        begun = adapted(design, loadings, posterior, proposal, plan)
+    elif begun is None:
+        begun = Adapted(marginal(design, loadings, posterior, proposal, plan), posterior, np.zeros(n, bool))
+    found, posterior, own = begun
     spent, round = float(plan.draws), ROUNDS
     while True:
         value, reached = found.total
@@ -88,9 +101,8 @@ def precise(
 
 def adapted(
     design: Design, loadings: Loadings, posterior: Posterior, proposal: Proposal | str, plan: Plan
-) -> tuple[Marginal, Posterior, Bool[np.ndarray, " n"]]:
-    """`marginal`, with units of uneven weights drawn anew by `HEAVIER` about what their draws were like; the Gaussians of
-    proposals; and which units these are."""
+) -> Adapted:
+    """`marginal`, with units of uneven weights drawn anew by `HEAVIER` about what their draws were like."""
     own = np.zeros(design.counts.n, bool)
     found = marginal(design, loadings, posterior, proposal, plan)
     mean, spread = (np.array(leaf, float) for leaf in posterior)
@@ -105,10 +117,18 @@ def adapted(
         mean[uneven] = found.mean[uneven]
         spread[uneven] = trust * found.spread[uneven] + (1 - trust) * spread[uneven]
         about = Posterior(*(jnp.asarray(leaf[uneven], posterior.mean.dtype) for leaf in (mean, spread)))
-        anew = plan._replace(draws=max(plan.draws, 128), seed=plan.seed + 101 * round)
+        anew = plan._replace(draws=max(plan.draws, FEW_OWN), seed=plan.seed + 101 * round)
         found = _again(found, design, loadings, about, HEAVIER, anew, uneven)
         own[uneven] = True
-    return found, Posterior(*(jnp.asarray(leaf, posterior.mean.dtype) for leaf in (mean, spread))), own
+    return Adapted(found, Posterior(*(jnp.asarray(leaf, posterior.mean.dtype) for leaf in (mean, spread))), own)
+
+
+def as_before(design: Design, loadings: Loadings, known: Adapted, about: Posterior, plan: Plan) -> Marginal:
+    """`marginal` of other loadings, by the proposals that served."""
+    found, rows = marginal(design, loadings, about, LIGHT, plan), np.flatnonzero(known.own)
+    if rows.size:
+        found = _again(found, design, loadings, about.rows(rows), HEAVIER, plan._replace(draws=max(plan.draws, FEW_OWN)), rows)
+    return found
 
 
 def _again(
@@ -146,10 +166,12 @@ def _warn(found: Marginal, value: float, reached: float, wanted: float, adapt: b
         )
 
 
-def first_draws(n: int, p: int) -> int:
-    """A power of two that suits the size of a table.
+def first_draws(n: int, p: int, q: int, error: float = ERROR) -> int:
+    """A power of two that suits the size of a table: the error of n units of q latents is about $0.1\\sqrt{nq}$ over it.
 
-    >>> first_draws(300, 150), first_draws(5000, 2000)
-    (512, 16)
+    >>> first_draws(300, 150, 5), first_draws(200, 30, 3), first_draws(5000, 2000, 5)
+    (512, 256, 16)
     """
-    return 1 << int(np.log2(np.clip(RATES // (REPLICATES * n * p), FEWEST, 512)))
+    enough = max(EVEN * np.sqrt(n * q) / error, 1)
+    most = 1 << int(np.log2(np.clip(RATES // (REPLICATES * n * p), FEWEST, LARGE)))
+    return int(np.clip(1 << int(np.ceil(np.log2(enough))), FEWEST, most))

@@ -23,8 +23,8 @@ from jaxtyping import Float
 from .answers import settled
 from .ascent import dense, inverse_diagonal, preconditioned, two_levels
 from .fitting import Design
-from .growth import adapted, first_draws
-from .importance import Marginal, marginal, scores
+from .growth import ERROR, HEAVIER, LIGHT, Adapted, adapted, as_before, first_draws
+from .importance import Marginal, scores
 from .inference import affordable, complete, louis, rotations
 from .proposals import Plan
 from .variational import Loadings, Posterior
@@ -35,8 +35,8 @@ OFF, NOISE = 0.02, 0.007
 STEPS, LONGEST, REPLICATES, MOST = 12, 0.5, 4, 4096
 #: nats that a step may fall by the draws of the way: those of the score are others
 FALL = 5e-3
-#: draws of a unit behind the information that steps are made by, and of a replicate behind the likelihoods on the way
-LEADING, WAY = 64, 128
+#: draws of a unit behind the information that steps are made by
+LEADING = 64
 #: the least share of the approximation of Louis' information that a step believes in
 LEAST = 1e-2
 #: draws of all units, times features, in one estimate of the score
@@ -60,12 +60,13 @@ class End(NamedTuple):
 
 
 class Polished(NamedTuple):
-    """Where steps ended: a row a step in `history`."""
+    """Where steps ended: a row a step in `history`; and the likelihood there."""
 
     loadings: Loadings
     posterior: Posterior
     history: pd.DataFrame
     end: End
+    likelihood: Adapted
 
     @property
     def verdict(self) -> str:
@@ -94,22 +95,25 @@ class Distance(NamedTuple):
     norm_error: float
 
 
-def polish(design: Design, loadings: Loadings, posterior: Posterior, seed: int = 0, steps: int = STEPS) -> Polished:
+def polish(
+    design: Design, loadings: Loadings, posterior: Posterior, seed: int = 0, steps: int = STEPS, error: float = ERROR
+) -> Polished:
     """Newton steps until an estimate is within `OFF` standard errors of the maximum, with an error of `NOISE`.
 
     Args:
-        steps: at most; none measures the distance alone.
+        steps: at most; none measures the distance alone. error: of the log-likelihood, that its draws are made for.
     """
     n, p = design.counts.n, design.counts.p
-    draws = min(256, first_draws(n, p))
-    plan = Plan(min(WAY, first_draws(n, p)), 8, True, seed)
-    start, about, own = adapted(design, loadings, posterior, "student", plan)
-    start_about = about
+    plan = Plan(first_draws(n, p, loadings.C.shape[1], error), 8, True, seed)
+    draws = min(256, plan.draws)
+    begun = adapted(design, loadings, posterior, LIGHT, plan)
+    start, about, own = begun
+    by = HEAVIER if np.any(own) else LIGHT
     information = informed(design, loadings, posterior, seed)
     here, value, rows, made, share = loadings, start, [], 0, 1.0
     known = np.inf
     while True:
-        found = distance(design, here, about, information, Plan(draws, REPLICATES, True, seed + 7))
+        found = distance(design, here, about, by, information, Plan(draws, REPLICATES, True, seed + 7))
         rows.append(
             {
                 "epoch": float(made),
@@ -133,30 +137,33 @@ def polish(design: Design, loadings: Loadings, posterior: Posterior, seed: int =
         # A step that leaves more than a third of the way was made by another information than that of here.
         if found.off > known / 3:
             information = informed(design, here, about, seed)
-            found = distance(design, here, about, information, Plan(draws, REPLICATES, True, seed + 7))
+            found = distance(design, here, about, by, information, Plan(draws, REPLICATES, True, seed + 7))
         there = _moved(here, found.step, share)
         around = _about(design, there, about, own)
-        new = marginal(design, there, around, "student", plan)
-        rise, error = _rise(value, new)
+        new = as_before(design, there, begun, around, plan)
+        rise, noise = _rise(value, new)
         made += 1
-        if not rise >= -max(2 * error, FALL, 1e-9 * abs(value.total[0])):
+        if not rise >= -max(2 * noise, FALL, 1e-9 * abs(value.total[0])):
             share, known = share / 4, np.inf
             if share < 1e-3:
                 break
             continue
         here, about, value, share, known = there, around, new, min(2 * share, 1.0), found.off
-    rise, error = _rise(start, value)
-    if made and not rise >= -max(2 * error, FALL):
-        here, made, rise, error = loadings, 0, 0.0, 0.0
-        found = distance(design, here, start_about, information, Plan(draws, REPLICATES, True, seed + 7))
+    rise, noise = _rise(start, value)
+    reached = Adapted(value, about, own)
+    if made and not rise >= -max(2 * noise, FALL):
+        here, made, rise, noise, reached = loadings, 0, 0.0, 0.0, begun
+        found = distance(design, here, begun.about, by, information, Plan(draws, REPLICATES, True, seed + 7))
     moved = jax.tree.map(jnp.asarray, settled(design, here)) if made else posterior
-    end = End(found.off, found.error, information.smallest, rise, error, made)
-    return Polished(here, moved, pd.DataFrame(rows), end)
+    end = End(found.off, found.error, information.smallest, rise, noise, made)
+    return Polished(here, moved, pd.DataFrame(rows), end, reached)
 
 
-def distance(design: Design, loadings: Loadings, posterior: Posterior, information: Information, plan: Plan) -> Distance:
-    """How far the maximum is."""
-    found = scores(design, loadings, posterior, "student", plan)
+def distance(
+    design: Design, loadings: Loadings, posterior: Posterior, by: str, information: Information, plan: Plan
+) -> Distance:
+    """How far the maximum is, `by` a proposal."""
+    found = scores(design, loadings, posterior, by, plan)
     every = [jax.tree.map(np.asarray, information.solve(loadings, s)) for s in found]
     scaled = np.stack([_flat(*map(np.divide, each, information.sd)) for each in every])
     off = float(np.max(np.abs(scaled.mean(axis=0))))
@@ -188,7 +195,7 @@ def informed(design: Design, loadings: Loadings, posterior: Posterior, seed: int
     levels = two_levels(known, C, *(np.asarray(leaf, float) for leaf in (design.x, posterior.mean)))
     order = p * (k + q)
     if plan := affordable(n, order, seed):
-        whole = louis(design, loadings, posterior, plan._replace(draws=min(plan.draws, LEADING)), "student")
+        whole = louis(design, loadings, posterior, plan._replace(draws=min(plan.draws, LEADING)), HEAVIER)
         return _of_louis(whole, dense(levels, C, k) / n, rotations(C, k), (p, k + q), k)
     sd = np.sqrt(inverse_diagonal(levels, C, k) / n)
 

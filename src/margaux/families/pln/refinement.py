@@ -157,7 +157,7 @@ def refine(
         told = "the variational estimate is the maximum likelihood estimate as far as draws can tell"
         return Refined(loadings, posterior, pd.DataFrame([{"epoch": 0.0} | start.row]), f"{told}: {ended}", False)
     rows: list[dict[str, float]] = []
-    draws = first_draws(n, p)
+    draws = first_draws(n, p, loadings.C.shape[1])
 
     def weighed(epoch: int, here: _Here) -> _Here:
         rows.append({"epoch": float(epoch), "loglik": here.loglik, "error": here.error} | here.row)
@@ -226,7 +226,7 @@ def _seen(design: Design, loadings: Loadings, posterior: Posterior, seed: int) -
     n, C = design.counts.n, loadings.C
     known = complete(design, loadings, posterior)
     information = two_levels(known, *(np.asarray(leaf, float) for leaf in (C, design.x, posterior.mean)))
-    draws = min(128, first_draws(n, design.counts.p))
+    draws = min(128, first_draws(n, design.counts.p, loadings.C.shape[1]))
     found = scores(design, loadings, posterior, "student", Plan(draws, 4, True, seed + 7))
     found = jax.tree.map(np.asarray, found)
     mean = jax.tree.map(lambda *leaf: np.mean(leaf, axis=0), *found)
