@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -23,25 +25,47 @@ def pareto_shape(log_w: Float[Array, " m"]) -> Scalar:
     as by ten more weights (Vehtari, Simpson, Gelman, Yao and Gabry 2024, appendix C). Equal weights
     have the shape minus infinity.
     """
-    m = log_w.shape[0]
-    count = int(min(m // 5, np.ceil(3 * np.sqrt(m))))
+    count = _of_largest(log_w.shape[0])
     if count < 5:
         return jnp.full((), jnp.inf, log_w.dtype)
     # Which are the largest is found in single precision, where it takes a tenth of the time of sorting all in double.
     log_w = log_w - jnp.max(log_w)
     largest = jax.lax.top_k(log_w.astype(jnp.float32), count + 1)[1]
     w = jnp.exp(jnp.sort(log_w[largest]))
-    tail = w[1:] - w[0]
-    even = tail[-1] <= 1e-10
-    x = jnp.where(even, jnp.arange(1.0, count + 1, dtype=log_w.dtype), tail)
+    return _of_tail(w[1:] - w[0], jnp)
+
+
+def pareto_shapes(log_w: Float[np.ndarray, "n m"]) -> Float[np.ndarray, " n"]:
+    """`pareto_shape` of each row, by NumPy."""
+    count = _of_largest(log_w.shape[1])
+    if count < 5:
+        return np.full(len(log_w), np.inf)
+    largest = np.sort(np.partition(log_w, -count - 1, axis=1)[:, -count - 1 :], axis=1)
+    w = np.exp(largest - largest[:, -1:])
+    parts = np.array_split(w[:, 1:] - w[:, :1], max(len(w) // 128, 1))
+    with np.errstate(invalid="ignore", divide="ignore"):
+        return np.concatenate([_of_tail(part, np) for part in parts])
+
+
+def _of_largest(m: int) -> int:
+    return int(min(m // 5, np.ceil(3 * np.sqrt(m))))
+
+
+def _of_tail(tail: Any, xp: Any) -> Any:
+    """Shapes of sorted excesses over the least of the largest weights (..., count); by `jax.numpy` or NumPy."""
+    count, dtype = tail.shape[-1], tail.dtype
+    even = tail[..., -1] <= 1e-10
+    x = xp.where(even[..., None], xp.arange(1.0, count + 1, dtype=dtype), tail)
     places = 30 + int(np.sqrt(count))
-    quarter = jnp.maximum(x[int(count / 4 + 0.5) - 1], jnp.finfo(x.dtype).tiny * 1e10)
-    b = 1 / x[-1] + (1 - jnp.sqrt(places / (jnp.arange(1, places + 1) - 0.5))) / (3 * quarter)
-    shapes = jnp.mean(jnp.log1p(-b[:, None] * x), axis=1)
-    fit = count * (jnp.log(-b / shapes) - shapes - 1)
-    weight = jax.nn.softmax(jnp.where(jnp.isnan(fit), -jnp.inf, fit))
-    shape = jnp.mean(jnp.log1p(-jnp.sum(b * weight) * x))
-    return jnp.where(even, -jnp.inf, (count * shape + 5) / (count + 10))
+    quarter = xp.maximum(x[..., int(count / 4 + 0.5) - 1], np.finfo(dtype).tiny * 1e10)
+    steps = xp.asarray(1 - np.sqrt(places / (np.arange(1, places + 1) - 0.5)), dtype)
+    b = 1 / x[..., -1:] + steps / (3 * quarter[..., None])
+    shapes = xp.mean(xp.log1p(-b[..., None] * x[..., None, :]), axis=-1)
+    fit = count * (xp.log(-b / shapes) - shapes - 1)
+    fit = xp.where(xp.isnan(fit), -np.inf, fit)
+    weight = xp.exp(fit - xp.max(fit, axis=-1, keepdims=True))
+    b = xp.sum(b * weight, axis=-1, keepdims=True) / xp.sum(weight, axis=-1, keepdims=True)
+    return xp.where(even, -np.inf, (count * xp.mean(xp.log1p(-b * x), axis=-1) + 5) / (count + 10))
 
 
 def pooled(logs: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

@@ -255,7 +255,7 @@ class PLNPCA(OfUnits, OfCoefficients, Answering, BaseEstimator):
     @functools.cached_property
     def importance_(self) -> pd.DataFrame:
         """`proposal_quality` of what `loglik_` comes from: Student's t about the variational posteriors, adapted where its
-        weights are uneven, with draws until the error of `loglik_` is below `loglik_tol`. The ascent's last ones are the first."""
+        weights are uneven, with draws until the error of `loglik_` is below `loglik_tol`; first those of the ascent."""
         check_fitted(self)
         if self._ended is None:
             return self._quality(LIGHT, self.loglik_tol, self.random_state)

@@ -58,7 +58,7 @@ def precise(
 
     Args:
         posterior: where proposals begin. adapt: they may leave it; if not, uneven weights are not warned of. begun: what is
-            known already, by the same proposal, in place of a first round.
+            known already, by the same proposal: it stands for the first round if it has the draws, else begins it.
 
     Raises:
         ValueError: `error` is not positive, or as of `marginal`.
@@ -70,10 +70,10 @@ def precise(
         raise ValueError(f"error must be positive, the standard error to reach in nats, got {error}")
     n, p = design.counts.n, design.counts.p
     plan = Plan(first_draws(n, p, loadings.C.shape[1], error), REPLICATES, seed=seed)
-    if begun is None and adapt:
-        begun = adapted(design, loadings, posterior, proposal, plan)
-    elif begun is None:
+    if not adapt:
         begun = Adapted(marginal(design, loadings, posterior, proposal, plan), posterior, np.zeros(n, bool))
+    elif begun is None or begun.found.draws.min() < plan.draws:
+        begun = adapted(design, loadings, posterior, proposal, plan, begun)
     found, posterior, own = begun
     spent, round = float(plan.draws), ROUNDS
     while True:
@@ -100,12 +100,21 @@ def precise(
 
 
 def adapted(
-    design: Design, loadings: Loadings, posterior: Posterior, proposal: Proposal | str, plan: Plan
+    design: Design,
+    loadings: Loadings,
+    posterior: Posterior,
+    proposal: Proposal | str,
+    plan: Plan,
+    begun: Adapted | None = None,
 ) -> Adapted:
-    """`marginal`, with units of uneven weights drawn anew by `HEAVIER` about what their draws were like."""
-    own = np.zeros(design.counts.n, bool)
-    found = marginal(design, loadings, posterior, proposal, plan)
-    mean, spread = (np.array(leaf, float) for leaf in posterior)
+    """`marginal`, with units of uneven weights drawn anew by `HEAVIER` about what their draws were like: first, if given, those
+    of `begun`."""
+    if begun is None:
+        begun = Adapted(marginal(design, loadings, posterior, proposal, plan), posterior, np.zeros(design.counts.n, bool))
+    else:
+        begun = begun._replace(found=as_before(design, loadings, begun, begun.about, plan))
+    found, own = begun.found, begun.own.copy()
+    mean, spread = (np.array(leaf, float) for leaf in begun.about)
     q = mean.shape[1]
     for round in range(1, ROUNDS + 1):
         # Heavy tails cost a few draws themselves, so that less is asked of the proposals that have them.

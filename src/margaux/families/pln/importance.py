@@ -17,7 +17,7 @@ from jaxtyping import Array, Float
 
 from ...numerics.compiling import compiled
 from ...numerics.packing import lower_indices, symmetric
-from ...numerics.sampling import pareto_shape, pooled
+from ...numerics.sampling import pareto_shapes, pooled
 from .fitting import Design
 from .proposals import LOG_2PI, Plan, Proposal, chosen, nets, proposed
 from .variational import HIGHEST, Loadings, Posterior, Units, product
@@ -25,6 +25,8 @@ from .weighted import span_score, weighted
 
 #: rates and draws that are held at once, at most
 BLOCK, HELD = 1 << 20, 1 << 23
+#: draws of a unit that one call makes
+DRAWS = 64
 #: Newton steps to a mode at most, and the square of the step, in the metric of the curvature, at which they end
 MODE_STEPS, SETTLED = 200, 1e-12
 
@@ -32,9 +34,9 @@ MODE_STEPS, SETTLED = 200, 1e-12
 class Draws(NamedTuple):
     r"""Of a block of units: v (b, N, q), $\log\rho$ (b, N), and the log-ratio of the Gaussian $N(\mu_i, S_i)$ to the proposal."""
 
-    v: Float[Array, "b N q"]
-    log_ratio: Float[Array, "b N"]
-    log_gaussian: Float[Array, "b N"]
+    v: Float[np.ndarray, "b N q"]
+    log_ratio: Float[np.ndarray, "b N"]
+    log_gaussian: Float[np.ndarray, "b N"]
 
 
 class Marginal(NamedTuple):
@@ -116,12 +118,13 @@ def marginal(
     size = min(BLOCK // (16 * design.counts.p), HELD // (plan.draws * plan.replicates))
     for block in blocks(design, loadings, posterior, proposal, size):
         draws = [drawn(loadings, block, proposal, plan, net, replicate) for replicate, net in enumerate(digits)]
-        found = [_summaries(each.log_ratio) for each in draws]
-        logs, *rest = (np.asarray(leaf, float) for leaf in map(np.stack, zip(*found, strict=True)))
+        log_ratio = np.stack([each.log_ratio for each in draws]).astype(float)
+        logs, *rest = _summaries(log_ratio)
         log_mean, error = pooled(logs)
         each = np.full(len(error), float(plan.draws))
-        pareto, mean, spread = map(np.asarray, _moments([each.v for each in draws], [each.log_ratio for each in draws]))
         ess, forward, backward = (leaf.mean(axis=0) for leaf in rest)
+        mean, spread = _moments([each.v for each in draws], log_ratio, np.asarray(block.gaussian.mean))
+        pareto = pareto_shapes(np.concatenate(list(log_ratio), axis=1))
         parts.append((log_mean + error**2 / 2, error, each, ess, pareto, forward, backward, mean, spread, logs.T))
     found = Marginal(*map(np.concatenate, zip(*parts, strict=True)))
     return found._replace(loglik=found.loglik + constant, logs=found.logs.T + constant)
@@ -175,10 +178,18 @@ def scores(
 
 
 def drawn(loadings: Loadings, block: Block, proposal: Proposal, plan: Plan, net: np.ndarray, replicate: int = 0) -> Draws:
-    """Draws of a block of units and their log-ratios, less what is linear in the counts and free of w."""
-    chunk = 1 << int(np.log2(max(min(BLOCK // (loadings.C.shape[0] * (block.span.stop - block.span.start)), plan.draws), 1)))
+    """Draws of a block of units and their log-ratios, less what is linear in the counts and free of w.
+
+    They are made so many at a time, so that one program serves all numbers of draws.
+    """
+    size = min(DRAWS, plan.draws)
+    chunk = 1 << int(np.log2(max(min(BLOCK // (loadings.C.shape[0] * (block.span.stop - block.span.start)), size), 1)))
     bits = _bits(plan, replicate, block.span, net.shape)
-    return _drawn(loadings, block.units, block.gaussian, bits, net, proposal, chunk)
+    parts = [
+        _drawn(loadings, block.units, block.gaussian, bits if plan.sobol else bits[:, rows], net[rows], proposal, chunk)
+        for rows in (slice(first, first + size) for first in range(0, plan.draws, size))
+    ]
+    return Draws(*(np.concatenate(leaf, axis=1) for leaf in zip(*parts, strict=True)))
 
 
 def _bits(plan: Plan, replicate: int, span: slice, shape: tuple[int, int]) -> np.ndarray:
@@ -277,25 +288,29 @@ def _drawn(
     return Draws(v, log_joint - log_proposal, log_gaussian - log_proposal)
 
 
-@compiled
-def _summaries(log_ratio: Float[Array, "b N"]) -> tuple[Array, Array, Array, Array]:
-    """Log-mean of the ratios, effective sample size, and both divergences (section 6.1)."""
-    size = np.log(log_ratio.shape[1])
-    log_weight = jax.nn.log_softmax(log_ratio, axis=1)
-    weight = jnp.exp(log_weight)
-    log_mean = jax.nn.logsumexp(log_ratio, axis=1) - size
-    forward = -size - jnp.mean(log_weight, axis=1)
-    backward = size + jnp.sum(weight * log_weight, axis=1)
-    return log_mean, 1 / jnp.sum(weight**2, axis=1), forward, backward
+def _summaries(log_ratio: Float[np.ndarray, "R b N"]) -> tuple[np.ndarray, ...]:
+    """Log-mean of the ratios, effective sample size, and both divergences (section 6.1), (R, b) each."""
+    size, top = np.log(log_ratio.shape[2]), log_ratio.max(axis=2)
+    free = log_ratio - top[..., None]
+    ratio = np.exp(free)
+    total = ratio.sum(axis=2)
+    log_total = np.log(total)
+    forward = log_total - size - free.mean(axis=2)
+    backward = size + np.einsum("rbn,rbn->rb", ratio, free) / total - log_total
+    return top + log_total - size, total**2 / np.einsum("rbn,rbn->rb", ratio, ratio), forward, backward
 
 
-@compiled
-def _moments(v: list[Array], log_ratio: list[Array]) -> tuple[Array, Array, Array]:
-    """The Pareto shape of the weights of all replicates, and the mean and covariance matrix of the latents by them."""
-    points, logs = jnp.concatenate(v, axis=1), jnp.concatenate(log_ratio, axis=1)
-    weight = jax.nn.softmax(logs, axis=1)
-    mean = jnp.einsum("bn,bnq->bq", weight, points)
-    free = points - mean[:, None]
-    j, k, _ = lower_indices(points.shape[2])
-    spread = jnp.einsum("bn,bni,bnj->bij", weight, free, free)[:, j, k]
-    return jax.vmap(pareto_shape)(logs), mean, spread
+def _moments(
+    draws: list[Float[np.ndarray, "b N q"]], log_ratio: Float[np.ndarray, "R b N"], near: Float[np.ndarray, "b q"]
+) -> tuple[np.ndarray, np.ndarray]:
+    """The mean and covariance matrix of the latents by all replicates, summed about a point that is near."""
+    weight = np.exp(log_ratio - log_ratio.max(axis=(0, 2))[:, None]).astype(near.dtype)
+    first, second = np.zeros_like(near), np.zeros((*near.shape, near.shape[1]), near.dtype)
+    for v, w in zip(draws, weight, strict=True):
+        free = v - near[:, None]
+        weighed = np.swapaxes(free * w[..., None], 1, 2)
+        first, second = first + weighed.sum(axis=2), second + np.matmul(weighed, free)
+    total = weight.sum(axis=(0, 2))[:, None]
+    j, k, _ = lower_indices(near.shape[1])
+    shift = first / total
+    return near + shift, second[:, j, k] / total - shift[:, j] * shift[:, k]

@@ -36,10 +36,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import scipy
-from jaxtyping import Array, Float
+from jaxtyping import Array, Bool, Float
 
 from ...numerics.compiling import compiled
-from ...numerics.inverse import guarded
+from ...numerics.inverse import LEAST, guarded
 from ...numerics.packing import lower_indices, symmetric
 from .fitting import Design
 from .importance import BLOCK, Block, Draws, blocks, conditional, drawn
@@ -69,12 +69,18 @@ def affordable(n: int, order: int, seed: int = 0) -> Plan | None:
 
 
 def covariance(
-    design: Design, loadings: Loadings, posterior: Posterior, kind: Kind = "adjusted", plan: Plan | None = None
+    design: Design,
+    loadings: Loadings,
+    posterior: Posterior,
+    kind: Kind = "adjusted",
+    plan: Plan | None = None,
+    infinite: Bool[np.ndarray, "k p"] | None = None,
 ) -> Float[np.ndarray, "kp kp"]:
     """The covariance matrix of `B.ravel()`.
 
     Args:
-        kind: see the head of this module.
+        kind: see the head of this module. infinite: coefficients without a finite estimate, which need no information of their
+            own; what is returned of them means nothing.
         plan: of the draws behind expected rates; without one they are those of the variational posterior, except for "louis",
             which always draws.
 
@@ -83,27 +89,34 @@ def covariance(
     """
     k, p = loadings.B.shape
     _check_order(p * (k + loadings.C.shape[1]) if kind in ("louis", "robust") else k * p, kind)
+    infinite = np.zeros((k, p), bool) if infinite is None else infinite
     if kind == "variational":
         return _by_feature(np.linalg.inv(variational(design, loadings, posterior)))
     if kind in ("louis", "robust"):
         q = loadings.C.shape[1]
         free = rotations(np.asarray(loadings.C, float), k)
         information = louis(design, loadings, posterior, plan or LOUIS, "student" if plan else "vem")
-        whole = _inverse(information + np.mean(np.diag(information)) * free @ free.T, kind)
+        jointly = np.concatenate([infinite.T, np.zeros((p, q), bool)], axis=1).ravel()
+        whole = _inverse(information + np.mean(np.diag(information)) * free @ free.T, kind, jointly)
         if kind == "robust":
             whole = whole @ joint_outer_product(design, loadings, posterior) @ whole
         part = whole.reshape(p, k + q, p, k + q)[:, :k, :, :k]
         return part.transpose(1, 0, 3, 2).reshape(k * p, k * p)
     if kind == "outer product":
-        return _inverse(outer_product(design, loadings, posterior, plan), kind)
-    known = _inverse(expected(design, loadings, posterior, plan), kind)
+        return _inverse(outer_product(design, loadings, posterior, plan), kind, infinite.ravel())
+    known = _inverse(expected(design, loadings, posterior, plan), kind, infinite.ravel())
     if kind == "adjusted":
         return known + _by_feature(_estimated_loadings(design, loadings, posterior))
     return known if kind == "expected" else known @ outer_product(design, loadings, posterior, plan) @ known
 
 
 def standard_errors(
-    design: Design, loadings: Loadings, posterior: Posterior, kind: Kind | None = None, plan: Plan | None = None
+    design: Design,
+    loadings: Loadings,
+    posterior: Posterior,
+    kind: Kind | None = None,
+    plan: Plan | None = None,
+    infinite: Bool[np.ndarray, "k p"] | None = None,
 ) -> Float[np.ndarray, "k p"]:
     """Of B: see `covariance`. By default "louis" where it is affordable and positive definite, else "adjusted". For more than
     `LARGEST` coefficients there are "adjusted" and "expected", to a thousandth (see `margaux.families.pln.leading`), and
@@ -114,7 +127,7 @@ def standard_errors(
     """
     k, p = loadings.B.shape
     if kind is None:
-        return _by_default(standard_errors, design, loadings, posterior, plan)
+        return _by_default(standard_errors, design, loadings, posterior, plan, infinite)
 
     def diagonal(matrices):
         return np.einsum("pkk->kp", matrices)
@@ -122,29 +135,39 @@ def standard_errors(
     if kind == "variational":
         return np.sqrt(diagonal(np.linalg.inv(variational(design, loadings, posterior))))
     if k * p <= LARGEST or kind not in ("adjusted", "expected"):
-        return np.sqrt(np.diag(covariance(design, loadings, posterior, kind, plan))).reshape(k, p)
+        variances = np.diag(covariance(design, loadings, posterior, kind, plan, infinite)).reshape(k, p)
+        return np.sqrt(variances if infinite is None else np.where(infinite, 0.0, variances))
     known = hidden_variances(lambda: _rates(design, loadings, posterior, plan, p), loadings.C)
     return np.sqrt(known if kind == "expected" else known + diagonal(_estimated_loadings(design, loadings, posterior)))
 
 
 def default_covariance(
-    design: Design, loadings: Loadings, posterior: Posterior, kind: Kind | None = None
+    design: Design,
+    loadings: Loadings,
+    posterior: Posterior,
+    kind: Kind | None = None,
+    infinite: Bool[np.ndarray, "k p"] | None = None,
 ) -> Float[np.ndarray, "kp kp"]:
     """The covariance matrix whose diagonal `standard_errors` gives."""
     if kind is not None:
-        return covariance(design, loadings, posterior, kind)
-    return _by_default(covariance, design, loadings, posterior, None)
+        return covariance(design, loadings, posterior, kind, None, infinite)
+    return _by_default(covariance, design, loadings, posterior, None, infinite)
 
 
 def _by_default(
-    of_kind: Callable[..., np.ndarray], design: Design, loadings: Loadings, posterior: Posterior, plan: Plan | None
+    of_kind: Callable[..., np.ndarray],
+    design: Design,
+    loadings: Loadings,
+    posterior: Posterior,
+    plan: Plan | None,
+    infinite: Bool[np.ndarray, "k p"] | None,
 ) -> np.ndarray:
     """By Louis' information where it is affordable and positive definite."""
     several = affordable(design.counts.n, loadings.B.size + loadings.C.size)
     try:
-        return of_kind(design, loadings, posterior, "louis" if several else "adjusted", several)
+        return of_kind(design, loadings, posterior, "louis" if several else "adjusted", several, infinite)
     except ValueError:  # too few units for it, or a rank that is too high
-        return of_kind(design, loadings, posterior, "adjusted", plan)
+        return of_kind(design, loadings, posterior, "adjusted", plan, infinite)
 
 
 def _check_order(order: int, kind: str) -> None:
@@ -340,8 +363,15 @@ def rotations(C: Float[np.ndarray, "p q"], k: int) -> Float[np.ndarray, "t r"]:
     return np.linalg.qr(free.reshape(len(pairs), p * (k + q)).T)[0]
 
 
-def _inverse(information: np.ndarray, kind: str) -> np.ndarray:
-    inverse, trouble = guarded(information)
+def _inverse(information: np.ndarray, kind: str, infinite: Bool[np.ndarray, " t"]) -> np.ndarray:
+    """Zero for infinite parameters, which are put where they are best for the others: what they tell is taken away, and of
+    several that go to infinity together, so that the counts tell their sum alone, that."""
+    if infinite.any():
+        among = information[np.ix_(infinite, infinite)]
+        size = np.sqrt(np.maximum(np.diag(among), np.finfo(float).tiny))
+        shared = information[:, infinite] / size
+        information = information - shared @ np.linalg.pinv(among / np.outer(size, size), LEAST, hermitian=True) @ shared.T
+    inverse, trouble = guarded(information, ~infinite)
     if trouble:
         raise ValueError(
             f"the {kind!r} information of {len(information)} parameters is not positive definite: there are too few units or "

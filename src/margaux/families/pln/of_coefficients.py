@@ -47,8 +47,11 @@ class OfCoefficients:
         with precision(np.dtype(float)):
             loadings, posterior = self._double()
             scaled = loadings._replace(B=np.asarray(loadings.B) * size[:, None])
-            errors = standard_errors(design._replace(x=design.x / size), scaled, posterior, kind) / size[:, None]
-        return np.where(self.table_.diverging, np.nan, errors)
+            infinite = self.table_.diverging
+            errors = (
+                standard_errors(design._replace(x=design.x / size), scaled, posterior, kind, infinite=infinite) / size[:, None]
+            )
+        return np.where(infinite, np.nan, errors)
 
     def _covariance(self, kind: Kind | None) -> np.ndarray:
         """Of the coefficients, (kp, kp); NaN of those that are infinite."""
@@ -56,7 +59,7 @@ class OfCoefficients:
         with precision(np.dtype(float)):
             loadings, posterior = self._double()
             scaled = loadings._replace(B=np.asarray(loadings.B) * size[:, None])
-            found = default_covariance(design._replace(x=design.x / size), scaled, posterior, kind)
+            found = default_covariance(design._replace(x=design.x / size), scaled, posterior, kind, self.table_.diverging)
         scale = np.where(self.table_.diverging, np.nan, 1 / size[:, None]).ravel()
         return found * np.outer(scale, scale)
 

@@ -35,8 +35,10 @@ OFF, NOISE = 0.02, 0.007
 STEPS, LONGEST, REPLICATES, MOST = 12, 0.5, 4, 4096
 #: nats that a step may fall by the draws of the way: those of the score are others
 FALL = 5e-3
-#: draws of a unit behind the information that steps are made by
-LEADING = 64
+#: draws of a unit behind the information that steps are made by, and of a replicate behind the likelihoods on the way
+LEADING, WAY = 64, 64
+#: features times draws of a replicate behind the first score
+TELLING = 8000
 #: the least share of the approximation of Louis' information that a step believes in
 LEAST = 1e-2
 #: draws of all units, times features, in one estimate of the score
@@ -104,8 +106,10 @@ def polish(
         steps: at most; none measures the distance alone. error: of the log-likelihood, that its draws are made for.
     """
     n, p = design.counts.n, design.counts.p
-    plan = Plan(first_draws(n, p, loadings.C.shape[1], error), 8, True, seed)
-    draws = min(256, plan.draws)
+    first = first_draws(n, p, loadings.C.shape[1], error)
+    plan = Plan(min(WAY, first), 8, True, seed)
+    # Posteriors come closer to Gaussians, which scores are told by, as features are more.
+    draws = min(1 << int(np.ceil(np.log2(np.clip(TELLING / p, 64, 256)))), first)
     begun = adapted(design, loadings, posterior, LIGHT, plan)
     start, about, own = begun
     by = HEAVIER if np.any(own) else LIGHT
@@ -159,9 +163,7 @@ def polish(
     return Polished(here, moved, pd.DataFrame(rows), end, reached)
 
 
-def distance(
-    design: Design, loadings: Loadings, posterior: Posterior, by: str, information: Information, plan: Plan
-) -> Distance:
+def distance(design: Design, loadings: Loadings, posterior: Posterior, by: str, information: Information, plan: Plan) -> Distance:
     """How far the maximum is, `by` a proposal."""
     found = scores(design, loadings, posterior, by, plan)
     every = [jax.tree.map(np.asarray, information.solve(loadings, s)) for s in found]

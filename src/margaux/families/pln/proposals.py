@@ -99,8 +99,8 @@ def nets(plan: Plan, proposal: Proposal, q: int) -> list[np.ndarray]:
 
 @functools.cache
 def log_chi_square(degrees: int) -> np.ndarray:
-    r"""Coefficients, the highest power first, of $\log(x/\nu)$ in $z/6.5$, where the $\chi^2_\nu$ variable x has the quantile that
-    a normal z has: a Chebyshev interpolant, to 1e-10 from four degrees on.
+    r"""Coefficients, the highest power first, of $\log(x/\nu)$ in $z/6.5$, where z is the normal quantile and x that of
+    $\chi^2_\nu$ of the same number: a Chebyshev interpolant, to 1e-10 from four degrees on.
 
     A uniform number a draw then makes its chi-square variable, whatever its degrees: a sum of exponentials would need many.
 
