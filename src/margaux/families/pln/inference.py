@@ -364,17 +364,22 @@ def rotations(C: Float[np.ndarray, "p q"], k: int) -> Float[np.ndarray, "t r"]:
 
 
 def _inverse(information: np.ndarray, kind: str, infinite: Bool[np.ndarray, " t"]) -> np.ndarray:
-    """Zero for infinite parameters, which are put where they are best for the others: what they tell is taken away, and of
-    several that go to infinity together, so that the counts tell their sum alone, that."""
-    if infinite.any():
-        among = information[np.ix_(infinite, infinite)]
-        size = np.sqrt(np.maximum(np.diag(among), np.finfo(float).tiny))
-        shared = information[:, infinite] / size
-        information = information - shared @ np.linalg.pinv(among / np.outer(size, size), LEAST, hermitian=True) @ shared.T
-    inverse, trouble = guarded(information, ~infinite)
+    """Block by block: of several parameters that go to infinity together, so that the counts tell their sum alone, the block of
+    the infinite ones has a pseudo-inverse that leaves the rest of their directions where they are."""
+    size = np.sqrt(np.maximum(np.diag(information)[infinite], np.finfo(float).tiny))
+    among = np.linalg.pinv(information[np.ix_(infinite, infinite)] / np.outer(size, size), LEAST, hermitian=True)
+    among = among / np.outer(size, size)
+    others = np.ix_(~infinite, ~infinite)
+    path = among @ information[np.ix_(infinite, ~infinite)]
+    found, trouble = guarded(information[others] - information[np.ix_(~infinite, infinite)] @ path)
     if trouble:
         raise ValueError(
             f"the {kind!r} information of {len(information)} parameters is not positive definite: there are too few units or "
             "draws for it, or the fit is not at a maximum"
         )
+    inverse = np.empty_like(information)
+    inverse[others] = found
+    inverse[np.ix_(infinite, ~infinite)] = -path @ found
+    inverse[np.ix_(~infinite, infinite)] = -found @ path.T
+    inverse[np.ix_(infinite, infinite)] = among + path @ found @ path.T
     return inverse
