@@ -209,7 +209,7 @@ def test_a_likelihood_is_as_good_as_its_error(se, message, level, monkeypatch):
     (-0.19, 0.03, 0.04, "pass"), (-0.21, 0.03, 0.04, "careful"),
 ])  # fmt: skip
 def test_two_likelihoods_agree_within_three_errors_and_a_little(gap, first, second, level, monkeypatch):
-    monkeypatch.setattr(module, "_second", lambda fit, rule: likelihood(-7.0 + gap, second))
+    monkeypatch.setattr(module, "_second", lambda fit, rule: (np.arange(1), likelihood(-7.0 + gap, second)))
     one, two = _likelihoods(Fit(likelihood=likelihood(-7.0, first)), polish())
     assert (one.name, two.name, two.level, two.threshold) == ("likelihood", "likelihoods", level, 0.05)
     assert two.figure == pytest.approx(abs(gap)) and two.error == pytest.approx(np.hypot(first, second))
@@ -223,15 +223,25 @@ def test_an_enumeration_needs_no_second_likelihood_and_chains_give_none():
     assert _second(fit, Rule(mx.MCMC(mx.MALA()), None, 4, 1)) is None
 
 
+def test_of_many_units_some_are_compared_with_themselves(monkeypatch):
+    value = LogLikelihood(-np.arange(100.0), 0.2, "quadrature", "")
+    monkeypatch.setattr(module, "_second", lambda fit, rule: (np.array([3, 7, 20, 30]), likelihood(-60.3, 0.1)))
+    two = _likelihoods(Fit(likelihood=value), polish())[1]
+    assert two.figure == pytest.approx(0.3) and two.error == pytest.approx(np.hypot(0.04, 0.1)) and "of 4 units" in two.sentence
+
+
 @pytest.mark.parametrize(("n", "draws"), [(1000, 100), (400, 250), (30, 2000), (50_000, 100)])
 def test_the_second_likelihood_shares_no_draws_with_the_first(n, draws, monkeypatch):
     calls = []
-    monkeypatch.setattr(module, "proposals", lambda fit, estep, key: ("rows", estep.n_draws, key))
+    monkeypatch.setattr(module, "proposals", lambda fit, estep, units, key: ("rows", estep.n_draws, key, units))
     monkeypatch.setattr(module, "loglik", lambda fit, **settings: calls.append(settings))
     _second(Fit(n=n), Rule(mx.Quadrature(5), None, 1, 1))
     (call,) = calls
     assert call["estep"].n_draws == draws and call["estep"].quasi and isinstance(call["estep"].proposal, ModeMixture)
-    assert call["rows"] == ("rows", draws, 7) and call["replicates"] == 3 and call["first_key"] == 100
+    assert call["rows"][:3] == ("rows", draws, 7) and call["replicates"] == 3 and call["first_key"] == 100
+    some = call["units"]
+    assert len(set(some.tolist())) == min(n, 5000) and 0 <= some.min() and some.max() < n and np.all(np.diff(some) > 0)
+    assert call["rows"][3] is (some if n > 5000 else None)
     own = mx.ImportanceSampling(77, ModeMixture())
     _second(Fit(n=n), Rule(own, None, 4, 1))
     assert calls[1]["estep"] is own and calls[1]["rows"][1] == 77

@@ -154,7 +154,7 @@ def test_draws_by_a_given_estep_are_pooled_over_keys(monkeypatch):
     logs = {key: np.array([-1.0 - key, -2.0]) for key in range(20)}
     calls = []
 
-    def each_unit(fit, f, estep, params, key, width, rows):
+    def each_unit(fit, f, estep, params, key, width, rows, units):
         calls.append((key, width, rows, params))
         return None, {"log_marginal": logs[key]}
 

@@ -74,7 +74,7 @@ def counted(covariate: bool, rng: np.random.Generator, variant: str, seed: int) 
             model = mx.PLNPCA(rank=1, random_state=seed, verbose=False)
             model.fit(y, covariates=x[:, 1:] if covariate else None)
             value = model.loglik_
-            theta, se = np.asarray(model.coef_), np.asarray(model.stderr_)
+            theta, se = np.asarray(model.coef_), np.asarray(model.stderr_["coef"])
             return Answer(theta.ravel(), se.ravel(), float(value), value.se, model.certificate_.word, str(model.certificate_))
 
     size = x.shape[1] * p

@@ -23,6 +23,8 @@ NAN = float("nan")
 AT_MAXIMUM, FAR_AWAY = 0.2, 1.0
 #: by how much two likelihoods may differ beside their errors, and the largest error of one
 APART, LARGE_ERROR = 0.05, 0.1
+#: units at most that a second likelihood is made of
+COMPARED = 5_000
 #: effective draws of a unit below which its weights are not to be averaged with
 FEW = 20
 #: falls of the log-likelihood a standard error away (a half for a parabola) beyond which Wald intervals are not to be used
@@ -191,28 +193,32 @@ def _likelihoods(fit: Any, done: Polish) -> list[Check]:
     out = [Check("likelihood", float(value), value.se, LARGE_ERROR, level, sentence)]
     if isinstance(done.rule.estep, Exact) and done.rule.deterministic:
         return out
-    other = fit.remembered("second likelihood", lambda: _second(fit, done.rule))
-    if other is None:
+    found = fit.remembered("second likelihood", lambda: _second(fit, done.rule))
+    if found is None:
         return out
-    gap, error = abs(float(value) - float(other)), float(np.hypot(value.se, other.se))
+    units, other = found
+    first, whole = float(value.per_unit[units].sum()), len(units) == len(value.per_unit)
+    gap, error = abs(first - float(other)), float(np.hypot(value.se * np.sqrt(len(units) / len(value.per_unit)), other.se))
     level = "pass" if gap < APART + 3 * error else "careful"
-    sentence = "Two likelihoods by independent means agree."
+    where = "" if whole else f" of {len(units)} units"
+    sentence = f"Two likelihoods{where} by independent means agree."
     if level != "pass":
-        sentence = (
-            f"Two likelihoods differ by {gap:.2g}: {float(value):.2f} by {value.method}, {float(other):.2f} by fresh draws."
-        )
+        sentence = f"Two likelihoods{where} differ by {gap:.2g}: {first:.2f} by {value.method}, {float(other):.2f} by fresh draws."
     return [*out, Check("likelihoods", gap, error, APART, level, sentence)]
 
 
-def _second(fit: Any, rule: Rule) -> LogLikelihood | None:
-    """By draws and proposals that share nothing with those of the first likelihood."""
+def _second(fit: Any, rule: Rule) -> tuple[np.ndarray, LogLikelihood] | None:
+    """Some units, all if they are few, and their likelihood by draws and proposals that share nothing with those of the first."""
     if not rule.has_likelihood:
         return None
-    draws = int(np.clip(100_000 // fit._model().n, 100, 2000))
+    n = fit._model().n
+    units = np.arange(n) if n <= COMPARED else np.sort(np.random.default_rng(7).choice(n, COMPARED, replace=False))
+    draws = int(np.clip(100_000 // len(units), 100, 2000))
     estep = ImportanceSampling(draws, ModeMixture(), quasi=True)
     if isinstance(rule.estep, ImportanceSampling):
         estep = rule.estep  # the program is there already
-    return loglik(fit, estep=estep, rows=proposals(fit, estep, key=7), replicates=3, first_key=100)
+    rows = proposals(fit, estep, units=None if len(units) == n else units, key=7)
+    return units, loglik(fit, estep=estep, rows=rows, replicates=3, first_key=100, units=units)
 
 
 def _unpolished(fit: Any, trouble: str) -> list[Check]:

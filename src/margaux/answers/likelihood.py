@@ -61,6 +61,7 @@ def loglik(
     rule: Rule | None = None,
     tol: float = TOLERANCE,
     first_key: int = 1,
+    units: np.ndarray | None = None,
 ) -> LogLikelihood:
     r"""$\log p(y\mid\theta)$, every constant included, at the estimate (or at `params`).
 
@@ -74,7 +75,8 @@ def loglik(
 
     Args:
         n_draws: of importance sampling, in all replicates; by default two million over all units, 2,000 to 32,000 a unit.
-        rule: from `best_rule`, where it is there already. first_key: draws are by this key and the next ones.
+        rule: from `best_rule`, where it is there already. first_key: draws are by this key and the next ones. units: ids of
+            those that `estep` is for; all by default.
 
     Raises:
         ValueError: unknown method. TypeError: the model does not allow it. UndefinedDensity: a log density is NaN.
@@ -82,7 +84,7 @@ def loglik(
     if estep is not None:
         width = _width(fit, estep)
         keys = range(first_key, first_key + replicates)
-        infos = [each_unit(fit, nothing, estep, params, key=key, width=width, rows=rows)[1] for key in keys]
+        infos = [each_unit(fit, nothing, estep, params, key=key, width=width, rows=rows, units=units)[1] for key in keys]
         values, relative = pooled(np.stack([info["log_marginal"] for info in infos]))
         return LogLikelihood(values, float(np.sqrt(np.sum(relative**2))), "importance sampling")
     if method == "auto" or method == "importance":
