@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 import pandas as pd
-from scipy import stats
+import scipy
 
 from ...numerics.precision import precision
 from . import prediction
@@ -95,7 +95,7 @@ def _block(y: np.ndarray, mask: np.ndarray, simulations: np.ndarray, largest: fl
     # Midpoints: k / K with only its ends moved inwards would make the variance of npde 1 + 8 / K.
     least = 0.5 / len(simulations)
     pd_, pde = (np.clip((count + 0.5) / (len(simulations) + 1), least, 1 - least) for count in (raw, white))
-    out = (mean, sd, wres, pd_, stats.norm.ppf(pd_), pde, stats.norm.ppf(pde))
+    out = (mean, sd, wres, pd_, scipy.stats.norm.ppf(pd_), pde, scipy.stats.norm.ppf(pde))
     # Where nothing varies in the model, a residual has no scale.
     return Discrepancies(*(np.where(mask if k < 2 else used, value, np.nan) for k, value in enumerate(out)))
 
@@ -133,11 +133,11 @@ def standard_normal(npde: np.ndarray) -> pd.DataFrame:
     n = len(values)
     if n < 3:
         raise ValueError(f"the tests need at least 3 npde, got {n}")
-    rank: Any = stats.wilcoxon(values, method="approx")
+    rank: Any = scipy.stats.wilcoxon(values, method="approx")
     spread = (n - 1) * values.var(ddof=1)
     some = values if n <= SHAPIRO else np.random.default_rng(0).choice(values, SHAPIRO, replace=False)
-    shape = stats.shapiro(some)
-    below = stats.chi2.cdf(spread, n - 1)
+    shape = scipy.stats.shapiro(some)
+    below = scipy.stats.chi2.cdf(spread, n - 1)
     p = [float(rank.pvalue), float(min(1.0, 2 * min(below, 1 - below))), float(shape.pvalue)]
     return pd.DataFrame(
         {"statistic": [float(rank.statistic), float(spread), float(shape.statistic), np.nan], "p": [*p, min(1.0, 3 * min(p))]},
