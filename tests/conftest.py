@@ -10,10 +10,10 @@ if "xla_force_host_platform_device_count" not in os.environ.get("XLA_FLAGS", "")
 
 import json
 
-import jax
 import pytest
 
 import margaux.engine.job
+from margaux.numerics import compiling, programs
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -35,7 +35,13 @@ def forgotten():
     yield
     maps = Path("/proc/self/maps")
     if not maps.exists() or len(maps.read_text().splitlines()) > 15_000:
-        jax.clear_caches()
+        compiling.forget()
+
+
+@pytest.fixture(autouse=True)
+def traced(monkeypatch):
+    """Programs are traced, and not read from files: tests put other things in place of what is named there."""
+    monkeypatch.setattr(programs, "readable", False)
 
 
 @pytest.fixture(scope="session")

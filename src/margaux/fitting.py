@@ -12,7 +12,7 @@ from .algorithms.average import AbstractAverage
 from .algorithms.base import AbstractAlgorithm
 from .algorithms.recipes import describe
 from .answers.fit import Fit
-from .answers.polish import polished
+from .answers.polish import ahead, polished
 from .engine.callbacks import AbstractCallback, Checkpoint, ProgressBar
 from .engine.checkpoints import check_path
 from .engine.job import Job
@@ -23,7 +23,7 @@ from .esteps import AbstractEStep
 from .numerics.compiling import keep_compilations
 from .numerics.precision import default_dtype, precision
 from .problem.model import AbstractModel
-from .problem.penalty import AbstractPenalty
+from .problem.penalty import AbstractPenalty, NoPenalty
 
 
 def fit(
@@ -125,7 +125,8 @@ def fit(
     if progress:
         hooks.append(ProgressBar(describe(algorithm, estep, model)))
     with precision(dtype):
-        job.prepare()
+        to_polish = polish is not False and isinstance(job.problem.penalty, NoPenalty)
+        job.prepare((lambda start: ahead(job.problem.model, job.estep, start, data)) if to_polish else None)
         if checkpoint is not None and checkpoint.path.exists():
             job.restore(checkpoint.path)
         try:

@@ -21,13 +21,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import jax
 import numpy as np
 import pandas as pd
 
 HERE, MAPS = Path(__file__).resolve().parent, Path("/proc/self/maps")
 sys.path.insert(0, str(HERE))
 
+from margaux.numerics.compiling import forget  # noqa: E402
 from problem import Problem  # noqa: E402
 
 #: variants of one problem's data, and what draws it: (generator, variant, seed) -> Problem
@@ -82,7 +82,7 @@ def judged(options: argparse.Namespace, part: int) -> None:
             continue
         # Linux lets a process map 65,530 pieces of memory, and XLA, whose programs take some each, ends it beyond.
         if MAPS.exists() and len(MAPS.read_text().splitlines()) > 20_000:
-            jax.clear_caches()
+            forget()
         variants, draw = known[name]
         variant = variants[(i // len(chosen)) % len(variants)]
         began = time.perf_counter()

@@ -10,9 +10,9 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, PyTree
 
-from ..esteps import MCMC, AbstractEStep, Exact, ImportanceSampling, Noise, Quadrature
+from ..esteps import MCMC, AbstractEStep, Exact, ImportanceSampling, ModeMixture, Noise, Quadrature
 from ..kernels.base import flat_size
-from ..numerics.compiling import compiled
+from ..numerics.compiling import compiled, shapes_of
 from ..numerics.keys import key_of
 from ..numerics.naming import named_values
 from ..numerics.precision import default_dtype, precision, settle
@@ -54,7 +54,7 @@ def latent_size(fit: Any) -> int:
     def computed() -> int:
         with precision(fit.dtype):
             unit = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype), fit.data)
-            shapes = jax.eval_shape(fit._model().model.init_latents, key_of(0), fit.params, unit)
+            shapes = shapes_of(fit._model().model.init_latents, key_of(0), fit.params, unit)
             return flat_size(shapes)[0]
 
     return fit.remembered("latent_size", computed)
@@ -175,6 +175,15 @@ def proposals(fit: Any, estep: AbstractEStep, params: PyTree = None, units: np.n
     place = np.full(problem.n, len(chosen) - 1)
     place[chosen] = np.arange(len(chosen))
     return jax.tree.map(lambda leaf: leaf[place], made)
+
+
+def proposals_ahead(model: AbstractModel, params: PyTree, data: PyTree) -> None:
+    """Have the program of the proposals that a polish begins with compiled while a fit goes on."""
+    dtype, n = default_dtype(None), len(jax.tree.leaves(data)[0])
+    with precision(dtype):
+        block = _on_host(data, dtype, np.zeros(min(n, MOST), int))
+        model, estep = settle((model, ImportanceSampling(1, ModeMixture(), quasi=True).for_rows()), dtype)
+        _proposals.ahead(model, estep, _on_host(params, dtype), block, key_of(0))
 
 
 @compiled

@@ -12,6 +12,7 @@ from jaxtyping import PyTree
 from ..esteps import MCMC, AbstractEStep, Exact, ImportanceSampling, ModeMixture, Noise, Quadrature
 from ..esteps.base import continuous
 from ..kernels import MALA
+from ..numerics.compiling import shapes_of
 from ..numerics.keys import key_of
 from ..numerics.sampling import HEAVY
 from ..problem.model import AbstractConjugate, AbstractDiscrete
@@ -107,7 +108,7 @@ def sample(n: int, size: int = SAMPLE) -> np.ndarray | None:
 def continuous_trouble(fit: Any) -> bool:
     """Whether the latents are not all continuous."""
     unit = jax.tree.map(lambda leaf: np.asarray(leaf[0]), fit.data)
-    latents = jax.eval_shape(fit._model().model.init_latents, key_of(0), fit.params, unit)
+    latents = shapes_of(fit._model().model.init_latents, key_of(0), fit.params, unit)
     return continuous(fit._model().model, latents, "") is not None
 
 

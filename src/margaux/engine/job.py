@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -103,14 +104,17 @@ class Job:
 
     # -- before the loop ------------------------------------------------------------------------
 
-    def prepare(self) -> None:
-        """Arrays on the device, the model checked, starting state and rows."""
+    def prepare(self, meanwhile: Callable[[PyTree], None] | None = None) -> None:
+        """Arrays on the device, the model checked, starting state and rows. `meanwhile` is called at the start once that has
+        been checked, before anything is compiled."""
         start = jax.tree.map(lambda leaf: jax.device_put(np.asarray(leaf, self.dtype)), self.params0)
         self.names = scalar_names(start) if sum(leaf.size for leaf in jax.tree.leaves(start)) <= TRACED else []
         self.problem = settle(self.problem, self.dtype)
         self.algorithm, self.estep, self.average = settle((self.algorithm, self.estep, self.average), self.dtype)
         self.data = self.raw_data if self.on_host else placed(self.raw_data, self.dtype, self.mesh)
         check_model(self.problem, self.estep, self.algorithm, start, self.units(np.array([0]), first=True))
+        if meanwhile is not None:
+            meanwhile(start)
         burn_in = float(self.average.burn_in)
         self.burn_in = int(burn_in * self.n_iter if burn_in < 1 else burn_in)
         self.settings = Settings(*self.parts, as_array(self.burn_in))

@@ -16,7 +16,7 @@ from ..algorithms.average import AbstractAverage
 from ..algorithms.base import AbstractAlgorithm, Visit
 from ..algorithms.updates import Problem
 from ..esteps import AbstractEStep
-from ..numerics.compiling import compiled, is_large
+from ..numerics.compiling import by_shape, compiled, is_large, shapes_of
 from ..numerics.keys import key_of
 from ..problem.model import leading, mapped
 
@@ -61,9 +61,10 @@ class Visits(NamedTuple):
 def latent_struct(problem: Problem, params: PyTree, data: PyTree) -> PyTree:
     """Shapes of one unit's latents, from the data of any units (leading axis dropped)."""
     unit = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype), data)
-    return jax.eval_shape(problem.model.init_latents, key_of(0), params, unit)
+    return shapes_of(problem.model.init_latents, key_of(0), params, unit)
 
 
+@by_shape
 def statistic_struct(settings: Settings, params: PyTree, data: PyTree) -> PyTree:
     """Shape of one unit's statistic, from the data of any units."""
     latents = latent_struct(settings.problem, params, data)

@@ -14,7 +14,7 @@ from ..algorithms.average import AbstractAverage
 from ..algorithms.base import AbstractAlgorithm
 from ..algorithms.updates import Problem
 from ..esteps import AbstractEStep
-from ..numerics.compiling import compiled
+from ..numerics.compiling import compiled, shapes_of
 from ..numerics.keys import key_of
 from ..numerics.naming import path_name
 from ..problem.model import AbstractModel
@@ -132,7 +132,7 @@ def check_model(problem: Problem, estep: AbstractEStep, algorithm: AbstractAlgor
     model, key = problem.model, key_of(0)
     name = type(model).__name__
     try:
-        latents = jax.eval_shape(model.init_latents, key, params, unit)
+        latents = shapes_of(model.init_latents, key, params, unit)
     except Exception as error:
         raise _about_shapes(f"{name}.init_latents fails on one unit", error, unit) from error
     floats = [leaf for leaf in jax.tree.leaves(latents) if jnp.issubdtype(leaf.dtype, jnp.floating)]
@@ -142,7 +142,7 @@ def check_model(problem: Problem, estep: AbstractEStep, algorithm: AbstractAlgor
     if len(floats) != len(jax.tree.leaves(latents)) and not discrete:
         raise TypeError(f"{name}.init_latents returns integer latents; return floats, or inherit from mx.AbstractDiscrete")
     try:
-        value = jax.eval_shape(model.log_joint, params, latents, unit)
+        value = shapes_of(model.log_joint, params, latents, unit)
     except Exception as error:
         raise _about_shapes(f"{name}.log_joint fails on one unit", error, unit) from error
     if getattr(value, "shape", None) != ():

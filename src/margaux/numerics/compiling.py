@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +12,8 @@ import equinox as eqx
 import jax
 from jax.core import Tracer
 from jaxtyping import PyTree
+
+from . import programs
 
 #: XLA's older CPU emitters and LLVM's first optimisation level compile the loops of a fit in a third of the time. The result
 #: runs as fast, but for importance sampling, which pays 6 to 20% an iteration for seconds of compilation. The scheduler that is
@@ -28,6 +30,10 @@ KNOWN = (0, 12)
 
 #: numbers from which on parameters are large
 LARGE = 1 << 15
+
+
+#: what functions have found
+tables: list[dict] = []
 
 
 def is_large(params: PyTree, copies: int = 1) -> bool:
@@ -49,36 +55,105 @@ def _options() -> dict[str, Any] | None:
     return CPU_OPTIONS
 
 
-def compiled(function: Callable[..., Any] | None = None, *, large: bool | Callable[..., bool] = False, **settings: Any) -> Any:
-    """`equinox.filter_jit` with compiler options, which are looked up at the first call, not at import.
+def compiled(
+    function: Callable[..., Any] | None = None, *, large: bool | Callable[..., bool] = False, donate: str = "none"
+) -> Any:
+    """As `equinox.filter_jit`, arguments that are no arrays being part of the program, with compiler options.
 
-    `.lower` is that of jax.jit; `.programs()` counts what has been compiled.
+    Programs are found by what they do (see `margaux.numerics.programs`): a model, or a function, written anew is no other one.
+    `.lower` is that of jax.jit; `.programs()` counts what this process has compiled; `.ahead(...)` has a program compiled while
+    other work goes on.
 
     Args:
         large: whether the program is one of large arrays, compiled with XLA's own options, or a function of its arguments that
-            tells.
+            tells. donate: "all-except-first" gives the program the arrays of all arguments but the first.
     """
     if function is None:
-        return functools.partial(compiled, large=large, **settings)
+        return functools.partial(compiled, large=large, donate=donate)
+    found: dict[Hashable, programs.Program] = {}
+    tables.append(found)
 
     @functools.cache
     def of_size(is_large: bool) -> Any:
         options: dict[str, Any] = {"compiler_options": _options()} if not is_large and _options() else {}
-        return eqx.filter_jit(function, **settings, **options)
+        return eqx.filter_jit(function, donate=donate, **options)
 
-    def jitted(*args: Any, **kwargs: Any) -> Any:
-        return of_size(bool(large(*args, **kwargs) if callable(large) else large))
+    def is_large(args: tuple, kwargs: dict[str, Any]) -> bool:
+        return bool(large(*args, **kwargs) if callable(large) else large)
 
     @functools.wraps(function)
     def call(*args: Any, **kwargs: Any) -> Any:
+        leaves, structure = jax.tree.flatten((args, kwargs))
         # Inside another program, which has options of its own, the function is only traced.
-        if any(isinstance(leaf, Tracer) for leaf in jax.tree.leaves((args, kwargs))):
+        if any(isinstance(leaf, Tracer) for leaf in leaves):
             return function(*args, **kwargs)
-        return jitted(*args, **kwargs)(*args, **kwargs)
+        arrays = [leaf for leaf in leaves if eqx.is_array(leaf)]
+        if not _plain(arrays):
+            return of_size(is_large(args, kwargs))(*args, **kwargs)
+        known = _known(structure, leaves)
+        program = found.get(known)
+        if program is None:
+            program = found[known] = programs.find(request(args, kwargs))
+        return program(arrays)
 
-    call.lower = lambda *args, **kwargs: jitted(*args, **kwargs).lower(*args, **kwargs)  # type: ignore[attr-defined]
-    call.programs = lambda: sum(of_size(size)._cached._cache_size() for size in (False, True))  # type: ignore[attr-defined]
+    def request(args: tuple, kwargs: dict[str, Any]) -> programs.Request:
+        options = None if is_large(args, kwargs) else _options()
+        return programs.Request(function, args, kwargs, options, donate == "all-except-first")
+
+    def ahead(*args: Any) -> None:
+        arrays = [leaf for leaf in jax.tree.leaves(args) if eqx.is_array(leaf)]
+        if _plain(arrays) and programs.threads() > 1:
+            programs.find(request(args, {}), ahead=True)
+
+    call.ahead = ahead  # type: ignore[attr-defined]
+    call.lower = lambda *args, **kwargs: of_size(is_large(args, kwargs)).lower(*args, **kwargs)  # type: ignore[attr-defined]
+    call.programs = lambda: programs.compiled_here(function)  # type: ignore[attr-defined]
     return call
+
+
+def by_shape(function: Callable[..., Any]) -> Callable[..., Any]:
+    """A function of the shapes of arrays, and of all that is no array, that remembers what it said."""
+    found: dict[Hashable, Any] = {}
+    tables.append(found)
+
+    @functools.wraps(function)
+    def call(*args: Any) -> Any:
+        leaves, structure = jax.tree.flatten(args)
+        known = _known(structure, leaves)
+        if known not in found:
+            found[known] = function(*args)
+        return found[known]
+
+    return call
+
+
+@by_shape
+def shapes_of(function: Callable[..., Any], *args: Any) -> PyTree:
+    """`jax.eval_shape`."""
+    return jax.eval_shape(function, *args)
+
+
+def _known(structure: Any, leaves: list[Any]) -> Hashable:
+    """What decides on a program: arrays by their shapes, all else by its type and value."""
+    parts = (programs.shape_of(leaf) if eqx.is_array(leaf) else (type(leaf), leaf) for leaf in leaves)
+    return structure, tuple(parts), jax.config.jax_enable_x64
+
+
+def forget() -> None:
+    """Let go of all compiled programs of this process."""
+    for table in tables:
+        table.clear()
+    programs.forget()
+    jax.clear_caches()
+
+
+def _plain(arrays: list[Any]) -> bool:
+    """Whether arguments are on the one CPU that programs are kept for, and nothing looks into them."""
+    config = jax.config
+    if jax.default_backend() != "cpu" or config.jax_disable_jit or config.jax_debug_nans or config.jax_default_device is not None:
+        return False
+    here = {jax.local_devices()[0]}
+    return all(not isinstance(leaf, jax.Array) or leaf.sharding.device_set == here for leaf in arrays)
 
 
 def keep_compilations() -> None:
@@ -96,6 +171,7 @@ def keep_compilations() -> None:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError:
         return  # a read-only home: compile as usual
+    programs.folder = folder
     jax.config.update("jax_compilation_cache_dir", str(folder))
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
     jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)

@@ -10,7 +10,7 @@ import numpy as np
 import pandas as pd
 
 from ...answers.fit import Fit
-from ...answers.polish import polished
+from ...answers.polish import ahead, polished
 from ...answers.posterior import proposals
 from ...engine.outcome import RESULTS
 from ...esteps import ImportanceSampling, ModeMixture
@@ -83,6 +83,8 @@ def estimate(build: Build, individual: dict[str, Individual], settings: Settings
     with precision(settings.dtype):
         model, units = build(individual)
         starts = first_parameters(model, units, settings)
+        if settings.polish is not False:
+            ahead(model, settings.estep(len(units["mask"])), starts[0][1], units)
         ends, table = screened(model, units, starts, settings)
         continued = np.flatnonzero(table["continued"])
         fits = [saem(build, individual, ends[at], settings, polish=False) for at in continued]

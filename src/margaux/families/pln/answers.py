@@ -49,15 +49,15 @@ def _settled(loadings: Loadings, units: Units) -> Posterior:
     return jax.lax.while_loop(moving, more, (start, jnp.asarray(jnp.inf, units.x.dtype), jnp.asarray(0)))[0]
 
 
-@compiled
 def principal(loadings: Loadings, posterior: Posterior) -> tuple[Loadings, Posterior]:
     """Turned so that loadings are orthogonal, by falling variance, with the largest entry of each positive."""
-    u, d, vt = jnp.linalg.svd(loadings.C, full_matrices=False)
-    sign = jnp.sign(jnp.take_along_axis(u, jnp.argmax(jnp.abs(u), axis=0)[None], axis=0)[0])
+    C, mean, packed = np.asarray(loadings.C), np.asarray(posterior.mean), np.asarray(posterior.spread)
+    u, d, vt = np.linalg.svd(C, full_matrices=False)
+    sign = np.sign(np.take_along_axis(u, np.argmax(np.abs(u), axis=0)[None], axis=0)[0])
     turn = vt * sign[:, None]
     j, k, _ = lower_indices(len(d))
-    spread = jnp.einsum("ab,nbc,dc->nad", turn, symmetric(posterior.spread), turn)
-    return Loadings(loadings.B, u * d * sign), Posterior(posterior.mean @ turn.T, spread[:, j, k])
+    spread = turn @ symmetric(packed) @ turn.T
+    return Loadings(np.asarray(loadings.B), u * d * sign), Posterior(mean @ turn.T, spread[:, j, k])
 
 
 def entropy(posterior: Posterior) -> float:

@@ -197,17 +197,18 @@ def maximise(
     return sweeping.on(sweeping.begin(loadings, posterior), max_sweeps, watch).solution()
 
 
-@compiled
 def _begun(loadings: Loadings, posterior: Posterior, diagonal: bool) -> State:
     """Nothing is accepted yet; the first sweep counts as hurried, so that no feature of it is compared with one before it."""
-    B, C = loadings
+    loadings, posterior = jax.tree.map(np.asarray, (loadings, posterior))
+    C = loadings.C
     if diagonal:
         j, k = np.tril_indices(C.shape[1])
-        posterior = posterior._replace(spread=posterior.spread * jnp.asarray(j == k, C.dtype))
+        posterior = posterior._replace(spread=posterior.spread * np.asarray(j == k, C.dtype))
     place = Place(loadings, posterior.mean)
-    here = _Here(loadings, posterior, loadings, jnp.zeros_like(C[:, 0]), jax.tree.map(jnp.zeros_like, loadings), place)
-    zero, yes, no = jnp.asarray(0, jnp.int32), jnp.asarray(True), jnp.asarray(False)
-    return State(loadings, posterior, here, jnp.asarray(-jnp.inf, C.dtype), jnp.ones_like(C[:, 0]), place, zero, zero, yes, no)
+    here = _Here(loadings, posterior, loadings, np.zeros_like(C[:, 0]), jax.tree.map(np.zeros_like, loadings), place)
+    zero, yes, no = np.asarray(0, np.int32), np.asarray(True), np.asarray(False)
+    state: Any = (loadings, posterior, here, np.asarray(-np.inf, C.dtype), np.ones_like(C[:, 0]), place, zero, zero, yes, no)
+    return State(*state)
 
 
 @compiled

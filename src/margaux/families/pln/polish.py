@@ -15,7 +15,6 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pandas as pd
 from jaxtyping import Float
@@ -35,8 +34,8 @@ OFF, NOISE = 0.02, 0.007
 STEPS, LONGEST, REPLICATES, MOST = 12, 0.5, 4, 4096
 #: nats that a step may fall by the draws of the way: those of the score are others
 FALL = 5e-3
-#: draws of a unit behind the information that steps are made by, and of a replicate behind the likelihoods on the way
-LEADING, WAY = 64, 64
+#: draws of a replicate behind the likelihoods on the way
+WAY = 64
 #: features times draws of a replicate behind the first score
 TELLING = 8000
 #: the least share of the approximation of Louis' information that a step believes in
@@ -158,7 +157,7 @@ def polish(
     if made and not rise >= -max(2 * noise, FALL):
         here, made, rise, noise, reached = loadings, 0, 0.0, 0.0, begun
         found = distance(design, here, begun.about, by, information, Plan(draws, REPLICATES, True, seed + 7))
-    moved = jax.tree.map(jnp.asarray, settled(design, here)) if made else posterior
+    moved = settled(design, here) if made else posterior
     end = End(found.off, found.error, information.smallest, rise, noise, made)
     return Polished(here, moved, pd.DataFrame(rows), end, reached)
 
@@ -197,7 +196,7 @@ def informed(design: Design, loadings: Loadings, posterior: Posterior, seed: int
     levels = two_levels(known, C, *(np.asarray(leaf, float) for leaf in (design.x, posterior.mean)))
     order = p * (k + q)
     if plan := affordable(n, order, seed):
-        whole = louis(design, loadings, posterior, plan._replace(draws=min(plan.draws, LEADING)), HEAVIER)
+        whole = louis(design, loadings, posterior, plan, HEAVIER)
         return _of_louis(whole, dense(levels, C, k) / n, rotations(C, k), (p, k + q), k)
     sd = np.sqrt(inverse_diagonal(levels, C, k) / n)
 
@@ -237,13 +236,17 @@ def _of_louis(
 
 def _moved(loadings: Loadings, step: Loadings, share: float) -> Loadings:
     longest = share * min(1.0, LONGEST / max(float(np.max(np.abs(leaf))) for leaf in step))
-    return Loadings(*(old + jnp.asarray(longest * move, old.dtype) for old, move in zip(loadings, step, strict=True)))
+    moved: Any = (
+        np.asarray(old + longest * np.asarray(move), old.dtype) for old, move in zip(map(np.asarray, loadings), step, strict=True)
+    )
+    return Loadings(*moved)
 
 
 def _about(design: Design, loadings: Loadings, about: Posterior, own: np.ndarray) -> Posterior:
     """Gaussians of the proposals at new loadings; those that were adapted to uneven weights stay as they are."""
     new = settled(design, loadings)
-    return Posterior(*(jnp.where(own[:, None], old, jnp.asarray(leaf)) for old, leaf in zip(about, new, strict=True)))
+    kept: Any = (np.where(own[:, None], np.asarray(old), leaf) for old, leaf in zip(about, new, strict=True))
+    return Posterior(*kept)
 
 
 def _rise(before: Marginal, after: Marginal) -> tuple[float, float]:

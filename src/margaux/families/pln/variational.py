@@ -42,8 +42,9 @@ class Posterior(NamedTuple):
     spread: Float[Array, "n t"]
 
     def rows(self, rows: Any) -> Posterior:
-        """Of some units."""
-        return Posterior(self.mean[rows], self.spread[rows])
+        """Of some units, as arrays of NumPy."""
+        mean, spread = (np.asarray(leaf)[rows] for leaf in self)
+        return Posterior(mean, spread)  # type: ignore[arg-type]
 
 
 class Place(NamedTuple):

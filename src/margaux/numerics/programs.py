@@ -1,0 +1,234 @@
+"""Compiled programs, found by what they do: again in this process, and in a new one without tracing them.
+
+A program depends on the shapes of its arrays and on the token (`margaux.numerics.digest`) of all else. It is kept in memory under
+both; and where the token is portable, in a file, whole, under a digest of both and of what surrounds them. XLA's own cache of
+programs, which jax keeps, serves the rest after they were traced.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import os
+import pickle
+import threading
+from collections.abc import Callable, Hashable
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+from jaxtyping import PyTree
+
+from .digest import Digest, surroundings
+
+#: where programs are kept, None for nowhere; set by `margaux.numerics.compiling.keep_compilations`
+folder: Path | None = None
+#: whether files are read and written
+readable = True
+#: what the file of a program is called
+SUFFIX = ".program"
+_programs: dict[Hashable, Program | Future[Program]] = {}
+#: those compiled here, not found in a file
+_compiled: list[str] = []
+#: how many programs this thread has got from jax's own cache
+_seen = threading.local()
+
+
+def _note(event: str, **_: Any) -> None:
+    if event.endswith("/cache_hits"):
+        _seen.hits = getattr(_seen, "hits", 0) + 1
+
+
+jax.monitoring.register_event_listener(_note)
+
+
+class _Hole(NamedTuple):
+    """Where an array stands in what a program returns."""
+
+
+class Program(NamedTuple):
+    """An executable of arrays alone, and what it returns with holes for its arrays."""
+
+    run: Callable[..., list[jax.Array]]
+    returned: PyTree
+
+    def __call__(self, arrays: list[Any]) -> PyTree:
+        leaves, structure = jax.tree.flatten(self.returned, is_leaf=_is_hole)
+        outputs = iter(self.run(*arrays))
+        return jax.tree.unflatten(structure, [next(outputs) if _is_hole(leaf) else leaf for leaf in leaves])
+
+
+def _is_hole(leaf: Any) -> bool:
+    return isinstance(leaf, _Hole)
+
+
+class Request(NamedTuple):
+    """A function, arguments, options of the compiler, and whether arrays of all arguments but the first are given away."""
+
+    function: Callable[..., Any]
+    args: tuple
+    kwargs: dict[str, Any]
+    options: dict[str, Any] | None
+    keep_first: bool
+
+    @property
+    def name(self) -> str:
+        return f"{self.function.__module__}.{self.function.__qualname__}"
+
+
+def find(request: Request, ahead: bool = False) -> Program | None:
+    """The program of a function at arguments of these shapes and meanings.
+
+    Args:
+        ahead: only begin to compile it, on a thread of its own, if it is nowhere to be found. Tracing stays here: a user's code
+            need not bear two threads.
+    """
+    digest = Digest()
+    described = _described(digest, (request.args, request.kwargs))
+    meaning = digest.of(request.function), described, repr(request.options), request.keep_first, _settings()
+    known = _programs.get(meaning)
+    if known is not None:
+        if isinstance(known, Future) and not ahead:
+            known = _programs[meaning] = known.result()
+        return known if isinstance(known, Program) else None
+    path = _path(meaning) if digest.portable and readable and folder is not None else None
+    if path is not None and path.exists():
+        if ahead:
+            return None
+        program = _read(path)
+        if program is not None:
+            _programs[meaning] = program
+            return program
+    build = _traced(request, path)
+    if ahead:
+        _programs[meaning] = _thread().submit(build)
+        return None
+    program = _programs[meaning] = build()
+    return program
+
+
+@functools.cache
+def _thread() -> ThreadPoolExecutor:
+    return ThreadPoolExecutor(1, "margaux compiles")
+
+
+def threads() -> int:
+    """How many there may be: MARGAUX_THREADS, or as many as there are cores."""
+    wanted = os.environ.get("MARGAUX_THREADS", "")
+    return int(wanted) if wanted.isdigit() else os.cpu_count() or 1
+
+
+def compiled_here(function: Callable[..., Any]) -> int:
+    """How many programs of a function were compiled in this process."""
+    return _compiled.count(f"{function.__module__}.{function.__qualname__}")
+
+
+def forget() -> None:
+    """Let go of all programs in memory."""
+    _programs.clear()
+
+
+def shape_of(array: Any) -> tuple:
+    """What a program knows of an argument."""
+    return array.shape, array.dtype, getattr(array, "weak_type", False)
+
+
+def _described(digest: Digest, tree: PyTree) -> Hashable:
+    """The token of arguments, arrays by their shapes."""
+    structure, leaves = [], []
+
+    def leaf(value):
+        if eqx.is_array(value):
+            leaves.append((value.shape, str(value.dtype), getattr(value, "weak_type", False)))
+            return _Hole()
+        return value
+
+    structure = jax.tree.map(leaf, tree)
+    return digest.of(structure), tuple(leaves)
+
+
+def _settings() -> tuple:
+    """Of jax, those that tracing goes by."""
+    words = ("cache", "log", "profil", "dir", "trace", "debug", "check", "monitor", "distributed", "coordination")
+    return tuple(
+        (name, repr(value)) for name, value in sorted(jax.config.values.items()) if not any(w in name for w in words)
+    ) + (jax.config.jax_enable_x64,)
+
+
+def _traced(request: Request, path: Path | None) -> Callable[[], Program]:
+    """What compiles a program, which is traced here, and writes it to a file if it is given one."""
+    leaves, structure = jax.tree.flatten((request.args, request.kwargs))
+    places = [i for i, leaf in enumerate(leaves) if eqx.is_array(leaf)]
+    box: list[PyTree] = []
+
+    def of_arrays(*arrays):
+        filled = list(leaves)
+        for i, array in zip(places, arrays, strict=True):
+            filled[i] = array
+        args, kwargs = jax.tree.unflatten(structure, filled)
+        returned = request.function(*args, **kwargs)
+        box.append(jax.tree.map(lambda leaf: _Hole() if eqx.is_array(leaf) else leaf, returned))
+        return [leaf for leaf in jax.tree.leaves(returned) if eqx.is_array(leaf)]
+
+    # jax's own cache goes by the name too: what comes from it cannot be written whole again.
+    of_arrays.__name__ = request.function.__name__ + (f"_{path.stem[:12]}" if path is not None else "")
+    first = len(jax.tree.leaves(request.args[:1]))
+    donated = tuple(j for j, i in enumerate(places) if i >= first) if request.keep_first else ()
+    settings: dict[str, Any] = {"compiler_options": request.options} if request.options else {}
+    lowered = jax.jit(of_arrays, donate_argnums=donated, **settings).lower(*(leaves[i] for i in places))
+    returned = box[-1]
+
+    def build() -> Program:
+        _seen.hits = 0
+        executable = lowered.compile()
+        _compiled.append(request.name)
+        if path is not None and not _seen.hits:
+            _write(path, returned, executable)
+        return Program(executable, returned)
+
+    return build
+
+
+def _path(meaning: Hashable) -> Path:
+    whole = hashlib.blake2b(repr((meaning, surroundings())).encode(), digest_size=20).hexdigest()
+    assert folder is not None
+    return folder / (whole + SUFFIX)
+
+
+def _read(path: Path) -> Program | None:
+    """From a file; None if there is none, or it is not whole."""
+    from jax.experimental import serialize_executable
+
+    if not path.exists():
+        return None
+    _linear_algebra()
+    try:
+        count, payload, returned = pickle.loads(path.read_bytes())
+        inputs = jax.tree.structure((tuple(range(count)), {}))
+        outputs = jax.tree.structure([0] * sum(map(_is_hole, jax.tree.leaves(returned, is_leaf=_is_hole))))
+        run = serialize_executable.deserialize_and_load(payload, inputs, outputs, execution_devices=jax.local_devices()[:1])
+        os.utime(path)
+    except Exception:  # whatever a damaged file, or another machine, makes of it: the program is compiled again
+        return None
+    return Program(run, returned)
+
+
+@functools.cache
+def _linear_algebra() -> None:
+    """jax looks up the addresses of LAPACK as it lowers the first program that needs them; programs from files assume them."""
+    jax.jit(jnp.linalg.cholesky).lower(jax.ShapeDtypeStruct((1, 1), jnp.float32))
+
+
+def _write(path: Path, returned: PyTree, executable: Any) -> None:
+    from jax.experimental import serialize_executable
+
+    beside = path.with_suffix(f".{os.getpid()}.part")
+    try:
+        payload, inputs, _ = serialize_executable.serialize(executable)
+        beside.write_bytes(pickle.dumps((inputs.num_leaves, payload, returned)))
+        os.replace(beside, path)
+    except Exception:  # a program that calls back to Python, a full disk: it is compiled again in the next process
+        beside.unlink(missing_ok=True)

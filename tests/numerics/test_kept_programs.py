@@ -1,0 +1,176 @@
+"""Programs that are found by what they do: in this process, in files, and compiled ahead."""
+
+import os
+import subprocess
+import sys
+import textwrap
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from margaux.numerics import compiling, programs
+from margaux.numerics.compiling import by_shape, compiled, shapes_of
+
+
+@compiled
+def applied(f, x):
+    return f(x)
+
+
+def count(*calls):
+    before = applied.programs()
+    for call in calls:
+        call()
+    return applied.programs() - before
+
+
+def test_a_function_written_anew_compiles_nothing():
+    x = np.arange(3.0)
+    assert count(*(lambda: applied(lambda v: jnp.sum(v) * 3.25, x) for _ in range(4))) == 1
+    assert count(lambda: applied(lambda v: jnp.sum(v) * 3.5, x)) == 1
+    assert float(applied(lambda v: jnp.sum(v) * 3.25, x)) == 9.75 and float(applied(lambda v: jnp.sum(v) * 3.5, x)) == 10.5
+
+
+def test_numbers_of_other_types_are_other_programs():
+    @compiled
+    def shown(x, what):
+        return x, what
+
+    out = [shown(np.ones(2), what)[1] for what in (1, True, 1.0)]
+    assert [type(one) for one in out] == [int, bool, float] and shown.programs() == 3
+    assert shown(np.ones(2), 1)[1] is not True and shown.programs() == 3
+
+
+def test_shapes_and_precisions_are_other_programs():
+    @compiled
+    def doubled(x):
+        return 2 * x
+
+    doubled(np.ones(2, np.float32)), doubled(np.ones(3, np.float32))
+    with jax.enable_x64(True):
+        assert doubled(np.ones(3)).dtype == np.float64
+    assert doubled.programs() == 3 and doubled(np.ones(3)).dtype == np.float32
+
+
+def test_what_is_no_array_comes_back_as_it_was():
+    @compiled
+    def mixed(x, word):
+        return {"x": x + 1, "word": word, "none": None, "pair": (x * 2, 3)}
+
+    for _ in range(2):
+        out = mixed(np.ones(2), "mean")
+        assert out["word"] == "mean" and out["none"] is None and out["pair"][1] == 3
+        np.testing.assert_array_equal(out["pair"][0], 2.0)
+
+
+def test_arrays_of_all_arguments_but_the_first_are_given_away():
+    @compiled(donate="all-except-first")
+    def moved(kept, given):
+        return kept + given
+
+    kept, given = jnp.ones(4), jnp.ones(4)
+    moved(kept, given)
+    assert given.is_deleted() and not kept.is_deleted()
+
+
+def test_inside_another_program_it_is_traced():
+    assert float(jax.jit(lambda x: applied(jnp.sum, x))(np.ones(3))) == 3.0
+    np.testing.assert_array_equal(jax.grad(lambda x: applied(jnp.sum, x))(np.ones(3)), 1.0)
+
+
+def test_shapes_are_remembered():
+    seen = []
+
+    def f(x):
+        seen.append(x)
+        return x[:1]
+
+    first, again = shapes_of(f, np.ones(3)), shapes_of(f, np.zeros(3))
+    assert first == again and first.shape == (1,) and len(seen) == 1
+    shapes_of(f, np.ones(4))
+    assert len(seen) == 2
+    compiling.forget()
+    shapes_of(f, np.ones(3))
+    assert len(seen) == 3
+    assert by_shape(lambda x, word: (x.shape, word))(np.ones(2), "a") == ((2,), "a")
+
+
+def test_what_was_compiled_ahead_is_found(monkeypatch):
+    @compiled
+    def cubed(x, power):
+        return x**power
+
+    monkeypatch.setattr(programs, "threads", lambda: 2)
+    cubed.ahead(np.ones(3), 3)
+    np.testing.assert_array_equal(cubed(np.full(3, 2.0), 3), 8.0)
+    assert cubed.programs() == 1
+    monkeypatch.setattr(programs, "threads", lambda: 1)
+    cubed.ahead(np.ones(4), 3)
+    assert cubed.programs() == 1
+
+
+@pytest.mark.parametrize(("given", "number"), [("1", 1), ("3", 3), ("", os.cpu_count()), ("many", os.cpu_count())])
+def test_how_many_threads(given, number, monkeypatch):
+    monkeypatch.setenv("MARGAUX_THREADS", given)
+    assert programs.threads() == number
+
+
+SCRIPT = textwrap.dedent("""
+    import jax, numpy as np, jax.numpy as jnp
+    traced, compiled_ = [], []
+    jax.monitoring.register_event_duration_secs_listener(
+        lambda event, _, **about: compiled_.append(about) if event.endswith("backend_compile_duration") else None)
+    from margaux.numerics.compiling import compiled, keep_compilations
+    keep_compilations()
+    @compiled
+    def solved(x, y):
+        traced.append(1)
+        return {"z": jnp.linalg.solve(x @ x.T + jnp.eye(3), y), "root": jnp.linalg.cholesky(x @ x.T + jnp.eye(3)), "word": "ok"}
+    @compiled
+    def called(x):
+        return jax.pure_callback(lambda v: np.asarray(v) + 1, jax.ShapeDtypeStruct(x.shape, x.dtype), x)
+    out = solved(np.arange(9.0, dtype=np.float32).reshape(3, 3), np.ones(3, np.float32))
+    print(len(traced), len(compiled_), out["word"], np.asarray(out["z"]).tolist(), np.asarray(out["root"]).sum())
+    print(np.asarray(called(np.ones(2, np.float32))).tolist())
+""")
+
+
+def in_a_process(folder, script=SCRIPT):
+    environment = os.environ | {"MARGAUX_CACHE": str(folder), "PYTHONPATH": os.pathsep.join(sys.path), "JAX_PLATFORMS": "cpu"}
+    path = folder.parent / "script.py"
+    path.write_text(script)
+    done = subprocess.run([sys.executable, path], capture_output=True, text=True, env=environment, check=False)
+    assert done.returncode == 0, done.stderr
+    first, second = done.stdout.splitlines()
+    assert second == "[2.0, 2.0]"  # a program that calls back to Python cannot be kept, and runs
+    traced, compiled_, rest = first.split(" ", 2)
+    return int(traced), int(compiled_), rest
+
+
+def test_a_new_process_neither_traces_nor_compiles(tmp_path):
+    folder = tmp_path / "cache"
+    traced, compiled_, numbers = in_a_process(folder)
+    assert (traced, compiled_) == (1, 1) and len(list(folder.glob("*.program"))) == 1
+    assert in_a_process(folder) == (0, 0, numbers)
+    # Another function of the same name is another program.
+    changed = in_a_process(folder, SCRIPT.replace("+ jnp.eye(3), y)", "+ 2 * jnp.eye(3), y)"))
+    assert changed[0] == 1 and changed[2] != numbers
+    assert in_a_process(folder) == (0, 0, numbers)
+    # A damaged file is no error.
+    for path in folder.glob("*.program"):
+        path.write_bytes(path.read_bytes()[:200])
+    assert in_a_process(folder)[::2] == (1, numbers)
+
+
+def test_another_machine_or_version_has_its_own(tmp_path):
+    folder = tmp_path / "cache"
+    in_a_process(folder)
+    elsewhere = "import margaux.numerics.programs as p\np.surroundings = lambda: 'another'\n" + SCRIPT
+    assert in_a_process(folder, elsewhere)[0] == 1 and len(list(folder.glob("*.program"))) == 2
+
+
+def test_a_folder_that_cannot_be_written_to_is_no_error(tmp_path):
+    (tmp_path / "cache").write_text("a file, not a folder")
+    assert in_a_process(tmp_path / "cache")[0] == 1
