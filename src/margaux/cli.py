@@ -1,4 +1,4 @@
-"""The command line: `margaux fit`, `demo`, `datasets`, `reproduce` and `doctor`."""
+"""The command line: `margaux fit`, `demo`, `datasets`, `reproduce`, `doctor` and `cache`."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
+from .commands.cache import app as cache
 from .commands.demo import demo
 from .commands.doctor import doctor
 from .commands.shipped import datasets, reproduce
@@ -30,6 +31,7 @@ fits = typer.Typer(
     epilog=CODES,
 )
 app.add_typer(fits, name="fit")
+app.add_typer(cache, name="cache")
 
 
 def add(family: Family) -> None:

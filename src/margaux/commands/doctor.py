@@ -135,6 +135,7 @@ def float64() -> Finding:
 
 def cache() -> Finding:
     """The folder of compiled programs, its size, and how to empty it."""
+    from ..numerics.cache import held
     from ..numerics.compiling import keep_compilations
 
     keep_compilations()
@@ -144,8 +145,7 @@ def cache() -> Finding:
         why = f"off (MARGAUX_CACHE={off})" if off else "off: its folder cannot be made; name one by MARGAUX_CACHE"
         return Finding("cache of programs", why)
     folder = Path(told)
-    held = [path.stat().st_size for path in folder.rglob("*") if path.is_file()] if folder.is_dir() else []
-    size = f"{folder}: {len(held)} files, {sum(held) / (1 << 20):.1f} MiB; to empty it, delete the folder"
+    size = f"{folder}: {held(folder)}; `margaux cache clear` empties it"
     good = os.access(folder, os.W_OK) if folder.exists() else True
     return Finding("cache of programs", size, good, f"{folder} cannot be written to; name another folder by MARGAUX_CACHE")
 

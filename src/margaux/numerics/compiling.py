@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import functools
-import os
 from collections.abc import Callable, Hashable
-from pathlib import Path
 from typing import Any
 
 import equinox as eqx
@@ -13,7 +11,7 @@ import jax
 from jax.core import Tracer
 from jaxtyping import PyTree
 
-from . import programs
+from . import cache, programs
 
 #: XLA's older CPU emitters and LLVM's first optimisation level compile the loops of a fit in a third of the time. The result
 #: runs as fast, but for importance sampling, which pays 6 to 20% an iteration for seconds of compilation. The scheduler that is
@@ -162,13 +160,12 @@ def keep_compilations() -> None:
     `mx.fit` and estimators call this. A cache folder already given to jax is left alone. The environment variable
     MARGAUX_CACHE names another folder, or switches this off ("off").
     """
-    wanted = os.environ.get("MARGAUX_CACHE", "")
-    if wanted.lower() in ("off", "0", "no") or getattr(jax.config, "jax_compilation_cache_dir", None) is not None:
+    folder = cache.place()
+    if folder is None or getattr(jax.config, "jax_compilation_cache_dir", None) is not None:
         return
-    base = os.environ.get("XDG_CACHE_HOME") or os.environ.get("LOCALAPPDATA") or Path.home() / ".cache"
-    folder = Path(wanted) if wanted else Path(base) / "margaux"
     try:
         folder.mkdir(parents=True, exist_ok=True)
+        cache.tidy(folder)
     except OSError:
         return  # a read-only home: compile as usual
     programs.folder = folder

@@ -22,14 +22,13 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import PyTree
 
+from .cache import SUFFIX
 from .digest import Digest, surroundings
 
 #: where programs are kept, None for nowhere; set by `margaux.numerics.compiling.keep_compilations`
 folder: Path | None = None
 #: whether files are read and written
 readable = True
-#: what the file of a program is called
-SUFFIX = ".program"
 _programs: dict[Hashable, Program | Future[Program]] = {}
 #: those compiled here, not found in a file
 _compiled: list[str] = []
