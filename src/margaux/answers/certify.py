@@ -203,7 +203,9 @@ def _likelihoods(fit: Any, done: Polish) -> list[Check]:
     where = "" if whole else f" of {len(units)} units"
     sentence = f"Two likelihoods{where} by independent means agree."
     if level != "pass":
-        sentence = f"Two likelihoods{where} differ by {gap:.2g}: {first:.2f} by {value.method}, {float(other):.2f} by fresh draws."
+        sentence = (
+            f"Two likelihoods{where} differ by {gap:.2g}: {first:.2f} by {value.method}, {float(other):.2f} by fresh draws."
+        )
     return [*out, Check("likelihoods", gap, error, APART, level, sentence)]
 
 

@@ -76,12 +76,6 @@ def naive(params, data, nodes=40):
     return data.weights @ out
 
 
-@pytest.fixture
-def double():
-    with jax.enable_x64(True):
-        yield
-
-
 @functools.cache
 def maximum(n_classes=3):
     """The exact fit and standard errors of the coefficients."""
@@ -191,7 +185,7 @@ def test_surrogates_add_up_over_rows_and_touch_the_likelihood(double, curvature)
     node = np.stack([part.ravel() for part in np.meshgrid(u, u, indexing="ij")], axis=1)
     log_w = np.log(np.outer(w_one, w_one).ravel())
     z = jnp.broadcast_to(jnp.asarray(node)[:, None], (225, 40, 2))
-    model = MissingMultinomial(data.family, 3, curvature, data.groups)
+    model = MissingMultinomial(data.family, curvature, data.groups, n_columns=3)
 
     @jax.jit
     def both(params, rows):
@@ -219,7 +213,7 @@ def test_surrogates_add_up_over_rows_and_touch_the_likelihood(double, curvature)
 
 
 def fitted(data, curvature, algorithm, estep, **settings):
-    model = MissingMultinomial(data.family, data.x.shape[1], curvature, data.groups)
+    model = MissingMultinomial(data.family, curvature, data.groups, n_columns=data.x.shape[1])
     return mx.fit(model, data.rows, algorithm, estep, params=data.start, space=model.space(), dtype="float64",
                   polish=False, progress=False, **settings)  # fmt: skip
 

@@ -2,7 +2,6 @@
 
 from typing import get_args
 
-import jax
 import numpy as np
 import pandas as pd
 import pytest
@@ -15,11 +14,7 @@ from margaux.families.pln.counts import Counts
 from margaux.families.pln.fitting import Design
 from margaux.families.pln.proposals import Plan
 
-
-@pytest.fixture(autouse=True)
-def double():
-    with jax.enable_x64(True):
-        yield
+pytestmark = pytest.mark.usefixtures("double")
 
 
 def observed(design, B, C, nodes=20, step=1e-4):

@@ -30,11 +30,7 @@ MORE = [(23, 40, 8, 3, 0.5, 0.5, 2, True), (31, *P1[1:]), (32, *P2[1:]), (33, 40
 #: how often a test may fail by chance, were its seeds not fixed
 CHANCE = 1e-3
 
-
-@pytest.fixture(autouse=True)
-def double():
-    with jax.enable_x64(True):
-        yield
+pytestmark = pytest.mark.usefixtures("double")
 
 
 @pytest.fixture(scope="module")

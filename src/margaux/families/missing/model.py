@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import abc
+import dataclasses
 from typing import Any, NamedTuple
 
 import equinox as eqx
@@ -14,13 +16,52 @@ from ...numerics.packing import symmetric
 from ...problem.model import AbstractBatchSurrogate, AbstractPointwise, AbstractPredictive, leading
 from ...problem.space import AbstractSpace, Positive, PositiveDefinite, Real
 from .families import AbstractFamily, Gaussian
-from .observed import Predictor, Rows, filled, given_observed, spread, spreads
+from .observed import Groups, Params, Rows, filled, given_observed, spread, spreads
 
 #: how the surrogate of beta is curved: the tightest bound at the current predictor, the largest, or the curvature itself
 CURVATURES = ("tight", "largest", "newton")
 
 
-class MissingCovariates(AbstractBatchSurrogate, AbstractPointwise, AbstractPredictive):
+def check_curvature(curvature: str) -> None:
+    """One of `CURVATURES`."""
+    if curvature not in CURVATURES:
+        raise ValueError(f"curvature must be one of {', '.join(CURVATURES)}; got {curvature!r}")
+
+
+class AbstractMissing(AbstractBatchSurrogate, AbstractPointwise, AbstractPredictive):
+    """A regression whose rows, given what is observed of them, are prepared once for all draws."""
+
+    family: Any
+    curvature: str = eqx.field(static=True, default="tight")
+    groups: Groups = eqx.field(static=True, default=())
+    known: Any = None
+
+    @abc.abstractmethod
+    def given(self, params: Params, rows: Rows, groups: Groups) -> tuple[Any, Any]:
+        """What the observed entries say of each row: of its predictors, and of the entries that are missing."""
+
+    def __check_init__(self) -> None:
+        check_curvature(self.curvature)
+
+    def prepared(self, params, batch):
+        if self.known is not None:
+            return self, batch
+        rows: Rows = batch
+        b = leading(rows)
+        groups = self.groups if sum(count for count, _ in self.groups) == b else ((b, rows.places.shape[1]),)
+        before, known = self.given(params, rows, groups)
+        return dataclasses.replace(self, groups=groups, known=known), (rows, before)
+
+    def _one(self, params: dict, y: Any) -> tuple[Rows, Any]:
+        """Data of one unit with its preparation."""
+        if not isinstance(y, Rows):
+            return y
+        rows = jax.tree.map(lambda leaf: leaf[None], y)
+        before, _ = self.given(params, rows, ((1, y.places.shape[0]),))
+        return y, jax.tree.map(lambda leaf: leaf[0], before)
+
+
+class MissingCovariates(AbstractMissing):
     r"""$x_i\sim N(B^\top c_i, \Sigma)$ with entries missing at random, $y_i\mid x_i$ a generalised linear model in
     $\eta_i=\beta^\top(c_i, x_i)$.
 
@@ -43,35 +84,14 @@ class MissingCovariates(AbstractBatchSurrogate, AbstractPointwise, AbstractPredi
     """
 
     family: AbstractFamily
-    curvature: str = eqx.field(static=True, default="tight")
-    groups: tuple[tuple[int, int], ...] = eqx.field(static=True, default=())
-    known: Any = None
-
-    def __check_init__(self) -> None:
-        if self.curvature not in CURVATURES:
-            raise ValueError(f"curvature must be one of {', '.join(CURVATURES)}; got {self.curvature!r}")
 
     def space(self) -> dict[str, AbstractSpace]:
         """Theta."""
         out: dict[str, AbstractSpace] = {"beta": Real(), "mean": Real(), "covariance": PositiveDefinite()}
         return out | ({"scale": Positive()} if isinstance(self.family, Gaussian) else {})
 
-    def prepared(self, params, batch):
-        if self.known is not None:
-            return self, batch
-        rows: Rows = batch
-        b = leading(rows)
-        groups = self.groups if sum(count for count, _ in self.groups) == b else ((b, rows.places.shape[1]),)
-        prepared, known = given_observed(params, rows, groups)
-        return MissingCovariates(self.family, self.curvature, groups, known), (rows, prepared)
-
-    def _one(self, params: dict, y: Any) -> tuple[Rows, Predictor]:
-        """Data of one unit with its preparation."""
-        if not isinstance(y, Rows):
-            return y
-        rows = jax.tree.map(lambda leaf: leaf[None], y)
-        prepared, _ = given_observed(params, rows, ((1, y.places.shape[0]),))
-        return y, jax.tree.map(lambda leaf: leaf[0], prepared)
+    def given(self, params, rows, groups):
+        return given_observed(params, rows, groups)
 
     def log_joint(self, params, z, y):
         rows, known = self._one(params, y)
