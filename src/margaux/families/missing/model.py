@@ -133,30 +133,30 @@ class MissingCovariates(AbstractMissing):
         return _Moments(total(z), total(z**2), total(h), total(h * z), total(h * z**2), total(first), total(first * z))
 
     def surrogates(self, params, moments, batch):
-        found = self._centred(params, moments, batch)
-        x, turn = found.point, found.turn
+        centred = self._centred(params, moments, batch)
+        x, turn = centred.point, centred.turn
         b, q = x.shape
         lower = np.flatnonzero(np.tri(q))
         outer = x[:, :, None] * x[:, None, :]
         mixed = x[:, :, None] * turn[:, None, :]
-        square = found.weight[:, None, None] * outer
-        information = found.curvature[:, None, None] * outer + mixed + jnp.swapaxes(mixed, 1, 2)
+        square = centred.weight[:, None, None] * outer
+        information = centred.curvature[:, None, None] * outer + mixed + jnp.swapaxes(mixed, 1, 2)
         packed = [m.reshape(b, q * q)[:, lower] for m in (square, information)]
-        target = found.on_point[:, None] * x + found.on_direction[:, None] * found.direction
-        covariances = [spreads(batch[0], self.known, self.groups, *pair) for pair in found.spreads]
-        return self._coefficients(packed, target, covariances, found.weight, batch[0])
+        target = centred.on_point[:, None] * x + centred.on_direction[:, None] * centred.direction
+        covariances = [spreads(batch[0], self.known, self.groups, *pair) for pair in centred.spreads]
+        return self._coefficients(packed, target, covariances, centred.weight, batch[0])
 
     def total_surrogate(self, params, moments, batch):
-        found = self._centred(params, moments, batch)
-        x = found.point
-        right = [found.weight[:, None] * x, found.curvature[:, None] * x + 2 * found.turn, found.on_point[:, None]]
+        centred = self._centred(params, moments, batch)
+        x = centred.point
+        right = [centred.weight[:, None] * x, centred.curvature[:, None] * x + 2 * centred.turn, centred.on_point[:, None]]
         q = x.shape[1]
         products = x.T @ jnp.concatenate(right, axis=1)
         square, information = products[:, :q], products[:, q : 2 * q]
         packed = [m[np.tril_indices(q)] for m in (square, (information + information.T) / 2)]
-        target = products[:, -1] + found.direction.T @ found.on_direction
-        covariances = [spread(batch[0], self.known, self.groups, *pair) for pair in found.spreads]
-        return self._coefficients(packed, target, covariances, jnp.sum(found.weight), batch[0])
+        target = products[:, -1] + centred.direction.T @ centred.on_direction
+        covariances = [spread(batch[0], self.known, self.groups, *pair) for pair in centred.spreads]
+        return self._coefficients(packed, target, covariances, jnp.sum(centred.weight), batch[0])
 
     def _centred(self, params: dict, moments: _Moments, batch: Any) -> _Centred:
         """A row is its point at the mean of z plus the rest of z times a direction."""
