@@ -108,7 +108,7 @@ class PLNPCA(OfUnits, OfCoefficients, Answering, BaseEstimator):
         self.method = method
         self.refinement = refinement
         self.n_starts = n_starts
-        self.posterior_covariance = posterior_covariance
+        self.posterior_covariance: Literal["full", "diagonal"] = posterior_covariance
         self.tol = tol
         self.max_sweeps = max_sweeps
         self.loglik_tol = loglik_tol
