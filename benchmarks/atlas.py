@@ -27,7 +27,7 @@ from margaux.families.pln.importance import marginal
 from margaux.families.pln.inference import complete, standard_errors
 from margaux.families.pln.model import PLN, units
 from margaux.families.pln.proposals import Plan
-from margaux.families.pln.restarts import best_of
+from margaux.families.pln.restarts import Search, best_of
 from margaux.families.pln.table import read
 from margaux.families.pln.variational import Loadings, Posterior
 from margaux.numerics.precision import precision
@@ -68,7 +68,7 @@ def main() -> None:
     table = read(counts, x, offsets="total")
     design = Design(table.counts, table.x, table.offset)
     clock = Clock()
-    solution, _ = best_of(design, 15, n_starts=1, dtype=np.float32, relative=1e-6, watch=clock)
+    solution, _ = best_of(design, 15, Search(1, dtype=np.float32, relative=1e-6), clock)
     loadings, posterior, bounds = solution.loadings, solution.posterior, solution.bounds
     print(
         f"converged: {solution.converged}; {len(bounds)} sweeps, {clock.ends[0]:.1f} CPU s to the end of the first, "

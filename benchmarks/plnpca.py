@@ -39,7 +39,7 @@ from scipy.special import gammaln
 import margaux as mx
 from margaux.families.pln.counts import Counts
 from margaux.families.pln.fitting import Design, Sweeps
-from margaux.families.pln.restarts import best_of
+from margaux.families.pln.restarts import Search, best_of
 from margaux.families.pln.start import by_log_counts
 from margaux.numerics.packing import symmetric
 
@@ -214,7 +214,7 @@ def against_adam(cases: dict[str, Any]) -> None:
             path: list[tuple[float, float]] = []
             began = time.process_time()
             watch = lambda _, value, path=path, began=began: path.append((time.process_time() - began, value))  # noqa: E731
-            solution, _ = best_of(design_of(case), int(case["q"]), seed=max(seed, 0), watch=watch)
+            solution, _ = best_of(design_of(case), int(case["q"]), Search(seed=max(seed, 0)), watch)
             reached.append(first_at(path, BEST[name] - 1))
             passed.append(first_at(path, top))
             ends.append(bound_of(case, solution))

@@ -44,6 +44,13 @@ def traced(monkeypatch):
     monkeypatch.setattr(programs, "readable", False)
 
 
+@pytest.fixture
+def double():
+    """Double precision; for a whole file by `pytestmark = pytest.mark.usefixtures("double")`."""
+    with jax.enable_x64(True):
+        yield
+
+
 @pytest.fixture(scope="session")
 def data_folder() -> Path:
     """The folder of test data (MARGAUX_DATA overrides), or a skip that says so."""

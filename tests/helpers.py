@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 from typing import Any, NamedTuple
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -12,6 +13,7 @@ from jax.scipy.special import gammaln
 from scipy import optimize, special, stats
 
 import margaux as mx
+from margaux.problem.penalty import AbstractPenalty
 
 normal = jax.scipy.stats.norm.logpdf
 
@@ -245,3 +247,39 @@ def mixture_em(x: np.ndarray, n_iter: int = 5000) -> tuple[dict, float]:
         w, m = n_k / x.size, r.T @ x / n_k
         v = r.T @ x**2 / n_k - m**2
     return {"weights": w, "means": m, "variances": v}, float(np.log(np.exp(logs).sum(axis=1)).sum())
+
+
+# -- of a user's own --------------------------------------------------------------------------------
+
+
+class Cubed(AbstractPenalty):
+    """A penalty that is not of margaux."""
+
+    weight: float = eqx.field(default=1.0)
+
+    def value(self, params):
+        return self.weight * abs(params["mu"]) ** 3
+
+    def prox(self, params, step):
+        return params
+
+
+# -- away from the maximum --------------------------------------------------------------------------
+
+
+class Gaussian(mx.AbstractModel):
+    """y_i ~ N(z_i, 1), z_i ~ N(mu, tau2): marginally N(mu, 1 + tau2)."""
+
+    def log_joint(self, params, z, y):
+        return normal(y, z, 1.0) + normal(z, params["mu"], jnp.sqrt(params["tau2"]))
+
+    def init_latents(self, key, params, y):
+        return 0.0 * y
+
+
+def unmoved(n: int, estep: Any, n_iter: int) -> mx.Fit:
+    """A fit of `Gaussian` that stays where it starts, away from the maximum, of data that are not from the model."""
+    y = np.random.default_rng(4).standard_t(3, n) * 2 + 0.4
+    start = {"mu": 0.1, "tau2": 1.7}
+    return mx.fit(Gaussian(), y, mx.soul(1e-12, mx.LastIterate()), estep, params=start, n_iter=n_iter,
+                  space={"tau2": mx.Positive(1e-3)}, polish=False, progress=False)  # fmt: skip

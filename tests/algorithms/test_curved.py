@@ -16,11 +16,7 @@ from margaux.algorithms.curved import LOOSE, SAEM, AbstractCurvedFamily, _no_fas
 from margaux.algorithms.updates import Problem
 from margaux.problem.space import as_space
 
-
-@pytest.fixture(autouse=True)
-def double():
-    with jax.enable_x64(True):
-        yield
+pytestmark = pytest.mark.usefixtures("double")
 
 
 def test_variances_fall_no_faster_than_by_a_share():

@@ -24,11 +24,7 @@ from margaux.problem.space import as_space
 
 N = 5
 
-
-@pytest.fixture(autouse=True)
-def double():
-    with jax.enable_x64(True):
-        yield
+pytestmark = pytest.mark.usefixtures("double")
 
 
 class Gaussian(mx.AbstractExponentialFamily, mx.AbstractConjugate):

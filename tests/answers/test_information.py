@@ -1,12 +1,11 @@
 """Information matrices, Wald tables, profiles and draws against arithmetic on a model whose scores are known."""
 
-import jax.numpy as jnp
 import numpy as np
 import pytest
 from scipy import stats
 
 import margaux as mx
-from helpers import normal
+from helpers import Gaussian, unmoved
 from margaux.answers.draws import continued
 from margaux.answers.information import _invert, information
 from margaux.answers.scores import Evaluation
@@ -14,23 +13,9 @@ from margaux.answers.scores import Evaluation
 N = 60
 
 
-class Gaussian(mx.AbstractModel):
-    """y_i ~ N(z_i, 1), z_i ~ N(mu, tau2): marginally N(mu, 1 + tau2)."""
-
-    def log_joint(self, params, z, y):
-        return normal(y, z, 1.0) + normal(z, params["mu"], jnp.sqrt(params["tau2"]))
-
-    def init_latents(self, key, params, y):
-        return 0.0 * y
-
-
 @pytest.fixture(scope="module")
 def fit():
-    """A fit that stays where it starts, away from the maximum, of data that are not from the model."""
-    y = np.random.default_rng(4).standard_t(3, N) * 2 + 0.4
-    start = {"mu": 0.1, "tau2": 1.7}
-    return mx.fit(Gaussian(), y, mx.soul(1e-12, mx.LastIterate()), mx.MCMC(mx.MALA(0.5), n_chains=2), params=start, n_iter=3,
-                  space={"tau2": mx.Positive(1e-3)}, polish=False, progress=False)  # fmt: skip
+    return unmoved(N, mx.MCMC(mx.MALA(0.5), n_chains=2), n_iter=3)
 
 
 @pytest.fixture(scope="module")

@@ -10,12 +10,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from test_best_rule import Conjugate, Discrete
 
 import margaux as mx
 from helpers import normal
 from margaux.answers import posterior as module
 from margaux.answers.posterior import UndefinedDensity, _of_one_kind, each_unit, latent_size, latents, proposals, reference_estep
-from margaux.problem.model import AbstractConjugate, AbstractDiscrete
 
 N = 11
 
@@ -155,18 +155,6 @@ def test_latents_are_counted_once(fit):
 
 
 # -- which E-step is good enough --------------------------------------------------------------------
-
-
-class Discrete(AbstractDiscrete):
-    def log_joint(self, params, z, y): ...
-    def init_latents(self, key, params, y): ...
-    def support(self, y): ...
-
-
-class Conjugate(AbstractConjugate):
-    def log_joint(self, params, z, y): ...
-    def init_latents(self, key, params, y): ...
-    def sample_posterior(self, key, params, y): ...
 
 
 @pytest.mark.parametrize(("model", "estep", "size", "kind"), [

@@ -6,24 +6,13 @@
 import json
 from typing import Any
 
-import equinox as eqx
 import numpy as np
 import pytest
 
 import margaux as mx
+from helpers import Cubed
 from margaux.answers.restoring import _read, _written, described, restored
-from margaux.problem.penalty import AbstractPenalty
 from margaux.problem.space import as_space
-
-
-class Cubed(AbstractPenalty):
-    weight: float = eqx.field(default=1.0)
-
-    def value(self, params):
-        return self.weight * abs(params["mu"]) ** 3
-
-    def prox(self, params, step):
-        return params
 
 
 @pytest.mark.parametrize("value", [

@@ -2,13 +2,12 @@
 
 from types import SimpleNamespace
 
-import jax.numpy as jnp
 import numpy as np
 import pytest
 from scipy import special
 
 import margaux as mx
-from helpers import normal
+from helpers import unmoved
 from margaux.answers import scores as module
 from margaux.answers.rules import Rule
 from margaux.answers.scores import Coordinates, Evaluation, evaluate, subsample, symmetrised
@@ -16,22 +15,9 @@ from margaux.answers.scores import Coordinates, Evaluation, evaluate, subsample,
 N = 30
 
 
-class Gaussian(mx.AbstractModel):
-    """y_i ~ N(z_i, 1), z_i ~ N(mu, tau2): marginally N(mu, 1 + tau2)."""
-
-    def log_joint(self, params, z, y):
-        return normal(y, z, 1.0) + normal(z, params["mu"], jnp.sqrt(params["tau2"]))
-
-    def init_latents(self, key, params, y):
-        return 0.0 * y
-
-
 @pytest.fixture(scope="module")
 def fit():
-    y = np.random.default_rng(4).standard_t(3, N) * 2 + 0.4
-    start = {"mu": 0.1, "tau2": 1.7}
-    return mx.fit(Gaussian(), y, mx.soul(1e-12, mx.LastIterate()), mx.MCMC(mx.MALA(0.5)), params=start, n_iter=2,
-                  space={"tau2": mx.Positive(1e-3)}, polish=False, progress=False)  # fmt: skip
+    return unmoved(N, mx.MCMC(mx.MALA(0.5)), n_iter=2)
 
 
 RULE = Rule(mx.Quadrature(9), None, 1, 40)

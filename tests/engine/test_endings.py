@@ -4,15 +4,13 @@ import dataclasses
 import json
 from typing import Any
 
-import equinox as eqx
 import numpy as np
 import pytest
 
 import margaux as mx
-from helpers import random_intercept
+from helpers import Cubed, random_intercept
 from margaux.engine import storage
 from margaux.engine.settling import has_settled
-from margaux.problem.penalty import AbstractPenalty
 
 PROBLEM = random_intercept()
 
@@ -98,16 +96,6 @@ def test_a_copy_with_something_replaced_answers_anew():
 
 
 # -- files ------------------------------------------------------------------------------------------
-
-
-class Cubed(AbstractPenalty):
-    weight: float = eqx.field(default=1.0)
-
-    def value(self, params):
-        return self.weight * abs(params["mu"]) ** 3
-
-    def prox(self, params, step):
-        return params
 
 
 @pytest.mark.parametrize("dtype", ["float64", "float32"])

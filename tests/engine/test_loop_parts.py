@@ -39,11 +39,7 @@ from margaux.problem.space import as_space
 
 INTERCEPT = random_intercept()
 
-
-@pytest.fixture(autouse=True)
-def double():
-    with jax.enable_x64(True):
-        yield
+pytestmark = pytest.mark.usefixtures("double")
 
 
 class Pair(mx.AbstractModel):

@@ -16,11 +16,7 @@ from margaux.numerics.gaussian import laplace, normals
 Y = np.array([0.5, -1.0, 3.0])
 PARAMS = {"mu": 0.2, "tau2": 0.7}
 
-
-@pytest.fixture(autouse=True)
-def double():
-    with jax.enable_x64(True):
-        yield
+pytestmark = pytest.mark.usefixtures("double")
 
 
 class Gaussian(mx.AbstractModel, mx.AbstractConjugate):

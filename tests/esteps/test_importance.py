@@ -13,11 +13,7 @@ from margaux.numerics.gaussian import find_mode, normals
 
 Y = np.array([0.5, -1.0, 3.0])
 
-
-@pytest.fixture(autouse=True)
-def double():
-    with jax.enable_x64(True):
-        yield
+pytestmark = pytest.mark.usefixtures("double")
 
 
 class Counts(mx.AbstractModel):

@@ -15,11 +15,7 @@ from margaux.esteps.mixture import ROUNDS, TRIAL, _learned, _whiten
 from margaux.numerics.gaussian import normals
 from margaux.problem.model import AbstractPopulation
 
-
-@pytest.fixture(autouse=True)
-def double():
-    with jax.enable_x64(True):
-        yield
+pytestmark = pytest.mark.usefixtures("double")
 
 
 class Peaks(mx.AbstractModel):

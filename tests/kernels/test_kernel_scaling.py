@@ -7,21 +7,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from test_kernel_steps import XI, A, P, Z
 
 import margaux as mx
 from margaux.kernels.scaling import EVERY, FIRST_WINDOW, FORGET, Scaling
 from margaux.problem.model import Target
 
-A = np.array([[2.0, 0.5, 0.1], [0.5, 1.0, -0.3], [0.1, -0.3, 3.0]])
-P = np.array([[0.5, 0.1, 0.0], [0.1, 0.8, 0.2], [0.0, 0.2, 0.3]])
-Z = np.array([0.4, -1.1, 0.7])
-XI = np.array([0.3, -0.6, 1.2])
-
-
-@pytest.fixture(autouse=True)
-def double():
-    with jax.enable_x64(True):
-        yield
+pytestmark = pytest.mark.usefixtures("double")
 
 
 def quadratic(matrix):

@@ -22,11 +22,7 @@ P = np.array([[0.5, 0.1, 0.0], [0.1, 0.8, 0.2], [0.0, 0.2, 0.3]])
 Z = np.array([0.4, -1.1, 0.7])
 XI = np.array([0.3, -0.6, 1.2])
 
-
-@pytest.fixture(autouse=True)
-def double():
-    with jax.enable_x64(True):
-        yield
+pytestmark = pytest.mark.usefixtures("double")
 
 
 def density(z):

@@ -7,11 +7,7 @@ import pytest
 
 import margaux as mx
 
-
-@pytest.fixture(autouse=True)
-def double():
-    with jax.enable_x64(True):
-        yield
+pytestmark = pytest.mark.usefixtures("double")
 
 
 def chain(kernel, logdensity, n=20_000, warm=200):

@@ -8,11 +8,7 @@ from scipy import special, stats
 
 from margaux.numerics.sampling import effective_size, pareto_shape, pooled
 
-
-@pytest.fixture(autouse=True)
-def double():
-    with jax.enable_x64(True):
-        yield
+pytestmark = pytest.mark.usefixtures("double")
 
 
 def shape_by_numpy(log_w):

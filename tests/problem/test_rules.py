@@ -13,11 +13,7 @@ from margaux.engine.callbacks import Progress, _figures
 from margaux.problem.schedule import as_schedule, check_schedules, exponent
 from margaux.problem.space import as_space, boundary_flags, validate
 
-
-@pytest.fixture(autouse=True)
-def double():
-    with jax.enable_x64(True):
-        yield
+pytestmark = pytest.mark.usefixtures("double")
 
 
 # -- penalties --------------------------------------------------------------------------------------

@@ -8,7 +8,7 @@ import pytest
 
 from margaux.families.pln.inference import Kind, standard_errors
 from margaux.families.pln.refinement import Refinement
-from margaux.families.pln.restarts import best_of
+from margaux.families.pln.restarts import Search, best_of
 from margaux.numerics.precision import precision
 from margaux.reproduce import plnpca_scmark as scmark
 from margaux.reproduce import plnpca_synthetic as synthetic
@@ -64,7 +64,7 @@ def test_coverage_is_the_references(reference):
     with precision(np.dtype(float)):
         for m in range(81):
             design = truth.drawn(1000 + m)
-            fitted = best_of(design, 5, 1)[0]
+            fitted = best_of(design, 5, Search(1))[0]
             error = np.asarray(fitted.loadings.B)[0] - truth.B[0]
             for name, kind in kinds.items():
                 se = standard_errors(design, fitted.loadings, fitted.posterior, kind)[0]

@@ -228,7 +228,7 @@ def _unpolished(fit: Any, trouble: str) -> list[Check]:
     if fit.estep is not None and fit.estep.averages_objective:
         return []
     if "penalised" in trouble:
-        found = fit.remembered("stationarity", fit.stationarity)
-        level: Level = "pass" if found.stationary else "careful"
-        return [Check("stationarity", found.value, found.se, 3 * found.noise, level, f"The penalised objective: {found}")]
+        verdict = fit.remembered("stationarity", fit.stationarity)
+        level: Level = "pass" if verdict.stationary else "careful"
+        return [Check("stationarity", verdict.value, verdict.se, 3 * verdict.noise, level, f"The penalised objective: {verdict}")]
     return [Check("gradient", NAN, NAN, AT_MAXIMUM, "careful", f"The maximum was not verified: {trouble}.")]

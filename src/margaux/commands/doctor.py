@@ -165,30 +165,30 @@ def _backend() -> str:
 def fits() -> Iterator[Finding]:
     """A tiny model fitted twice, and compiled once more from what was kept."""
     began = time.perf_counter()
-    found = tried()
+    trial = tried()
     seconds = time.perf_counter() - began
     mend = "this installation computes wrongly; install the versions that margaux was tested with, and report this"
     yield Finding(
         "fit by quadrature",
-        f"mean {found.quadrature:.9f}, exactly {found.exact:.9f}",
-        abs(found.quadrature - found.exact) < 1e-6,
+        f"mean {trial.quadrature:.9f}, exactly {trial.exact:.9f}",
+        abs(trial.quadrature - trial.exact) < 1e-6,
         mend,
     )
     yield Finding(
         "fit by MCMC",
-        f"mean {found.mcmc:.4f}, {abs(found.mcmc - found.exact) / MONTE_CARLO_ERROR:.1f} Monte Carlo errors away",
-        abs(found.mcmc - found.exact) < 5 * MONTE_CARLO_ERROR,
+        f"mean {trial.mcmc:.4f}, {abs(trial.mcmc - trial.exact) / MONTE_CARLO_ERROR:.1f} Monte Carlo errors away",
+        abs(trial.mcmc - trial.exact) < 5 * MONTE_CARLO_ERROR,
         mend,
     )
     yield Finding(
         "log-likelihood",
-        f"{found.loglik:.6f}, exactly {found.exact_loglik:.6f}",
-        abs(found.loglik - found.exact_loglik) < 1e-6,
+        f"{trial.loglik:.6f}, exactly {trial.exact_loglik:.6f}",
+        abs(trial.loglik - trial.exact_loglik) < 1e-6,
         mend,
     )
     yield Finding(
         "time",
-        f"{found.compiling:.2f} s to compile a fit, {found.running:.2f} s for {ITERATIONS} iterations; {seconds:.1f} s in all",
+        f"{trial.compiling:.2f} s to compile a fit, {trial.running:.2f} s for {ITERATIONS} iterations; {seconds:.1f} s in all",
     )
 
 

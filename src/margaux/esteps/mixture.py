@@ -86,21 +86,21 @@ class ModeMixture(AbstractProposal):
             reach = jnp.asarray((0.0, 0.0, 0.0, *FAR), dtype)[i]
             place = modes.at[0] + reach * modes.root[0] @ direction
             place = jnp.where(i == 0, start, jnp.where(i == 1, other, jnp.where(i == 2, -modes.at[0], place)))
-            found = find_mode(target, place)
-            own = found.value + jnp.sum(jnp.log(jnp.diagonal(found.root))) + d / 2 * LOG_2PI
-            gap = jax.vmap(lambda root, at: jnp.sum(_whiten(root, found.at - at) ** 2))(modes.root, modes.at)
-            mine = jax.vmap(lambda at: jnp.sum(_whiten(found.root, found.at - at) ** 2))(modes.at)
+            mode = find_mode(target, place)
+            log_mass = mode.value + jnp.sum(jnp.log(jnp.diagonal(mode.root))) + d / 2 * LOG_2PI
+            gap = jax.vmap(lambda root, at: jnp.sum(_whiten(root, mode.at - at) ** 2))(modes.root, modes.at)
+            mine = jax.vmap(lambda at: jnp.sum(_whiten(mode.root, mode.at - at) ** 2))(modes.at)
             near = jnp.any((mass > -jnp.inf) & (jnp.minimum(gap, mine) < APART**2))
-            new = jnp.isfinite(found.away) & jnp.isfinite(own) & ~near
+            new = jnp.isfinite(mode.away) & jnp.isfinite(log_mass) & ~near
             # The first stays whatever it is, so that every unit has a proposal; then the slot of least mass, if that is less.
             slot = jnp.where(i == 0, 0, jnp.argmin(mass.at[0].set(jnp.inf)))
-            put = (i == 0) | (new & (own > mass[slot]) & (k > 1))
+            put = (i == 0) | (new & (log_mass > mass[slot]) & (k > 1))
 
             def place_in(old, value):
                 return jnp.where(put, old.at[slot].set(value), old)
 
-            modes = Mode(*map(place_in, modes, found))
-            mass = place_in(mass, jnp.where(jnp.isfinite(own), own, -1e300))
+            modes = Mode(*map(place_in, modes, mode))
+            mass = place_in(mass, jnp.where(jnp.isfinite(log_mass), log_mass, -1e300))
             return modes, mass, count
 
         modes, mass, _ = jax.lax.fori_loop(0, 3 + len(FAR), search, (empty, jnp.full(k, -jnp.inf, dtype), 0))

@@ -73,6 +73,13 @@ def normal_like(key: PRNGKeyArray, z: Latents) -> Float[Array, " d"]:
     return jax.random.normal(key, (size,), dtype)
 
 
+def proposal_noise(key: PRNGKeyArray, z: Latents) -> tuple[Float[Array, " d"], Scalar]:
+    """The normal vector of a proposal, and the uniform number that decides whether it is accepted."""
+    move_key, accept_key = jax.random.split(key)
+    normal = normal_like(move_key, z)
+    return normal, jax.random.uniform(accept_key, (), normal.dtype)
+
+
 def flat_size(z: Latents) -> tuple[int, Any]:
     """Flat dimension and dtype of one unit's latents."""
     leaves = jax.tree.leaves(z)

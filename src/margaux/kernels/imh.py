@@ -11,7 +11,7 @@ from jax.flatten_util import ravel_pytree
 
 from ..numerics.gaussian import laplace
 from ..problem.schedule import AbstractSchedule, Constant
-from .base import AbstractKernel, accept, normal_like
+from .base import AbstractKernel, accept, proposal_noise
 
 
 class IndependenceMH(AbstractKernel):
@@ -46,9 +46,7 @@ class IndependenceMH(AbstractKernel):
         return {"mode": flat, "cholesky": jnp.eye(flat.size, dtype=flat.dtype)}
 
     def noise(self, key, z):
-        move_key, accept_key = jax.random.split(key)
-        normal = normal_like(move_key, z)
-        return normal, jax.random.uniform(accept_key, (), normal.dtype)
+        return proposal_noise(key, z)
 
     def refresh(self, z, kstate, logdensity):
         _, unravel = ravel_pytree(z)

@@ -9,11 +9,11 @@ import jax.numpy as jnp
 from jax.flatten_util import ravel_pytree
 
 from ..problem.schedule import AbstractSchedule, as_schedule
-from .base import AbstractKernel, accept, normal_like
-from .scaling import Scaling
+from .base import accept, proposal_noise
+from .scaling import AbstractScaledKernel, Scaling
 
 
-class MALA(AbstractKernel):
+class MALA(AbstractScaledKernel):
     r"""A Langevin proposal (see `ULA`) accepted or rejected, unit by unit (Roberts and Tweedie 1996).
 
     Args:
@@ -32,16 +32,8 @@ class MALA(AbstractKernel):
         self.scaling = Scaling(preconditioner, relative=False)
         self.target_acceptance = target_acceptance
 
-    def init(self, z):
-        return self.scaling.init(z)
-
     def noise(self, key, z):
-        move_key, accept_key = jax.random.split(key)
-        normal = normal_like(move_key, z)
-        return normal, jax.random.uniform(accept_key, (), normal.dtype)
-
-    def refresh(self, z, kstate, logdensity):
-        return self.scaling.refresh(z, kstate, logdensity)
+        return proposal_noise(key, z)
 
     def step(self, noise, z, kstate, logdensity, scale):
         normal, uniform = noise

@@ -15,7 +15,22 @@ from .base import AbstractProximalKernel, normal_like
 from .scaling import Scaling, step_schedule
 
 
-class MYULA(AbstractProximalKernel):
+class _AbstractProximalULA(AbstractProximalKernel):
+    """ULA whose state is that of the scaling of the smooth part."""
+
+    scaling: eqx.AbstractVar[Scaling]
+
+    def init(self, z):
+        return self.scaling.init(z)
+
+    def noise(self, key, z):
+        return normal_like(key, z)
+
+    def refresh(self, z, kstate, logdensity):
+        return self.scaling.refresh(z, kstate, logdensity.smooth)
+
+
+class MYULA(_AbstractProximalULA):
     r"""ULA on the Moreau-Yosida envelope of the non-smooth part (Durmus, Moulines and Pereyra 2018).
 
     $z' = z + \gamma\nabla\log p_{smooth}(z) - \frac{\gamma}{\lambda}(z - \mathrm{prox}_{\lambda g}(z))
@@ -41,15 +56,6 @@ class MYULA(AbstractProximalKernel):
         self.scaling = Scaling(None, self.automatic or smoothing is None)
         self.target_acceptance = None
 
-    def init(self, z):
-        return self.scaling.init(z)
-
-    def noise(self, key, z):
-        return normal_like(key, z)
-
-    def refresh(self, z, kstate, logdensity):
-        return self.scaling.refresh(z, kstate, logdensity.smooth)
-
     def step(self, noise, z, kstate, logdensity, scale):
         flat, unravel = ravel_pytree(z)
         gamma = scale.astype(flat.dtype)
@@ -62,7 +68,7 @@ class MYULA(AbstractProximalKernel):
         return unravel(moved), kstate, jnp.ones((), flat.dtype)
 
 
-class ProximalULA(AbstractProximalKernel):
+class ProximalULA(_AbstractProximalULA):
     r"""Forward-backward Langevin: $z' = \mathrm{prox}_{\gamma g}(z + \gamma\nabla\log p_{smooth}(z) + \sqrt{2\gamma}\,\xi)$.
 
     (Salim and Richtarik 2020, "PSGLA".) Its states share the structure the prox imposes, such as exact
@@ -81,15 +87,6 @@ class ProximalULA(AbstractProximalKernel):
         self.step_size, relative = step_schedule(step_size, 0.5)
         self.scaling = Scaling(None, relative)
         self.target_acceptance = None
-
-    def init(self, z):
-        return self.scaling.init(z)
-
-    def noise(self, key, z):
-        return normal_like(key, z)
-
-    def refresh(self, z, kstate, logdensity):
-        return self.scaling.refresh(z, kstate, logdensity.smooth)
 
     def step(self, noise, z, kstate, logdensity, scale):
         flat, unravel = ravel_pytree(z)

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 from typing import Any, ClassVar
 
-import jax
 from jax.flatten_util import ravel_pytree
 
 from ..problem.schedule import AbstractSchedule, as_schedule
-from .base import AbstractKernel, accept, normal_like
-from .scaling import Scaling
+from .base import accept, proposal_noise
+from .scaling import AbstractScaledKernel, Scaling
 
 
-class RandomWalk(AbstractKernel):
+class RandomWalk(AbstractScaledKernel):
     r"""Proposal $z + s\,P^{1/2}\xi$, accepted or rejected unit by unit (Metropolis et al. 1953).
 
     Args:
@@ -31,16 +30,8 @@ class RandomWalk(AbstractKernel):
         self.scaling = Scaling(preconditioner, relative=False)
         self.target_acceptance = target_acceptance
 
-    def init(self, z):
-        return self.scaling.init(z)
-
     def noise(self, key, z):
-        move_key, accept_key = jax.random.split(key)
-        normal = normal_like(move_key, z)
-        return normal, jax.random.uniform(accept_key, (), normal.dtype)
-
-    def refresh(self, z, kstate, logdensity):
-        return self.scaling.refresh(z, kstate, logdensity)
+        return proposal_noise(key, z)
 
     def step(self, noise, z, kstate, logdensity, scale):
         normal, uniform = noise

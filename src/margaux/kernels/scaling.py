@@ -13,7 +13,7 @@ from jaxtyping import Array, PyTree, Scalar
 
 from ..problem.model import Latents
 from ..problem.schedule import AbstractSchedule, Constant, as_schedule
-from .base import LogDensity, flat_size
+from .base import AbstractKernel, LogDensity, flat_size
 
 #: power iterations at the first visit, visits between two later ones, and how fast an old bound is forgotten
 FIRST, EVERY, FORGET = 30, 10, 0.9
@@ -155,6 +155,18 @@ class Scaling(eqx.Module):
             )
 
         return jax.lax.cond(count >= state["window"], renew, lambda s: s, state)
+
+
+class AbstractScaledKernel(AbstractKernel):
+    """A kernel whose state is that of its scaling."""
+
+    scaling: eqx.AbstractVar[Scaling]
+
+    def init(self, z):
+        return self.scaling.init(z)
+
+    def refresh(self, z, kstate, logdensity):
+        return self.scaling.refresh(z, kstate, logdensity)
 
 
 def step_schedule(step_size: Any, relative_default: float) -> tuple[AbstractSchedule, bool]:

@@ -10,11 +10,11 @@ import jax.numpy as jnp
 from jax.flatten_util import ravel_pytree
 
 from ..problem.schedule import AbstractSchedule
-from .base import AbstractKernel, normal_like
-from .scaling import Scaling, step_schedule
+from .base import normal_like
+from .scaling import AbstractScaledKernel, Scaling, step_schedule
 
 
-class UnadjustedHMC(AbstractKernel):
+class UnadjustedHMC(AbstractScaledKernel):
     r"""A fresh momentum, then `n_leapfrog` steps of length h that are never rejected: bias of order $h^2$.
 
     (Bou-Rabee and Eberle 2023.)
@@ -42,14 +42,8 @@ class UnadjustedHMC(AbstractKernel):
         self.scaling = Scaling(preconditioner, relative, power=0.5)
         self.target_acceptance = None
 
-    def init(self, z):
-        return self.scaling.init(z)
-
     def noise(self, key, z):
         return normal_like(key, z)
-
-    def refresh(self, z, kstate, logdensity):
-        return self.scaling.refresh(z, kstate, logdensity)
 
     def step(self, noise, z, kstate, logdensity, scale):
         flat, unravel = ravel_pytree(z)

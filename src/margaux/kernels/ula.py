@@ -9,11 +9,11 @@ import jax.numpy as jnp
 from jax.flatten_util import ravel_pytree
 
 from ..problem.schedule import AbstractSchedule
-from .base import AbstractKernel, move, normal_like
-from .scaling import Scaling, step_schedule
+from .base import move, normal_like
+from .scaling import AbstractScaledKernel, Scaling, step_schedule
 
 
-class ULA(AbstractKernel):
+class ULA(AbstractScaledKernel):
     r"""$z' = z + \gamma P \nabla \log p(z, y\mid\theta) + \sqrt{2\gamma}\, P^{1/2}\xi$ (SOUL, eq. 6, sign of the errata).
 
     Biased by $O(\gamma)$ and never rejecting.
@@ -39,14 +39,8 @@ class ULA(AbstractKernel):
         self.scaling = Scaling(preconditioner, relative)
         self.target_acceptance = None
 
-    def init(self, z):
-        return self.scaling.init(z)
-
     def noise(self, key, z):
         return normal_like(key, z)
-
-    def refresh(self, z, kstate, logdensity):
-        return self.scaling.refresh(z, kstate, logdensity)
 
     def step(self, noise, z, kstate, logdensity, scale):
         gradient, _ = ravel_pytree(jax.grad(logdensity)(z))

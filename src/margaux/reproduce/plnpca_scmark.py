@@ -56,7 +56,7 @@ from margaux.families.pln.inference import complete, standard_errors
 from margaux.families.pln.model import PLN, units
 from margaux.families.pln.proposals import Plan
 from margaux.families.pln.refinement import Refinement, paper, refine
-from margaux.families.pln.restarts import best_of
+from margaux.families.pln.restarts import Search, best_of
 from margaux.families.pln.table import read
 from margaux.families.pln.variational import Loadings, Posterior
 from margaux.numerics.precision import precision
@@ -112,7 +112,7 @@ def reduced(counts: pd.DataFrame, types: Any, cells: int = CELLS, genes: int = G
 
 def diagonal(design: Design, q: int) -> Place:
     """The variational estimate with diagonal covariance matrices, and full posteriors at it, so that draws are good."""
-    return settled_at(design, Place(*best_of(design, q, covariance="diagonal")[0][:2]))
+    return settled_at(design, Place(*best_of(design, q, Search(covariance="diagonal"))[0][:2]))
 
 
 def stepped(
@@ -271,7 +271,7 @@ def whole(cells: int = 19_998, genes: int = 14_059, rank: int = 15, n_draws: int
     table = read(counts, offsets="TSS")
     design = Design(table.counts, table.x, table.offset)
     with precision(np.dtype(np.float32)):
-        solution, _ = best_of(design, rank, 1, dtype=np.float32, relative=1e-6, watch=watch)
+        solution, _ = best_of(design, rank, Search(1, dtype=np.float32, relative=1e-6), watch)
         start, began = Place(solution.loadings, solution.posterior), time.process_time()
         C, means = (np.asarray(leaf, float) for leaf in (start.loadings.C, start.posterior.mean))
         information = two_levels(complete(design, *start), C, np.asarray(design.x, float), means)

@@ -50,7 +50,7 @@ from margaux.families.pln.inference import Kind, standard_errors
 from margaux.families.pln.model import units
 from margaux.families.pln.proposals import PROPOSALS, Plan
 from margaux.families.pln.refinement import Refinement, paper, refine
-from margaux.families.pln.restarts import best_of
+from margaux.families.pln.restarts import Search, best_of
 from margaux.families.pln.variational import Loadings, Posterior
 from margaux.numerics.precision import precision
 
@@ -101,7 +101,7 @@ class Truth(NamedTuple):
 
 def diagonal(design: Design, q: int) -> Solution:
     """The paper's variational estimate, with diagonal covariance matrices, at its end."""
-    return best_of(design, q, 1, covariance="diagonal")[0]
+    return best_of(design, q, Search(1, covariance="diagonal"))[0]
 
 
 def quality(design: Design, loadings: Loadings, posterior: Posterior, name: str, n_draws: int, seed: int) -> Marginal:
@@ -146,7 +146,7 @@ def standardised(q: int, replicates: int, settings: Refinement) -> tuple[pd.Data
         design = truth.drawn(1000 + m)
         start = diagonal(design, q)
         refined = refine(design, start.loadings, start.posterior, settings, seed=m, forced=True)
-        whole = best_of(design, q, 1)[0]
+        whole = best_of(design, q, Search(1))[0]
         estimates: dict[str, Any] = {"VEM": start, "AISGD": refined, FULL: whole}
         plans = {"outer product": Plan(1 << int(np.log2(settings.n_draws)), 1, False, m)}
         for stage, (estimate, kind) in STAGES.items():

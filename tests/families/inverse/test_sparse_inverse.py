@@ -29,12 +29,6 @@ def _identity(x):
     return x
 
 
-@pytest.fixture
-def double():
-    with jax.enable_x64(True):
-        yield
-
-
 def blocks(rng, count=6, height=5, width=4):
     """A permuted block-diagonal matrix of uneven blocks, with a zero row and a zero column."""
     parts = [rng.normal(size=(height - b % 2, width - b % 3)) for b in range(count)]

@@ -10,11 +10,7 @@ from margaux.families.missing.families import FAMILIES
 
 NAMES = ("logistic", "probit", "gaussian", "poisson")
 
-
-@pytest.fixture(autouse=True)
-def double():
-    with jax.enable_x64(True):
-        yield
+pytestmark = pytest.mark.usefixtures("double")
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -24,11 +24,7 @@ NAMES = ("logistic", "probit", "gaussian", "poisson")
 #: plain ones, and ones with weights, an offset and a covariate that is always observed
 TABLES = [("logistic", True), *((name, False) for name in NAMES)]
 
-
-@pytest.fixture(autouse=True)
-def double():
-    with jax.enable_x64(True):
-        yield
+pytestmark = pytest.mark.usefixtures("double")
 
 
 class Simulated(NamedTuple):

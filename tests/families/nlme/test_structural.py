@@ -21,11 +21,7 @@ LAGGED = [name for name in PK if name.endswith("_lag")]
 TYPICAL = {"Tlag": 0.75, "ka": 1.4, "V": 12.0, "CL": 1.7, "k": 0.15, "V1": 9.0, "Q": 2.5, "V2": 30.0}
 GAPS = [0.0, *(sign * 10.0**-n for n in (3, 5, 7, 9, 11, 13, 14) for sign in (1, -1))]
 
-
-@pytest.fixture(autouse=True)
-def double():
-    with jax.enable_x64(True):
-        yield
+pytestmark = pytest.mark.usefixtures("double")
 
 
 def parameters_of(model, rng=None):

@@ -16,11 +16,7 @@ from margaux.families.pln.start import at_random, by_log_counts
 from margaux.families.pln.variational import Loadings, Posterior
 from margaux.numerics.packing import symmetric
 
-
-@pytest.fixture(autouse=True)
-def double():
-    with jax.enable_x64(True):
-        yield
+pytestmark = pytest.mark.usefixtures("double")
 
 
 def case(seed, n, p, q, scale, base, k, off):

@@ -23,11 +23,7 @@ from margaux.families.pln.proposals import Plan
 from margaux.families.pln.refinement import Refinement, paper, refine
 from margaux.families.pln.variational import Loadings, Posterior
 
-
-@pytest.fixture(autouse=True)
-def double():
-    with jax.enable_x64(True):
-        yield
+pytestmark = pytest.mark.usefixtures("double")
 
 
 @pytest.fixture(scope="module")

@@ -6,6 +6,7 @@ import numpy as np
 import optax
 import pytest
 from scipy import optimize
+from test_variational import NOISE, D, N, linear_regression
 
 import margaux as mx
 from margaux.esteps.base import AbstractEStep
@@ -15,28 +16,13 @@ from margaux.families.variational.networks import Network
 from margaux.families.variational.posterior import GaussianPosterior
 from margaux.families.variational.priors import Normal
 
-N, D, NOISE = 200, 5, float(np.sqrt(0.5))
 B, EPOCHS = 10, 300
 METHODS = ["adam", "adagrad", "momentum", "bbb", "sag", "saga", "misso"]
 
 
 @pytest.fixture(scope="module")
 def linear():
-    """Data, precision matrix and mean of the exact posterior, and the negative ELBO of any Gaussian."""
-    rng = np.random.default_rng(0)
-    x = rng.multivariate_normal(np.zeros(D), 0.3 * np.ones((D, D)) + 0.7 * np.eye(D), N)
-    w = rng.normal(size=D)
-    y = x @ w + NOISE * rng.normal(size=N)
-    precision = x.T @ x / NOISE**2 + np.eye(D)
-    mean = np.linalg.solve(precision, x.T @ y / NOISE**2)
-
-    def loss(mu, sigma):
-        sigma = np.broadcast_to(sigma, mu.shape)
-        square = np.sum((y - x @ mu) ** 2) + np.sum(x**2 @ sigma**2)
-        data = -N / 2 * np.log(2 * np.pi * NOISE**2) - square / (2 * NOISE**2)
-        return -data + np.sum(-np.log(sigma) + (sigma**2 + mu**2) / 2 - 0.5)
-
-    return x, y, precision, mean, loss
+    return linear_regression()
 
 
 @pytest.fixture(scope="module")

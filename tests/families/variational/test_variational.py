@@ -14,11 +14,10 @@ from margaux.families.variational.networks import Network
 from margaux.families.variational.posterior import GaussianPosterior
 from margaux.families.variational.priors import Laplace, Normal, ScaleMixture
 
-N, D, NOISE = 200, 5, np.sqrt(0.5)
+N, D, NOISE = 200, 5, float(np.sqrt(0.5))
 
 
-@pytest.fixture(scope="module")
-def regression():
+def linear_regression():
     """Data, precision matrix and mean of the exact posterior, and the negative ELBO of any Gaussian."""
     rng = np.random.default_rng(0)
     x = rng.multivariate_normal(np.zeros(D), 0.3 * np.ones((D, D)) + 0.7 * np.eye(D), N)
@@ -34,6 +33,11 @@ def regression():
         return -data + np.sum(-np.log(sigma) + (sigma**2 + mu**2) / 2 - 0.5)
 
     return x, y, precision, mean, loss
+
+
+@pytest.fixture(scope="module")
+def regression():
+    return linear_regression()
 
 
 def best_sigma(precision, spread):

@@ -214,12 +214,12 @@ class SparseInverse(AbstractEstimator):
         its steps and the envelope of the prior do."""
         check_is_fitted(self, "result_")
         fit: Any = self.result_
-        found = fit.certificate
+        certificate = fit.certificate
         if fit.estep is None or fit.estep.kernel.adjusted or fit.result.failed:
-            return found
-        names = {check.name for check in found.checks}
-        found = found.and_also(None if "kernel bias" in names else kernel_bias(fit))
-        return found.and_also(self._enveloped() if isinstance(fit.estep.kernel, MYULA) else None)
+            return certificate
+        names = {check.name for check in certificate.checks}
+        certificate = certificate.and_also(None if "kernel bias" in names else kernel_bias(fit))
+        return certificate.and_also(self._enveloped() if isinstance(fit.estep.kernel, MYULA) else None)
 
     def _enveloped(self) -> Check:
         r"""What MYULA's envelope does to $\log\theta$, in standard errors: a Laplace entry whose density is smoothed by $\lambda$

@@ -38,55 +38,32 @@ Errors = Annotated[
 Draws = Annotated[int, typer.Option(help="Completed tables to write to --out.", min=0)]
 
 
-def missing_logistic(
-    data: Data,
-    run: Run,
-    y: OptionalY = None,
-    columns: Columns = None,
-    formula: Formula = None,
-    method: Method = "exact",
-    select: Select = None,
-    draws: Draws = 0,
-    n_iter: Iterations = None,
-    discrete: Discrete = None,
-    errors: Errors = "model",
-) -> Answer:
-    """Fit a logistic regression with missing covariates (empty cells)."""
-    return _fit(
-        "MissingLogistic",
-        {},
-        "logistic regression",
-        data,
-        y,
-        columns,
-        formula,
-        method,
-        select,
-        draws,
-        n_iter,
-        discrete,
-        errors,
-        run,
-    )
+def _of_one_family(kind: str, regression: str) -> Callable[..., Answer]:
+    """The command of an estimator that has a family of its own."""
+
+    def fit(
+        data: Data,
+        run: Run,
+        y: OptionalY = None,
+        columns: Columns = None,
+        formula: Formula = None,
+        method: Method = "exact",
+        select: Select = None,
+        draws: Draws = 0,
+        n_iter: Iterations = None,
+        discrete: Discrete = None,
+        errors: Errors = "model",
+    ) -> Answer:
+        title = f"{regression} regression"
+        return _fit(kind, {}, title, data, y, columns, formula, method, select, draws, n_iter, discrete, errors, run)
+
+    fit.__name__ = f"missing_{regression}"
+    fit.__doc__ = f"Fit a {regression} regression with missing covariates (empty cells)."
+    return fit
 
 
-def missing_linear(
-    data: Data,
-    run: Run,
-    y: OptionalY = None,
-    columns: Columns = None,
-    formula: Formula = None,
-    method: Method = "exact",
-    select: Select = None,
-    draws: Draws = 0,
-    n_iter: Iterations = None,
-    discrete: Discrete = None,
-    errors: Errors = "model",
-) -> Answer:
-    """Fit a linear regression with missing covariates (empty cells)."""
-    return _fit(
-        "MissingLinear", {}, "linear regression", data, y, columns, formula, method, select, draws, n_iter, discrete, errors, run
-    )
+missing_logistic = _of_one_family("MissingLogistic", "logistic")
+missing_linear = _of_one_family("MissingLinear", "linear")
 
 
 def missing_glm(

@@ -30,7 +30,7 @@ from . import answers
 from .discrete import cell_table
 from .layout import Arranged, Layout
 from .likelihood import Likelihood, start
-from .model import CURVATURES, MissingCovariates
+from .model import MissingCovariates, check_curvature
 from .multinomial import Multinomial, by_holes, check_classes
 from .multinomial_model import MissingMultinomial
 from .observed import Params
@@ -134,8 +134,7 @@ class MissingGLM(AbstractRowAnswers):
             raise ValueError(f"family must be one of {', '.join(OUTCOMES)}; got {self.family!r}")
         if self.method not in METHODS:
             raise ValueError(f"method must be one of {', '.join(METHODS)}; got {self.method!r}")
-        if self.curvature not in CURVATURES:
-            raise ValueError(f"curvature must be one of {', '.join(CURVATURES)}; got {self.curvature!r}")
+        check_curvature(self.curvature)
         self._refuse_offset(offset)
         data = table(X, y, OUTCOMES[self.family], sample_weight, offset, self.discrete)
         if data.discrete and self.method != "exact":
@@ -191,7 +190,7 @@ class MissingGLM(AbstractRowAnswers):
             raise ValueError('coefficients can be left out with method="exact" only')
         family = self._family()
         if isinstance(family, Multinomial):
-            model: Any = MissingMultinomial(family, rows.x.shape[1], self.curvature, groups)
+            model: Any = MissingMultinomial(family, self.curvature, groups, n_columns=rows.x.shape[1])
         else:
             model = MissingCovariates(family, self.curvature, groups)
         kernel = CrankNicolson() if self.kernel is None else self.kernel

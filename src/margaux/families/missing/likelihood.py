@@ -95,9 +95,9 @@ class Sample(NamedTuple):
 def log_densities(family: Any, groups: Groups, params: Params, sample: Sample) -> tuple[Moments, Array, Array]:
     """Of each (completed) row its moments, log p(y, x_o, d), and log p(x_o, d)."""
     rows, completions = sample
-    found = moments(family, groups, params if completions is None else completions.widened(params), rows)[0]
-    before = found.log_x if completions is None else found.log_x + completions.log_prior(params["cells"])
-    return found, before + found.log_outcome, before
+    per_row = moments(family, groups, params if completions is None else completions.widened(params), rows)[0]
+    before = per_row.log_x if completions is None else per_row.log_x + completions.log_prior(params["cells"])
+    return per_row, before + per_row.log_outcome, before
 
 
 def _per_row(sample: Sample, logs: Array) -> Array:
@@ -116,17 +116,17 @@ def _weights(sample: Sample) -> Array:
 def value_and_gradient(family: Any, groups: tuple, struct: Struct, flat: Array, sample: Sample) -> tuple[Array, Array]:
     """Observed log-likelihood and its gradient in the free coordinates."""
     rows, completions = sample
-    here, back = jax.vjp(struct.natural, flat)
+    params, back = jax.vjp(struct.natural, flat)
     if completions is None:
-        found, covariance = moments(family, groups, here, rows)
-        return rows.weights @ (found.log_outcome + found.log_x), back(score(family, here, rows, found, covariance))[0]
-    wide, narrow = jax.vjp(completions.widened, here)
-    found, logs, _ = log_densities(family, groups, here, sample)
+        per_row, covariance = moments(family, groups, params, rows)
+        return rows.weights @ (per_row.log_outcome + per_row.log_x), back(score(family, params, rows, per_row, covariance))[0]
+    wide, narrow = jax.vjp(completions.widened, params)
+    per_row, logs, _ = log_densities(family, groups, params, sample)
     values, share = completions.gather(logs)
     shared = rows._replace(weights=rows.weights * share)
     covariance = moments(family, groups, wide, shared)[1]
-    slope = narrow(score(family, wide, shared, found, covariance))[0]
-    prior = jax.grad(lambda gamma: shared.weights @ completions.log_prior(gamma))(here["cells"])
+    slope = narrow(score(family, wide, shared, per_row, covariance))[0]
+    prior = jax.grad(lambda gamma: shared.weights @ completions.log_prior(gamma))(params["cells"])
     return shared.weights @ values[completions.owner], back(slope | {"cells": prior})[0]
 
 
@@ -140,23 +140,23 @@ def _log_outcome(family: Any, groups: Groups, struct: Struct, flat: Array, sampl
 def _scores(family: Any, struct: Struct, flat: Array, sample: Sample) -> Array:
     """Gradients of the rows one by one, (n, size), each as it counts in the sum."""
     rows, completions = sample
-    here, back = jax.vjp(struct.natural, flat)
-    wide, narrow = (here, lambda slope: (slope,)) if completions is None else jax.vjp(completions.widened, here)
+    params, back = jax.vjp(struct.natural, flat)
+    wide, narrow = (params, lambda slope: (slope,)) if completions is None else jax.vjp(completions.widened, params)
     share = jnp.ones_like(rows.y)
     if completions is not None:
-        share = completions.gather(log_densities(family, ((len(rows.y), rows.places.shape[1]),), here, sample)[1])[1]
+        share = completions.gather(log_densities(family, ((len(rows.y), rows.places.shape[1]),), params, sample)[1])[1]
 
     def of(row: Rows, share: Array, at: Array) -> Array:
         one = jax.tree.map(lambda leaf: leaf[None], row._replace(weights=row.weights * share))
-        found, covariance = moments(family, ((1, row.places.shape[0]),), wide, one)
-        slope = narrow(score(family, wide, one, found, covariance))[0]
+        per_row, covariance = moments(family, ((1, row.places.shape[0]),), wide, one)
+        slope = narrow(score(family, wide, one, per_row, covariance))[0]
         if completions is not None:
             prior = completions.log_prior
-            slope |= {"cells": jax.grad(lambda gamma: prior(gamma)[at] * one.weights[0])(here["cells"])}
+            slope |= {"cells": jax.grad(lambda gamma: prior(gamma)[at] * one.weights[0])(params["cells"])}
         return back(slope)[0]
 
-    each = jax.lax.map(lambda args: of(*args), (rows, share, jnp.arange(len(rows.y))), batch_size=BLOCK)
-    return each if completions is None else jax.ops.segment_sum(each, completions.owner, len(completions.design))
+    slopes = jax.lax.map(lambda args: of(*args), (rows, share, jnp.arange(len(rows.y))), batch_size=BLOCK)
+    return slopes if completions is None else jax.ops.segment_sum(slopes, completions.owner, len(completions.design))
 
 
 class Maximum(NamedTuple):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import abc
+import dataclasses
 from typing import Any, NamedTuple
 
 import equinox as eqx
@@ -14,13 +16,52 @@ from ...numerics.packing import symmetric
 from ...problem.model import AbstractBatchSurrogate, AbstractPointwise, AbstractPredictive, leading
 from ...problem.space import AbstractSpace, Positive, PositiveDefinite, Real
 from .families import AbstractFamily, Gaussian
-from .observed import Predictor, Rows, filled, given_observed, spread, spreads
+from .observed import Groups, Params, Rows, filled, given_observed, spread, spreads
 
 #: how the surrogate of beta is curved: the tightest bound at the current predictor, the largest, or the curvature itself
 CURVATURES = ("tight", "largest", "newton")
 
 
-class MissingCovariates(AbstractBatchSurrogate, AbstractPointwise, AbstractPredictive):
+def check_curvature(curvature: str) -> None:
+    """One of `CURVATURES`."""
+    if curvature not in CURVATURES:
+        raise ValueError(f"curvature must be one of {', '.join(CURVATURES)}; got {curvature!r}")
+
+
+class AbstractMissing(AbstractBatchSurrogate, AbstractPointwise, AbstractPredictive):
+    """A regression whose rows, given what is observed of them, are prepared once for all draws."""
+
+    family: Any
+    curvature: str = eqx.field(static=True, default="tight")
+    groups: Groups = eqx.field(static=True, default=())
+    known: Any = None
+
+    @abc.abstractmethod
+    def given(self, params: Params, rows: Rows, groups: Groups) -> tuple[Any, Any]:
+        """What the observed entries say of each row: of its predictors, and of the entries that are missing."""
+
+    def __check_init__(self) -> None:
+        check_curvature(self.curvature)
+
+    def prepared(self, params, batch):
+        if self.known is not None:
+            return self, batch
+        rows: Rows = batch
+        b = leading(rows)
+        groups = self.groups if sum(count for count, _ in self.groups) == b else ((b, rows.places.shape[1]),)
+        before, known = self.given(params, rows, groups)
+        return dataclasses.replace(self, groups=groups, known=known), (rows, before)
+
+    def _one(self, params: dict, y: Any) -> tuple[Rows, Any]:
+        """Data of one unit with its preparation."""
+        if not isinstance(y, Rows):
+            return y
+        rows = jax.tree.map(lambda leaf: leaf[None], y)
+        before, _ = self.given(params, rows, ((1, y.places.shape[0]),))
+        return y, jax.tree.map(lambda leaf: leaf[0], before)
+
+
+class MissingCovariates(AbstractMissing):
     r"""$x_i\sim N(B^\top c_i, \Sigma)$ with entries missing at random, $y_i\mid x_i$ a generalised linear model in
     $\eta_i=\beta^\top(c_i, x_i)$.
 
@@ -43,35 +84,14 @@ class MissingCovariates(AbstractBatchSurrogate, AbstractPointwise, AbstractPredi
     """
 
     family: AbstractFamily
-    curvature: str = eqx.field(static=True, default="tight")
-    groups: tuple[tuple[int, int], ...] = eqx.field(static=True, default=())
-    known: Any = None
-
-    def __check_init__(self) -> None:
-        if self.curvature not in CURVATURES:
-            raise ValueError(f"curvature must be one of {', '.join(CURVATURES)}; got {self.curvature!r}")
 
     def space(self) -> dict[str, AbstractSpace]:
         """Theta."""
         out: dict[str, AbstractSpace] = {"beta": Real(), "mean": Real(), "covariance": PositiveDefinite()}
         return out | ({"scale": Positive()} if isinstance(self.family, Gaussian) else {})
 
-    def prepared(self, params, batch):
-        if self.known is not None:
-            return self, batch
-        rows: Rows = batch
-        b = leading(rows)
-        groups = self.groups if sum(count for count, _ in self.groups) == b else ((b, rows.places.shape[1]),)
-        prepared, known = given_observed(params, rows, groups)
-        return MissingCovariates(self.family, self.curvature, groups, known), (rows, prepared)
-
-    def _one(self, params: dict, y: Any) -> tuple[Rows, Predictor]:
-        """Data of one unit with its preparation."""
-        if not isinstance(y, Rows):
-            return y
-        rows = jax.tree.map(lambda leaf: leaf[None], y)
-        prepared, _ = given_observed(params, rows, ((1, y.places.shape[0]),))
-        return y, jax.tree.map(lambda leaf: leaf[0], prepared)
+    def given(self, params, rows, groups):
+        return given_observed(params, rows, groups)
 
     def log_joint(self, params, z, y):
         rows, known = self._one(params, y)
@@ -113,30 +133,30 @@ class MissingCovariates(AbstractBatchSurrogate, AbstractPointwise, AbstractPredi
         return _Moments(total(z), total(z**2), total(h), total(h * z), total(h * z**2), total(first), total(first * z))
 
     def surrogates(self, params, moments, batch):
-        found = self._centred(params, moments, batch)
-        x, turn = found.point, found.turn
+        centred = self._centred(params, moments, batch)
+        x, turn = centred.point, centred.turn
         b, q = x.shape
         lower = np.flatnonzero(np.tri(q))
         outer = x[:, :, None] * x[:, None, :]
         mixed = x[:, :, None] * turn[:, None, :]
-        square = found.weight[:, None, None] * outer
-        information = found.curvature[:, None, None] * outer + mixed + jnp.swapaxes(mixed, 1, 2)
+        square = centred.weight[:, None, None] * outer
+        information = centred.curvature[:, None, None] * outer + mixed + jnp.swapaxes(mixed, 1, 2)
         packed = [m.reshape(b, q * q)[:, lower] for m in (square, information)]
-        target = found.on_point[:, None] * x + found.on_direction[:, None] * found.direction
-        covariances = [spreads(batch[0], self.known, self.groups, *pair) for pair in found.spreads]
-        return self._coefficients(packed, target, covariances, found.weight, batch[0])
+        target = centred.on_point[:, None] * x + centred.on_direction[:, None] * centred.direction
+        covariances = [spreads(batch[0], self.known, self.groups, *pair) for pair in centred.spreads]
+        return self._coefficients(packed, target, covariances, centred.weight, batch[0])
 
     def total_surrogate(self, params, moments, batch):
-        found = self._centred(params, moments, batch)
-        x = found.point
-        right = [found.weight[:, None] * x, found.curvature[:, None] * x + 2 * found.turn, found.on_point[:, None]]
+        centred = self._centred(params, moments, batch)
+        x = centred.point
+        right = [centred.weight[:, None] * x, centred.curvature[:, None] * x + 2 * centred.turn, centred.on_point[:, None]]
         q = x.shape[1]
         products = x.T @ jnp.concatenate(right, axis=1)
         square, information = products[:, :q], products[:, q : 2 * q]
         packed = [m[np.tril_indices(q)] for m in (square, (information + information.T) / 2)]
-        target = products[:, -1] + found.direction.T @ found.on_direction
-        covariances = [spread(batch[0], self.known, self.groups, *pair) for pair in found.spreads]
-        return self._coefficients(packed, target, covariances, jnp.sum(found.weight), batch[0])
+        target = products[:, -1] + centred.direction.T @ centred.on_direction
+        covariances = [spread(batch[0], self.known, self.groups, *pair) for pair in centred.spreads]
+        return self._coefficients(packed, target, covariances, jnp.sum(centred.weight), batch[0])
 
     def _centred(self, params: dict, moments: _Moments, batch: Any) -> _Centred:
         """A row is its point at the mean of z plus the rest of z times a direction."""

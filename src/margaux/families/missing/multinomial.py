@@ -196,18 +196,18 @@ def given_observed_each(params: Params, rows: Rows, groups: Groups) -> tuple[Pre
     x, _ = filled(blank, rows, bare, groups)
     slopes = jnp.pad(beta[:, k:], ((0, 0), (0, 1)))
     known, roots = [], []
-    for found, places, _ in by_group(bare, groups, rows):
-        own = slopes[:, places.T]
+    for conditional, places, _ in by_group(bare, groups, rows):
+        slope = slopes[:, places.T]
         if places.shape[1] < len(beta):
             # z is what is missing itself, whitened.
-            unit = jnp.pad(factor(found.inverse), ((0, 0), (0, len(beta) - places.shape[1]), (0, 0)))
-            root = jnp.einsum("jmb,mlb->jlb", own, unit)
+            unit = jnp.pad(factor(conditional.inverse), ((0, 0), (0, len(beta) - places.shape[1]), (0, 0)))
+            root = jnp.einsum("jmb,mlb->jlb", slope, unit)
         else:
-            along = jnp.einsum("mlb,jlb->mjb", found.inverse, own)
-            tall = factor(jnp.concatenate([jnp.einsum("jmb,mlb->jlb", own, along), along]))
+            along = jnp.einsum("mlb,jlb->mjb", conditional.inverse, slope)
+            tall = factor(jnp.concatenate([jnp.einsum("jmb,mlb->jlb", slope, along), along]))
             root, unit = tall[: len(beta)], tall[len(beta) :]
         roots.append(root)
-        known.append(found._replace(along=unit, inverse=found.inverse - jnp.einsum("mjb,ljb->mlb", unit, unit)))
+        known.append(conditional._replace(along=unit, inverse=conditional.inverse - jnp.einsum("mjb,ljb->mlb", unit, unit)))
     root = jnp.moveaxis(jnp.concatenate(roots, axis=2), 2, 0)
     return Predictors(rows.c @ beta[:, :k].T + x @ beta[:, k:].T, root, before.log_x), known
 

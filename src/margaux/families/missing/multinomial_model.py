@@ -9,14 +9,13 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from ...problem.model import AbstractBatchSurrogate, AbstractPointwise, AbstractPredictive, leading
 from ...problem.space import AbstractSpace, PositiveDefinite, Real
-from .model import CURVATURES
+from .model import AbstractMissing
 from .multinomial import Multinomial, Predictors, filled_each, given_observed_each, spread_each
 from .observed import Rows
 
 
-class MissingMultinomial(AbstractBatchSurrogate, AbstractPointwise, AbstractPredictive):
+class MissingMultinomial(AbstractMissing):
     r"""$x_i\sim N(B^\top c_i, \Sigma)$ with entries missing at random, $y_i\mid x_i$ one of K classes with the logits
     $\eta_{ij}=\beta_j^\top(c_i, x_i)$ of classes 1, ..., K - 1 against class 0.
 
@@ -35,35 +34,14 @@ class MissingMultinomial(AbstractBatchSurrogate, AbstractPointwise, AbstractPred
     """
 
     family: Multinomial
-    n_columns: int = eqx.field(static=True)
-    curvature: str = eqx.field(static=True, default="tight")
-    groups: tuple[tuple[int, int], ...] = eqx.field(static=True, default=())
-    known: Any = None
-
-    def __check_init__(self) -> None:
-        if self.curvature not in CURVATURES:
-            raise ValueError(f"curvature must be one of {', '.join(CURVATURES)}; got {self.curvature!r}")
+    n_columns: int = eqx.field(static=True, kw_only=True)
 
     def space(self) -> dict[str, AbstractSpace]:
         """Theta."""
         return {"beta": Real(), "mean": Real(), "covariance": PositiveDefinite()}
 
-    def prepared(self, params, batch):
-        if self.known is not None:
-            return self, batch
-        rows: Rows = batch
-        b = leading(rows)
-        groups = self.groups if sum(count for count, _ in self.groups) == b else ((b, rows.places.shape[1]),)
-        before, known = given_observed_each(params, rows, groups)
-        return MissingMultinomial(self.family, self.n_columns, self.curvature, groups, known), (rows, before)
-
-    def _one(self, params: dict, y: Any) -> tuple[Rows, Predictors]:
-        """Data of one unit with its preparation."""
-        if not isinstance(y, Rows):
-            return y
-        rows = jax.tree.map(lambda leaf: leaf[None], y)
-        before, _ = given_observed_each(params, rows, ((1, y.places.shape[0]),))
-        return y, jax.tree.map(lambda leaf: leaf[0], before)
+    def given(self, params, rows, groups):
+        return given_observed_each(params, rows, groups)
 
     def log_joint(self, params, z, y):
         rows, before = self._one(params, y)

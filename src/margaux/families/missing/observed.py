@@ -64,15 +64,15 @@ def given_observed(params: Params, rows: Rows, groups: Groups) -> tuple[Predicto
     known, sums = [], []
     first = 0
     for count, width in groups:
-        places, own = rows.places[first : first + count, :width], pushed[first : first + count]
-        found = conditionals(precision, slopes, own, places)
+        places, part = rows.places[first : first + count, :width], pushed[first : first + count]
+        conditional = conditionals(precision, slopes, part, places)
         beta = jnp.append(slopes, 0.0)[places.T]
-        variance = jnp.sum(beta * found.along, axis=0)
+        variance = jnp.sum(beta * conditional.along, axis=0)
         sd = jnp.where(variance > 0, jnp.sqrt(jnp.where(variance > 0, variance, 1.0)), 0.0)
-        unit = found.along / jnp.where(sd > 0, sd, 1.0)
-        known.append(found._replace(along=unit, inverse=found.inverse - unit[:, None] * unit[None]))
-        square = jnp.sum(found.shift * at_places(own, places), axis=0)
-        sums.append((sd, jnp.sum(beta * found.shift, axis=0), square - found.log_det))
+        unit = conditional.along / jnp.where(sd > 0, sd, 1.0)
+        known.append(conditional._replace(along=unit, inverse=conditional.inverse - unit[:, None] * unit[None]))
+        square = jnp.sum(conditional.shift * at_places(part, places), axis=0)
+        sums.append((sd, jnp.sum(beta * conditional.shift, axis=0), square - conditional.log_det))
         first += count
     sd, shift, rest = (jnp.concatenate(each) for each in zip(*sums, strict=True))
     log_x = jnp.linalg.slogdet(precision)[1] - jnp.sum(gap * pushed, axis=1) + rest

@@ -234,21 +234,21 @@ def _plain(X: Any, discrete: Any = None) -> Columns:
 
 def _frame(X: pd.DataFrame, coding: Coding | None = None, discrete: Any = None) -> Columns:
     """Covariates of a frame without formula, coded as before where there is a coding."""
-    given = list(map(str, X.columns))
-    may_lack = tuple(asked(discrete, given)) if coding is None else coding.open
+    columns = list(map(str, X.columns))
+    may_lack = tuple(asked(discrete, columns)) if coding is None else coding.open
     made: dict[str, list[int]] = {}
-    twice = sorted({name for name in given if given.count(name) > 1}) if len(set(given)) < len(given) else []
+    twice = sorted({name for name in columns if columns.count(name) > 1}) if len(set(columns)) < len(columns) else []
     if twice:
         raise ValueError(f'X has two columns called "{twice[0]}"; rename one')
     if coding is not None:
-        lost = [name for name in coding.columns if name not in given]
-        extra = [name for name in given if name not in coding.columns]
+        lost = [name for name in coding.columns if name not in columns]
+        extra = [name for name in columns if name not in coding.columns]
         if lost or extra:
             what = f'no column "{lost[0]}"' if lost else f'a column "{extra[0]}" that the fit had not'
             raise ValueError(f"the new rows have {what}; give the columns of the fit: {listed(coding.columns)}")
-    place = {name: j for j, name in enumerate(given)}
+    place = {name: j for j, name in enumerate(columns)}
     parts, names, gaussian, levels = [], [], [], {}
-    for name in given if coding is None else coding.columns:
+    for name in columns if coding is None else coding.columns:
         values = X.iloc[:, place[name]].reset_index(drop=True)
         known = None if coding is None else coding.levels.get(name)
         if known is None and (coding is not None or is_number(values) or values.dtype.kind in "mMc"):
@@ -270,4 +270,4 @@ def _frame(X: pd.DataFrame, coding: Coding | None = None, discrete: Any = None) 
             names.append(f"{name}[T.{level}]")
             gaussian.append(False)
     x = np.stack(parts, axis=1) if parts else np.empty((len(X), 0))
-    return Columns(x, names, np.array(gaussian, bool), made, coding or Coding(given, levels, may_lack))
+    return Columns(x, names, np.array(gaussian, bool), made, coding or Coding(columns, levels, may_lack))

@@ -88,13 +88,13 @@ class Verdict(NamedTuple):
         jacobian = layout.standard.jacobians(likelihood.struct, likelihood.whole(flat))["beta"]
         count = int(np.prod(likelihood.struct.lead, dtype=int))
         places = np.arange(len(jacobian)).reshape(count, -1)[:, layout.table.order].ravel()
-        own = jacobian[places][:, likelihood.free]
+        free = jacobian[places][:, likelihood.free]
         lost = np.isnan(self.errors(layout, likelihood, flat, kind)["beta"][places])
         if not self.distance < OFF:
-            return np.full((len(own), len(own)), np.nan)
-        found = own @ self._free_covariance(likelihood, flat, kind) @ own.T
-        found[lost], found[:, lost] = np.nan, np.nan
-        return found
+            return np.full((len(free), len(free)), np.nan)
+        covariance = free @ self._free_covariance(likelihood, flat, kind) @ free.T
+        covariance[lost], covariance[:, lost] = np.nan, np.nan
+        return covariance
 
     def _free_covariance(self, likelihood: Likelihood, flat: np.ndarray, kind: str) -> np.ndarray:
         covariance = within(self.information, self.kept)
@@ -112,9 +112,9 @@ class Verdict(NamedTuple):
             return out
         covariance = self._free_covariance(likelihood, flat, kind)
         for name, jacobian in jacobians.items():
-            own = jacobian[:, likelihood.free]
-            errors = np.sqrt(np.maximum(np.einsum("ij,jk,ik->i", own, covariance, own), 0.0))
-            lost = np.linalg.norm(own - own @ self.kept @ self.kept.T, axis=1) > ALONG * np.linalg.norm(own, axis=1)
+            free = jacobian[:, likelihood.free]
+            errors = np.sqrt(np.maximum(np.einsum("ij,jk,ik->i", free, covariance, free), 0.0))
+            lost = np.linalg.norm(free - free @ self.kept @ self.kept.T, axis=1) > ALONG * np.linalg.norm(free, axis=1)
             out[name] = np.where(lost, np.nan, errors)
         return out
 

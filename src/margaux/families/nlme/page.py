@@ -95,9 +95,9 @@ def _convergence(model: Any) -> Section:
 
 def _goodness(model: Any) -> list[Part]:
     n, y = model.n_observations_, model.data_.roles["y"]
-    told: list[Part] = []
+    parts: list[Part] = []
     shown = min(12, model.n_subjects_)
-    told += fitted.figure(
+    parts += fitted.figure(
         model,
         "The plot of individual fits",
         lambda: drawn(
@@ -106,7 +106,7 @@ def _goodness(model: Any) -> list[Part]:
             f"The first {shown} of {model.n_subjects_:,} subjects: observed, individual curve, and the population's.",
         ),
     )
-    told += fitted.figure(
+    parts += fitted.figure(
         model,
         "The plot of predictions",
         lambda: drawn(
@@ -117,13 +117,13 @@ def _goodness(model: Any) -> list[Part]:
     )
     if n > OBSERVATIONS:
         return [
-            *told,
+            *parts,
             Paragraph(
                 f"Checks by simulation are left out: {n:,} observations take long; call model.plot.vpc() and model.npde()."
             ),
         ]
     times = int(np.clip(SIMULATED // n, 100, 500))
-    told += fitted.figure(
+    parts += fitted.figure(
         model,
         "The visual predictive check",
         lambda: drawn(
@@ -132,8 +132,8 @@ def _goodness(model: Any) -> list[Part]:
             "Visual predictive check: the observed statistics should lie in the bands.",
         ),
     )
-    told += fitted.figure(model, "npde", lambda: _npde(model))
-    return told
+    parts += fitted.figure(model, "npde", lambda: _npde(model))
+    return parts
 
 
 def _npde(model: Any) -> list[Part]:

@@ -130,16 +130,16 @@ def _minima(model: Any, data: dict, grid: np.ndarray, held: np.ndarray) -> list[
     misfit = np.where(np.isfinite(misfit), misfit, np.inf)
 
     def value(u: np.ndarray) -> tuple[float, np.ndarray]:
-        found = at_point(model, data, np.asarray(u, float))
-        value, slope = float(found.misfit), np.where(held, 0.0, np.asarray(found.slope, float))
+        point = at_point(model, data, np.asarray(u, float))
+        value, slope = float(point.misfit), np.where(held, 0.0, np.asarray(point.slope, float))
         return (value, slope) if np.isfinite(value) and np.all(np.isfinite(slope)) else (1e300, np.zeros_like(slope))
 
     minima = []
     for place in _apart(grid, misfit):
         with np.errstate(all="ignore"):
-            found = scipy.optimize.minimize(value, place, jac=True, method="BFGS", options={"maxiter": 200})
-        if np.isfinite(found.fun) and found.fun < 1e300:
-            minima.append((float(found.fun), found.x))
+            minimum = scipy.optimize.minimize(value, place, jac=True, method="BFGS", options={"maxiter": 200})
+        if np.isfinite(minimum.fun) and minimum.fun < 1e300:
+            minima.append((float(minimum.fun), minimum.x))
     return [u for _, u in sorted(minima, key=lambda pair: pair[0])]
 
 
@@ -242,17 +242,17 @@ def first_parameters(model: Any, units: dict, settings: Any) -> list[tuple[str, 
     rng = np.random.default_rng(settings.seed)
     individual = dict(model.individual)
     units = some_subjects(units, settings.seed)
-    found = find_starts(model, units, settings.seed, -(-settings.n_starts // 2))
+    places = find_starts(model, units, settings.seed, -(-settings.n_starts // 2))
     if settings.n_starts == 1:
-        found = [pair for pair in found if pair[0] == "given"][:1] or found[:1]
-        return [(kind, first_guess(model, units, psi)) for kind, psi in found]
-    out = [(kind, first_guess(model, units, psi)) for kind, psi in found]
+        places = [pair for pair in places if pair[0] == "given"][:1] or places[:1]
+        return [(kind, first_guess(model, units, psi)) for kind, psi in places]
+    out = [(kind, first_guess(model, units, psi)) for kind, psi in places]
     widths = np.full(len(individual), 1.0)
     widths[model.random] = between_subjects(model, units, out[0][1])
     # As many whatever was found: a program for another number of runs would be compiled anew.
     while len(out) < settings.n_starts + OTHERS:
         moved = {}
-        for (name, value), width in zip(found[len(out) % len(found)][1].items(), widths, strict=True):
+        for (name, value), width in zip(places[len(out) % len(places)][1].items(), widths, strict=True):
             one = individual[name]
             scale = width if one.random else max(0.5 * abs(float(one.gaussian(value))), 0.1)
             moved[name] = float(one.values(one.gaussian(value) + 0.5 * rng.normal() * scale))

@@ -49,12 +49,12 @@ class ConditionalScore(AbstractStatistic):
     def averaged(self, model, estep, params, rows, batch, noise, k, each):
         assert not each, "only the sum over a batch is made"
         own: Any = estep
-        found, rows, info = own.expectations(noise, params, rows, batch)
-        counts, size = batch["counts"].astype(found.pull.dtype), batch["x"].shape[1]
-        B = batch["x"].T @ counts - found.pull[:, :size].T
-        score = {"B": B, "C": counts.T @ found.mean - found.pull[:, size:]}
+        moments, rows, info = own.expectations(noise, params, rows, batch)
+        counts, size = batch["counts"].astype(moments.pull.dtype), batch["x"].shape[1]
+        B = batch["x"].T @ counts - moments.pull[:, :size].T
+        score = {"B": B, "C": counts.T @ moments.mean - moments.pull[:, size:]}
         if self.moments:
-            slope, scale = span_score(batch["x"], found.mean, found.spread)
+            slope, scale = span_score(batch["x"], moments.mean, moments.spread)
             score |= {"slope": slope, "scale": scale}
         return score, rows, info
 

@@ -90,15 +90,15 @@ class ConditionalSampling(AbstractEStep):
     def expectations(self, noise: Any, params: Any, rows: Any, batch: Any) -> tuple[Weighted, Any, dict[str, Array]]:
         """What the score of a batch needs, the rows moved, and figures to trace."""
         loadings, units, gaussian = self._read(params, rows, batch)
-        found = weighted(loadings, units, gaussian, noise, self._net, self.proposal, self.control)
+        moments = weighted(loadings, units, gaussian, noise, self._net, self.proposal, self.control)
         if self.follow != "nothing":
-            rows = rows | {"mean": found.mean}
+            rows = rows | {"mean": moments.mean}
         if self.follow == "moments":
-            worth = found.ess > 4 * found.mean.shape[1]
-            rows = rows | {"spread": jnp.where(worth[:, None], found.spread, rows["spread"])}
+            worth = moments.ess > 4 * moments.mean.shape[1]
+            rows = rows | {"spread": jnp.where(worth[:, None], moments.spread, rows["spread"])}
         counts = batch["counts"].astype(loadings.C.dtype)
         fixed = jnp.sum(counts * (units.offset + units.x @ loadings.B) - jax.scipy.special.gammaln(counts + 1), axis=1)
-        return found, rows, {"ess": jnp.sum(found.ess), "log_marginal": jnp.sum(found.log_mean + fixed)}
+        return moments, rows, {"ess": jnp.sum(moments.ess), "log_marginal": jnp.sum(moments.log_mean + fixed)}
 
     @property
     def _net(self) -> Array:

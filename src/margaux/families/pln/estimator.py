@@ -35,7 +35,7 @@ from .polish import polish
 from .progress import SweepLine
 from .proposals import Proposal
 from .refinement import WHOLE, Refinement, check_table, of_method, refine
-from .restarts import best_of, default_starts
+from .restarts import Search, best_of, default_starts
 from .table import Table, diverging_message, read
 from .variational import BLOCK, Loadings, Posterior
 from .verdict import certify
@@ -108,7 +108,7 @@ class PLNPCA(OfUnits, OfCoefficients, Answering, BaseEstimator):
         self.method = method
         self.refinement = refinement
         self.n_starts = n_starts
-        self.posterior_covariance = posterior_covariance
+        self.posterior_covariance: Literal["full", "diagonal"] = posterior_covariance
         self.tol = tol
         self.max_sweeps = max_sweeps
         self.loglik_tol = loglik_tol
@@ -149,20 +149,10 @@ class PLNPCA(OfUnits, OfCoefficients, Answering, BaseEstimator):
         design = design._replace(x=x)
         relative = 1e-6 if dtype == np.float32 else 1e-9
         n_starts = default_starts(table.counts.n, table.counts.p) if self.n_starts is None else self.n_starts
+        search = Search(n_starts, self.random_state, dtype, self.tol, relative, self.max_sweeps, self.posterior_covariance)
         with precision(dtype):
             with SweepLine(f"PLNPCA of rank {self.rank}", n_starts) as line:
-                solution, starts = fitter(
-                    design,
-                    self.rank,
-                    n_starts,
-                    self.random_state,
-                    dtype,
-                    self.tol,
-                    relative,
-                    self.max_sweeps,
-                    line if self.verbose else None,
-                    self.posterior_covariance,
-                )
+                solution, starts = fitter(design, self.rank, search, line if self.verbose else None)
             refined = self._refined(design, solution, settings, forced)
             self._keep(table, R, solution, refined, starts)
         if not solution.converged:

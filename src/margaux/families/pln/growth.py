@@ -74,29 +74,29 @@ def precise(
         begun = Adapted(marginal(design, loadings, posterior, proposal, plan), posterior, np.zeros(n, bool))
     elif begun is None or begun.found.draws.min() < plan.draws:
         begun = adapted(design, loadings, posterior, proposal, plan, begun)
-    found, posterior, own = begun
+    marginals, posterior, own = begun
     spent, round = float(plan.draws), ROUNDS
     while True:
-        value, reached = found.total
+        value, reached = marginals.total
         wanted = max(error, RELATIVE * abs(value))
         if reached <= wanted:
             break
         # Units above their share of what is wanted; there are some as long as the sum is above it.
-        again = np.flatnonzero((found.error**2 > wanted**2 / (2 * n)) & (found.draws < MOST))
-        draws = (2 if reached < 1.6 * wanted else 4) * found.draws[again]
+        again = np.flatnonzero((marginals.error**2 > wanted**2 / (2 * n)) & (marginals.draws < MOST))
+        draws = (2 if reached < 1.6 * wanted else 4) * marginals.draws[again]
         spent += float(draws.sum()) / n
         if not again.size or (spent > WHOLE and spent * REPLICATES * n * p > MOST_RATES):
             break
-        for each in np.unique(draws):
+        for count in np.unique(draws):
             for heavy in (False, True):
-                those = again[(draws == each) & (own[again] == heavy)]
+                those = again[(draws == count) & (own[again] == heavy)]
                 if those.size:
                     round += 1
-                    plan = Plan(int(each), REPLICATES, seed=seed + 101 * round)
+                    plan = Plan(int(count), REPLICATES, seed=seed + 101 * round)
                     about, by = posterior.rows(those), HEAVIER if heavy else proposal
-                    found = _again(found, design, loadings, about, by, plan, those)
-    _warn(found, value, reached, wanted, adapt)
-    return found
+                    marginals = _again(marginals, design, loadings, about, by, plan, those)
+    _warn(marginals, value, reached, wanted, adapt)
+    return marginals
 
 
 def adapted(
@@ -113,23 +113,23 @@ def adapted(
         begun = Adapted(marginal(design, loadings, posterior, proposal, plan), posterior, np.zeros(design.counts.n, bool))
     else:
         begun = begun._replace(found=as_before(design, loadings, begun, begun.about, plan))
-    found, own = begun.found, begun.own.copy()
+    marginals, own = begun.found, begun.own.copy()
     mean, spread = (np.array(leaf, float) for leaf in begun.about)
     q = mean.shape[1]
     for round in range(1, ROUNDS + 1):
         # Heavy tails cost a few draws themselves, so that less is asked of the proposals that have them.
-        uneven = np.flatnonzero((found.pareto > ADAPTED) | (found.ess < np.where(own, FEW, EFFECTIVE) * found.draws))
+        uneven = np.flatnonzero((marginals.pareto > ADAPTED) | (marginals.ess < np.where(own, FEW, EFFECTIVE) * marginals.draws))
         if not uneven.size:
             break
         # Of few effective draws a covariance matrix is little known, and would lie in a plane.
-        trust = (found.ess[uneven] / (found.ess[uneven] + 2 * q))[:, None]
-        mean[uneven] = found.mean[uneven]
-        spread[uneven] = trust * found.spread[uneven] + (1 - trust) * spread[uneven]
+        trust = (marginals.ess[uneven] / (marginals.ess[uneven] + 2 * q))[:, None]
+        mean[uneven] = marginals.mean[uneven]
+        spread[uneven] = trust * marginals.spread[uneven] + (1 - trust) * spread[uneven]
         about = Posterior(*(jnp.asarray(leaf[uneven], posterior.mean.dtype) for leaf in (mean, spread)))
         anew = plan._replace(draws=max(plan.draws, FEW_OWN), seed=plan.seed + 101 * round)
-        found = _again(found, design, loadings, about, HEAVIER, anew, uneven)
+        marginals = _again(marginals, design, loadings, about, HEAVIER, anew, uneven)
         own[uneven] = True
-    return Adapted(found, Posterior(*(jnp.asarray(leaf, posterior.mean.dtype) for leaf in (mean, spread))), own)
+    return Adapted(marginals, Posterior(*(jnp.asarray(leaf, posterior.mean.dtype) for leaf in (mean, spread))), own)
 
 
 def as_before(design: Design, loadings: Loadings, known: Adapted, about: Posterior, plan: Plan) -> Marginal:

@@ -371,15 +371,15 @@ def _inverse(information: np.ndarray, kind: str, infinite: Bool[np.ndarray, " t"
     among = among / np.outer(size, size)
     others = np.ix_(~infinite, ~infinite)
     path = among @ information[np.ix_(infinite, ~infinite)]
-    found, trouble = guarded(information[others] - information[np.ix_(~infinite, infinite)] @ path)
+    of_others, trouble = guarded(information[others] - information[np.ix_(~infinite, infinite)] @ path)
     if trouble:
         raise ValueError(
             f"the {kind!r} information of {len(information)} parameters is not positive definite: there are too few units or "
             "draws for it, or the fit is not at a maximum"
         )
     inverse = np.empty_like(information)
-    inverse[others] = found
-    inverse[np.ix_(infinite, ~infinite)] = -path @ found
-    inverse[np.ix_(~infinite, infinite)] = -found @ path.T
-    inverse[np.ix_(infinite, infinite)] = among + path @ found @ path.T
+    inverse[others] = of_others
+    inverse[np.ix_(infinite, ~infinite)] = -path @ of_others
+    inverse[np.ix_(~infinite, infinite)] = -of_others @ path.T
+    inverse[np.ix_(infinite, infinite)] = among + path @ of_others @ path.T
     return inverse

@@ -109,21 +109,21 @@ def _estimates(model: Any) -> Section:
 def _convergence(model: Any) -> Section:
     frame, best = model.starts_, model.starts_["bound"].max()
     near = int((frame["bound"] > best - 1).sum())
-    told: list[Part] = [
+    parts: list[Part] = [
         Verdict(
             "good" if near > 1 or len(frame) == 1 else "careful",
             f"Starts: {near} of {len(frame)} ended within one nat of the best bound.",
         )
     ]
     if model.refinement_ is not None:
-        told.append(Verdict("told", f"Ascent of the likelihood: {len(model.refinement_)} rounds; {model.ascent_}."))
+        parts.append(Verdict("told", f"Ascent of the likelihood: {len(model.refinement_)} rounds; {model.ascent_}."))
     alt = f"Distance of the bound to its last value, {nats(model.elbo_)}, over {model.n_sweeps_:,} sweeps."
-    told += attempt("The plot of convergence", lambda: drawn(model.plot.convergence, alt, "The bound, sweep by sweep."))
+    parts += attempt("The plot of convergence", lambda: drawn(model.plot.convergence, alt, "The bound, sweep by sweep."))
     if len(frame) > 1:
         below = best - frame["bound"].min()
         alt = f"Bounds of {len(frame)} starts; the worst is {number(below, 3)} nats below the best."
-        told += attempt("The plot of starts", lambda: drawn(model.plot.starts, alt, "Bounds of the starts below the best one."))
-    return section(convergence.ID, convergence.TITLE, told)
+        parts += attempt("The plot of starts", lambda: drawn(model.plot.starts, alt, "Bounds of the starts below the best one."))
+    return section(convergence.ID, convergence.TITLE, parts)
 
 
 def _likelihood(model: Any) -> list[Part]:

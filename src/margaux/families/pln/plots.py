@@ -131,11 +131,11 @@ class PLNPlots:
         rows = max(min(int(part["estimate"].notna().sum()), n_features) for part in parts)
         panels, _ = several(ax, len(names), 4.8 if len(names) == 1 else 3.6, 1.3 + 0.15 * rows, columns=3)
         for axis, name, part in zip(panels, names, parts, strict=True):
-            found = part["estimate"].notna()
-            _forest(axis, part[found], n_features, order)
-            some = f" ({n_features} of {found.sum()}, largest |z|)" if found.sum() > n_features else ""
+            finite = part["estimate"].notna()
+            _forest(axis, part[finite], n_features, order)
+            some = f" ({n_features} of {finite.sum()}, largest |z|)" if finite.sum() > n_features else ""
             axis.set_title(short(name) + some, fontsize=8)
-            note = "" if found.all() else "\n" + _listed("no finite estimate: ", part.index[~found])
+            note = "" if finite.all() else "\n" + _listed("no finite estimate: ", part.index[~finite])
             axis.set_xlabel(f"coefficient, {100 * level:g}% interval" + note, fontsize=7)
         return panels
 

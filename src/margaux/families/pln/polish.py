@@ -113,35 +113,35 @@ def polish(
     start, about, own = begun
     by = HEAVIER if np.any(own) else LIGHT
     information = informed(design, loadings, posterior, seed)
-    here, value, rows, made, share = loadings, start, [], 0, 1.0
+    place, value, rows, made, share = loadings, start, [], 0, 1.0
     known = np.inf
     while True:
-        found = distance(design, here, about, by, information, Plan(draws, REPLICATES, True, seed + 7))
+        gap = distance(design, place, about, by, information, Plan(draws, REPLICATES, True, seed + 7))
         rows.append(
             {
                 "epoch": float(made),
                 "loglik": value.total[0],
                 "error": value.total[1],
-                "gradient_norm": found.norm,
-                "gradient_error": found.norm_error,
-                "off": found.off,
-                "off_error": found.error,
+                "gradient_norm": gap.norm,
+                "gradient_error": gap.norm_error,
+                "off": gap.off,
+                "off_error": gap.error,
             }
         )
         # The largest of many errors is about three of them, and a step that is not seen above them is a step of the draws.
-        if found.off <= max(OFF, 3 * found.error):
-            times = 2 if found.error < 1.6 * NOISE else 4
-            if found.error <= NOISE or times * draws > MOST or times * draws * REPLICATES * n * p > WORK:
+        if gap.off <= max(OFF, 3 * gap.error):
+            times = 2 if gap.error < 1.6 * NOISE else 4
+            if gap.error <= NOISE or times * draws > MOST or times * draws * REPLICATES * n * p > WORK:
                 break
             draws, known = times * draws, np.inf
             continue
         if made >= steps:
             break
         # A step that leaves more than a third of the way was made by another information than that of here.
-        if found.off > known / 3:
-            information = informed(design, here, about, seed)
-            found = distance(design, here, about, by, information, Plan(draws, REPLICATES, True, seed + 7))
-        there = _moved(here, found.step, share)
+        if gap.off > known / 3:
+            information = informed(design, place, about, seed)
+            gap = distance(design, place, about, by, information, Plan(draws, REPLICATES, True, seed + 7))
+        there = _moved(place, gap.step, share)
         around = _about(design, there, about, own)
         new = as_before(design, there, begun, around, plan)
         rise, noise = _rise(value, new)
@@ -151,15 +151,15 @@ def polish(
             if share < 1e-3:
                 break
             continue
-        here, about, value, share, known = there, around, new, min(2 * share, 1.0), found.off
+        place, about, value, share, known = there, around, new, min(2 * share, 1.0), gap.off
     rise, noise = _rise(start, value)
     reached = Adapted(value, about, own)
     if made and not rise >= -max(2 * noise, FALL):
-        here, made, rise, noise, reached = loadings, 0, 0.0, 0.0, begun
-        found = distance(design, here, begun.about, by, information, Plan(draws, REPLICATES, True, seed + 7))
-    moved = settled(design, here) if made else posterior
-    end = End(found.off, found.error, information.smallest, rise, noise, made)
-    return Polished(here, moved, pd.DataFrame(rows), end, reached)
+        place, made, rise, noise, reached = loadings, 0, 0.0, 0.0, begun
+        gap = distance(design, place, begun.about, by, information, Plan(draws, REPLICATES, True, seed + 7))
+    moved = settled(design, place) if made else posterior
+    end = End(gap.off, gap.error, information.smallest, rise, noise, made)
+    return Polished(place, moved, pd.DataFrame(rows), end, reached)
 
 
 def distance(design: Design, loadings: Loadings, posterior: Posterior, by: str, information: Information, plan: Plan) -> Distance:

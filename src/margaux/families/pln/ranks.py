@@ -6,7 +6,7 @@ import dataclasses
 import time
 import warnings
 from collections.abc import Iterable
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -14,7 +14,7 @@ import pandas as pd
 from .checks import check_rank
 from .estimator import PLNPCA
 from .fitting import Design, Solution, maximise
-from .restarts import best_of
+from .restarts import Search, best_of
 from .table import diverging_message, read
 from .variational import Loadings, Posterior
 from .widening import padded, widened
@@ -119,36 +119,19 @@ class _From:
 
     below: Solution
 
-    def __call__(
-        self,
-        design: Design,
-        rank: int,
-        n_starts: int,
-        seed: int,
-        dtype: Any,
-        tol: float,
-        relative: float,
-        max_sweeps: int,
-        watch: Any,
-        covariance: Literal["full", "diagonal"],
-    ) -> tuple[Solution, pd.DataFrame]:
+    def __call__(self, design: Design, rank: int, search: Search, watch: Any) -> tuple[Solution, pd.DataFrame]:
         own = self.below.loadings, self.below.posterior
-        settings: dict[str, Any] = {
-            "tol": tol,
-            "relative": relative,
-            "max_sweeps": max_sweeps,
-            "watch": watch,
-            "covariance": covariance,
-        }
-        best, starts = best_of(design, rank, n_starts, seed, dtype, **settings)
+        best, starts = best_of(design, rank, search, watch)
 
         def tried(name: str, start: tuple[Loadings, Posterior]) -> None:
             nonlocal best
-            found = maximise(design, *start, **settings)
+            found = maximise(
+                design, *start, search.tol, search.relative, search.max_sweeps, watch=watch, covariance=search.covariance
+            )
             starts.loc[len(starts)] = [name, found.bounds[-1], len(found.bounds), found.converged]
             best = max(best, found, key=lambda solution: solution.bounds[-1])
 
-        tried("rank below", widened(design, *own, rank, seed))
+        tried("rank below", widened(design, *own, rank, search.seed))
         if best.bounds[-1] < self.below.bounds[-1]:
             # With components of no weight the bound is that of the rank below, and sweeps do not lower it.
             tried("rank below, padded", padded(*own, rank))

@@ -154,38 +154,38 @@ def refine(
     start = _seen(design, loadings, posterior, seed)
     ended = _nothing_promised(start, settings)
     if ended and not forced:
-        told = "the variational estimate is the maximum likelihood estimate as far as draws can tell"
-        return Refined(loadings, posterior, pd.DataFrame([{"epoch": 0.0} | start.row]), f"{told}: {ended}", False)
+        sentence = "the variational estimate is the maximum likelihood estimate as far as draws can tell"
+        return Refined(loadings, posterior, pd.DataFrame([{"epoch": 0.0} | start.row]), f"{sentence}: {ended}", False)
     rows: list[dict[str, float]] = []
     draws = first_draws(n, p, loadings.C.shape[1])
 
-    def weighed(epoch: int, here: _Here) -> _Here:
-        rows.append({"epoch": float(epoch), "loglik": here.loglik, "error": here.error} | here.row)
+    def weighed(epoch: int, place: _Here) -> _Here:
+        rows.append({"epoch": float(epoch), "loglik": place.loglik, "error": place.error} | place.row)
         if watch is not None:
             watch(rows[-1])
-        return here
+        return place
 
     start = best = weighed(0, _likelihood(design, start, draws, seed))
     per_round = max(settings.epochs // 4, 1) if settings.preconditioned else settings.epochs
     epoch, ended, gain = 0, "", settings.gain
     while epoch < settings.epochs and not ended:
-        here, warmed = best, RESULTS.successful
+        place, warmed = best, RESULTS.successful
         if settings.warm_epochs and epoch == 0:
-            here, warmed = _ascended(design, here, settings, n, settings.warm_epochs, seed, progress, warm=True)
+            place, warmed = _ascended(design, place, settings, n, settings.warm_epochs, seed, progress, warm=True)
         length = min(per_round, settings.epochs - epoch)
-        here, result = _ascended(design, here, settings._replace(gain=gain), batch, length, seed + 1 + epoch, progress)
+        place, result = _ascended(design, place, settings._replace(gain=gain), batch, length, seed + 1 + epoch, progress)
         epoch += length
-        here = _likelihood(design, here, draws, seed)
-        rise, error = _gain(best, here)
+        place = _likelihood(design, place, draws, seed)
+        rise, error = _gain(best, place)
         # Rates have a ceiling, so that parameters may run away and stay finite.
         if RESULTS.diverged in (result, warmed) or not rise > -abs(start.loglik):
             rows.append({"epoch": float(epoch + settings.warm_epochs)} | dict.fromkeys(list(rows[0])[1:], np.nan))
             gain, ended = (gain / 4, "") if gain is not None and epoch < settings.epochs else (None, "the ascent diverged")
             continue
-        seen = _seen(design, here.loadings, here.posterior, seed)
-        here = weighed(epoch + settings.warm_epochs, here._replace(row=seen.row, information=seen.information))
+        seen = _seen(design, place.loadings, place.posterior, seed)
+        place = weighed(epoch + settings.warm_epochs, place._replace(row=seen.row, information=seen.information))
         if rise > 0 or (forced and not settings.preconditioned):
-            best = here
+            best = place
         if rise < -error and gain is not None:
             gain /= 4
         elif result is RESULTS.boundary:
@@ -198,16 +198,16 @@ def refine(
     improved = rise > 2 * error
     if not (improved or forced):
         best = start
-    told = f"after {epoch + settings.warm_epochs} epochs the log-likelihood is {rise:.3f} above that of the variational estimate"
-    told = f"{told} (error {error:.3f})"
-    verdict = f"{told}{'' if improved else ': no improvement beyond its error'}; {ended or 'it was still rising'}"
+    rose = f"after {epoch + settings.warm_epochs} epochs the log-likelihood is {rise:.3f} above that of the variational estimate"
+    rose = f"{rose} (error {error:.3f})"
+    verdict = f"{rose}{'' if improved else ': no improvement beyond its error'}; {ended or 'it was still rising'}"
     return Refined(best.loadings, best.posterior, pd.DataFrame(rows), verdict, improved)
 
 
-def _nothing_promised(here: _Here, settings: Refinement) -> str:
-    promised, noise = here.row["decrement"], here.row["decrement_error"]
-    told = f"a further step promises {max(promised, 0):.3f} nats (noise {noise:.3f})"
-    return told if promised <= max(settings.tol, noise) else ""
+def _nothing_promised(place: _Here, settings: Refinement) -> str:
+    promised, noise = place.row["decrement"], place.row["decrement_error"]
+    sentence = f"a further step promises {max(promised, 0):.3f} nats (noise {noise:.3f})"
+    return sentence if promised <= max(settings.tol, noise) else ""
 
 
 def _gain(before: _Here, after: _Here) -> tuple[float, float]:
@@ -216,9 +216,9 @@ def _gain(before: _Here, after: _Here) -> tuple[float, float]:
     return float(rise.mean()), float(rise.std(ddof=1) / np.sqrt(len(rise)))
 
 
-def _likelihood(design: Design, here: _Here, draws: int, seed: int) -> _Here:
-    found = marginal(design, here.loadings, here.posterior, "student", Plan(draws, 8, True, seed))
-    return here._replace(loglik=found.total[0], error=found.total[1], replicates=found.replicates)
+def _likelihood(design: Design, place: _Here, draws: int, seed: int) -> _Here:
+    likelihood = marginal(design, place.loadings, place.posterior, "student", Plan(draws, 8, True, seed))
+    return place._replace(loglik=likelihood.total[0], error=likelihood.total[1], replicates=likelihood.replicates)
 
 
 def _seen(design: Design, loadings: Loadings, posterior: Posterior, seed: int) -> _Here:
@@ -227,17 +227,17 @@ def _seen(design: Design, loadings: Loadings, posterior: Posterior, seed: int) -
     known = complete(design, loadings, posterior)
     information = two_levels(known, *(np.asarray(leaf, float) for leaf in (C, design.x, posterior.mean)))
     draws = min(128, first_draws(n, design.counts.p, loadings.C.shape[1]))
-    found = scores(design, loadings, posterior, "student", Plan(draws, 4, True, seed + 7))
-    found = jax.tree.map(np.asarray, found)
-    mean = jax.tree.map(lambda *leaf: np.mean(leaf, axis=0), *found)
-    off = [jax.tree.map(np.subtract, each, mean) for each in found]
+    replicates = scores(design, loadings, posterior, "student", Plan(draws, 4, True, seed + 7))
+    replicates = jax.tree.map(np.asarray, replicates)
+    mean = jax.tree.map(lambda *leaf: np.mean(leaf, axis=0), *replicates)
+    off = [jax.tree.map(np.subtract, one, mean) for one in replicates]
     pairs = len(off) * (len(off) - 1)
-    noise = sum(decrement(information, C, each, n) for each in off) / pairs
+    noise = sum(decrement(information, C, gap, n) for gap in off) / pairs
 
     def norm(s):
         return float(np.hypot(np.linalg.norm(s["B"]), np.linalg.norm(s["C"])))
 
-    spread = float(np.sqrt(sum(norm(each) ** 2 for each in off) / pairs))
+    spread = float(np.sqrt(sum(norm(gap) ** 2 for gap in off) / pairs))
     row = {
         "gradient_norm": norm(mean),
         "gradient_error": spread,
@@ -249,7 +249,7 @@ def _seen(design: Design, loadings: Loadings, posterior: Posterior, seed: int) -
 
 def _ascended(
     design: Design,
-    here: _Here,
+    place: _Here,
     settings: Refinement,
     batch: int,
     epochs: int,
@@ -269,27 +269,27 @@ def _ascended(
         size, gain = n / batch, settings.gain
         assert gain is not None
         # One epoch of a mini-batch fit moves as far as one iteration on all units; from the second on, steps fall.
-        update = InformationAscent(Constant(gain) if whole else Polynomial(gain * size**-0.4, 0.6, size), here.information)
+        update = InformationAscent(Constant(gain) if whole else Polynomial(gain * size**-0.4, 0.6, size), place.information)
     else:
-        gain = _searched(design, here, settings, batch, seed) if settings.gain is None else settings.gain
+        gain = _searched(design, place, settings, batch, seed) if settings.gain is None else settings.gain
         update = Ascent(Constant(gain / np.sqrt(length)))
-    found = _run(design, here, settings, update, batch, length, seed, progress)
-    if found.result is RESULTS.diverged:
-        return here, found.result
-    moved = _loadings(found.params, here.loadings.C.dtype)
-    return here._replace(loadings=moved, posterior=_posterior(design, moved)), found.result
+    run = _run(design, place, settings, update, batch, length, seed, progress)
+    if run.result is RESULTS.diverged:
+        return place, run.result
+    moved = _loadings(run.params, place.loadings.C.dtype)
+    return place._replace(loadings=moved, posterior=_posterior(design, moved)), run.result
 
 
-def _searched(design: Design, here: _Here, settings: Refinement, batch: int, seed: int) -> float:
+def _searched(design: Design, place: _Here, settings: Refinement, batch: int, seed: int) -> float:
     """The step of the grid after which two epochs leave the likelihood highest."""
     n = design.counts.n
     length = 2 * max(n // batch, 1)
     best, chosen = -np.inf, GRID[0]
     for gain in GRID:
-        found = _run(design, here, settings, Ascent(Constant(gain / np.sqrt(length))), batch, length, seed, False)
-        if found.result is RESULTS.diverged:
+        run = _run(design, place, settings, Ascent(Constant(gain / np.sqrt(length))), batch, length, seed, False)
+        if run.result is RESULTS.diverged:
             break
-        moved = _loadings(found.params, here.loadings.C.dtype)
+        moved = _loadings(run.params, place.loadings.C.dtype)
         there = marginal(design, moved, _posterior(design, moved), "student", Plan(128, 2, True, seed)).total[0]
         if there > best:
             best, chosen = there, gain
@@ -297,12 +297,12 @@ def _searched(design: Design, here: _Here, settings: Refinement, batch: int, see
 
 
 def _run(
-    design: Design, here: _Here, settings: Refinement, update: Any, batch: int, length: int, seed: int, progress: bool
+    design: Design, place: _Here, settings: Refinement, update: Any, batch: int, length: int, seed: int, progress: bool
 ) -> Any:
-    C = here.loadings.C
+    C = place.loadings.C
     dtype, q = np.asarray(C).dtype, C.shape[1]
     proposal, follow = VARIANTS[settings.variant]
-    data = units(design, here.posterior, dtype)
+    data = units(design, place.posterior, dtype)
     if batch == design.counts.n and scipy.sparse.issparse(design.counts.values):
         data["counts"] = data["counts"][np.arange(design.counts.n)]
     algorithm = Algorithm(
@@ -313,7 +313,7 @@ def _run(
         refresh_epochs=None,
     )
     estep = ConditionalSampling(q, settings.n_draws, proposal, follow, settings.sobol, settings.control, seed)
-    params = {"B": np.asarray(here.loadings.B), "C": np.asarray(C)}
+    params = {"B": np.asarray(place.loadings.B), "C": np.asarray(C)}
     space = {name: Box(leaf - settings.radius, leaf + settings.radius) for name, leaf in params.items()}
     return fit(
         PLN(),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -24,17 +24,23 @@ def default_starts(n: int, p: int) -> int:
     return int(np.clip(round(ENTRIES / (n * p)), 1, STARTS))
 
 
+class Search(NamedTuple):
+    """So many starts (None: by the size of the table) from a seed, and the sweeps of each, at most `max_sweeps`: see `Sweeps`."""
+
+    n_starts: int | None = None
+    seed: int = 0
+    dtype: Any = np.float64
+    tol: float = 1e-3
+    relative: float = 1e-9
+    max_sweeps: int = 1000
+    covariance: Literal["full", "diagonal"] = "full"
+
+
 def best_of(
     design: Design,
     rank: int,
-    n_starts: int | None = None,
-    seed: int = 0,
-    dtype: Any = np.float64,
-    tol: float = 1e-3,
-    relative: float = 1e-9,
-    max_sweeps: int = 1000,
+    search: Search = Search(),  # noqa: B008
     watch: Callable[[int, float], None] | None = None,
-    covariance: Literal["full", "diagonal"] = "full",
 ) -> tuple[Solution, pd.DataFrame]:
     """Successive halving (Jamieson and Talwalkar 2016): the better half of the starts goes on for twice as many sweeps, until
     one is left, which goes on to the end.
@@ -44,6 +50,7 @@ def best_of(
     Returns:
         The best solution, and a row a start: its kind, its bound when it was left, its sweeps, and whether it had converged.
     """
+    n_starts, seed, dtype, tol, relative, max_sweeps, covariance = search
     count = default_starts(design.counts.n, design.counts.p) if n_starts is None else n_starts
     sweeping = Sweeps(design, np.dtype(dtype), covariance, tol, relative)
     sweeps = min(FIRST, max_sweeps) if count > 1 else max_sweeps
