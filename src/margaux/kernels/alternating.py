@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import equinox as eqx
 import jax
@@ -15,6 +15,10 @@ from ..numerics.gaussian import laplace
 from ..problem.model import Latents, mapped
 from ..problem.schedule import AbstractSchedule, as_schedule
 from .base import AbstractKernel, LogDensity, flat_size
+
+if TYPE_CHECKING:
+    pass
+
 
 #: acceptance rates the moves are adapted towards (None: not adapted), and their first scales in d dimensions
 MOVES: dict[str, tuple[float | None, Any]] = {
@@ -55,14 +59,14 @@ class Alternating(AbstractKernel):
     target_acceptance: None
     pattern: tuple[str, ...] = eqx.field(static=True)
     every: int
-    inflation: Any
+    inflation: np.ndarray
 
     def __init__(
         self,
         pattern: tuple[str, ...] = ("independence", "joint", "component"),
         every: int = 20,
         inflation: float = 1.3,
-        step_size: Any = 1.0,
+        step_size: float | AbstractSchedule = 1.0,
     ) -> None:
         pattern = tuple(pattern)
         unknown = [move for move in pattern if move not in MOVES]
@@ -135,7 +139,7 @@ class Alternating(AbstractKernel):
         flat, unravel = ravel_pytree(z)
         return kstate | self._value(lambda x: logdensity(unravel(x)), flat)
 
-    def _value(self, target: Any, flat: Array) -> dict[str, Array]:
+    def _value(self, target: LogDensity, flat: Array) -> dict[str, Array]:
         if not self._langevin:
             return {"value": _or_never(target(flat))}
         value, gradient = jax.value_and_grad(target)(flat)

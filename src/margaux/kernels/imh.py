@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -28,7 +28,7 @@ class IndependenceMH(AbstractKernel):
     step_size: AbstractSchedule
     target_acceptance: None
     adjusted: ClassVar[bool] = True
-    inflation: Any
+    inflation: np.ndarray
     n_newton: int
 
     def __init__(self, inflation: float = 1.2, n_newton: int = 2) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -26,7 +26,7 @@ class CrankNicolson(AbstractKernel):
     step_size: AbstractSchedule
     target_acceptance: None
     adjusted: ClassVar[bool] = True
-    rho: Any
+    rho: np.ndarray
 
     def __init__(self, rho: float = 1.0) -> None:
         if not 0 < rho <= 1:
