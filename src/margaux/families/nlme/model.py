@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import equinox as eqx
 import jax
@@ -17,6 +17,10 @@ from ...problem.model import AbstractPointwise, AbstractPopulation, AbstractPred
 from ...problem.space import Positive, PositiveDefinite, Real
 from .individual import Individual
 from .outcomes import AbstractOutcome, Continuous
+
+if TYPE_CHECKING:
+    pass
+
 
 #: what a vanishing variance falls by an iteration
 VANISHING = 0.985

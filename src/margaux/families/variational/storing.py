@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 import numpy as np
@@ -18,6 +18,10 @@ from .draws import DRAWS
 from .model import Variational
 from .observations import Scaling
 from .posterior import GaussianPosterior
+
+if TYPE_CHECKING:
+    pass
+
 
 KIND = "bayesian network"
 
@@ -129,11 +133,11 @@ class Stored:
 _MISSING = object()
 
 
-def _item(value: Any) -> Any:
+def _item(value: object) -> Any:
     return value.item() if isinstance(value, np.generic) else value
 
 
-def _plain(value: Any) -> bool:
+def _plain(value: object) -> bool:
     try:
         json.dumps(value)
     except TypeError:
