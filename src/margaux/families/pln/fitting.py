@@ -28,7 +28,7 @@ class Design(NamedTuple):
     x: Float[np.ndarray, "n k"]
     offset: Float[np.ndarray, "n o"]
 
-    def rows(self, rows: Any) -> Design:
+    def rows(self, rows: slice | np.ndarray) -> Design:
         """Some units."""
         return Design(Counts(self.counts.values[rows]), self.x[rows], self.offset[rows])
 
@@ -114,7 +114,7 @@ class Sweeps:
     def __init__(
         self,
         design: Design,
-        dtype: Any,
+        dtype: np.dtype,
         covariance: Literal["full", "diagonal"] = "full",
         tol: float = 1e-3,
         relative: float = 1e-9,

@@ -34,9 +34,9 @@ MODE_STEPS, SETTLED = 200, 1e-12
 class Draws(NamedTuple):
     r"""Of a block of units: v (b, N, q), $\log\rho$ (b, N), and the log-ratio of the Gaussian $N(\mu_i, S_i)$ to the proposal."""
 
-    v: Float[np.ndarray, "b N q"]
-    log_ratio: Float[np.ndarray, "b N"]
-    log_gaussian: Float[np.ndarray, "b N"]
+    v: Float[np.ndarray, "b N q"] | Float[Array, "b N q"]
+    log_ratio: Float[np.ndarray, "b N"] | Float[Array, "b N"]
+    log_gaussian: Float[np.ndarray, "b N"] | Float[Array, "b N"]
 
 
 class Marginal(NamedTuple):
@@ -301,7 +301,7 @@ def _summaries(log_ratio: Float[np.ndarray, "R b N"]) -> tuple[np.ndarray, ...]:
 
 
 def _moments(
-    draws: list[Float[np.ndarray, "b N q"]], log_ratio: Float[np.ndarray, "R b N"], near: Float[np.ndarray, "b q"]
+    draws: list[np.ndarray | Array], log_ratio: Float[np.ndarray, "R b N"], near: Float[np.ndarray, "b q"]
 ) -> tuple[np.ndarray, np.ndarray]:
     """The mean and covariance matrix of the latents by all replicates, summed about a point that is near."""
     weight = np.exp(log_ratio - log_ratio.max(axis=(0, 2))[:, None]).astype(near.dtype)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 import pandas as pd
@@ -29,7 +29,7 @@ def best_of(
     rank: int,
     n_starts: int | None = None,
     seed: int = 0,
-    dtype: Any = np.float64,
+    dtype: np.dtype | type = np.float64,
     tol: float = 1e-3,
     relative: float = 1e-9,
     max_sweeps: int = 1000,
