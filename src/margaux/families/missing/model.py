@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import equinox as eqx
 import jax
@@ -15,6 +15,12 @@ from ...problem.model import AbstractBatchSurrogate, AbstractPointwise, Abstract
 from ...problem.space import AbstractSpace, Positive, PositiveDefinite, Real
 from .families import AbstractFamily, Gaussian
 from .observed import Predictor, Rows, filled, given_observed, spread, spreads
+
+if TYPE_CHECKING:
+    from jaxtyping import PyTree
+
+    from ...problem.model import Unit
+
 
 #: how the surrogate of beta is curved: the tightest bound at the current predictor, the largest, or the curvature itself
 CURVATURES = ("tight", "largest", "newton")
@@ -65,7 +71,7 @@ class MissingCovariates(AbstractBatchSurrogate, AbstractPointwise, AbstractPredi
         prepared, known = given_observed(params, rows, groups)
         return MissingCovariates(self.family, self.curvature, groups, known), (rows, prepared)
 
-    def _one(self, params: dict, y: Any) -> tuple[Rows, Predictor]:
+    def _one(self, params: dict, y: Unit) -> tuple[Rows, Predictor]:
         """Data of one unit with its preparation."""
         if not isinstance(y, Rows):
             return y
@@ -138,7 +144,7 @@ class MissingCovariates(AbstractBatchSurrogate, AbstractPointwise, AbstractPredi
         covariances = [spread(batch[0], self.known, self.groups, *pair) for pair in found.spreads]
         return self._coefficients(packed, target, covariances, jnp.sum(found.weight), batch[0])
 
-    def _centred(self, params: dict, moments: _Moments, batch: Any) -> _Centred:
+    def _centred(self, params: dict, moments: _Moments, batch: PyTree) -> _Centred:
         """A row is its point at the mean of z plus the rest of z times a direction."""
         rows, known = batch
         s, w = moments, rows.weights
