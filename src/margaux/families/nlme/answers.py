@@ -341,7 +341,7 @@ def along(fitted: NLME, name: str, grid: ArrayLike, maximised: bool, level: floa
     return frame
 
 
-def wald_test(fitted: NLME, names: str | list[str], value: Any = 0.0) -> WaldTest:
+def wald_test(fitted: NLME, names: str | list[str], value: ArrayLike = 0.0) -> WaldTest:
     """See `NLME.wald_test`."""
     wanted = [names] if isinstance(names, str) else list(names)
     known = list(fitted.params_)

@@ -78,7 +78,7 @@ def nlme(
                 raise UserError(f"--start {name}={starts[name]:g}: {problem}") from problem
         # A short run has half of its iterations at gain one.
         more: dict[str, Any] = {} if n_iter is None else {"n_iter": n_iter, "n_burn": min(200, n_iter // 2)}
-        fitted: NLME = NLME(structural=structural, individual=individual, omega=omega, error=error, **run.settings, **more)
+        fitted = NLME(structural=structural, individual=individual, omega=omega, error=error, **run.settings, **more)
         fitted.fit(frame, **roles)
     return answer(fitted, f"{model} on {data.name}", run.level)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -80,9 +80,9 @@ class NLME(Parameters, Fitted):
         *,
         structural: Callable[..., Any] | None = None,
         individual: Mapping[str, Individual] | None = None,
-        omega: str | list[list[str]] = "diagonal",
+        omega: str | Sequence[Sequence[str]] = "diagonal",
         error: ResidualError | str = "constant",
-        log_likelihood: Callable[..., Any] | None = None,
+        log_likelihood: Callable[..., Any] | AbstractOutcome | None = None,
         n_iter: int = 2000,
         n_burn: int = 200,
         power: float = 0.7,
@@ -381,7 +381,7 @@ class NLME(Parameters, Fitted):
         """Likelihood-ratio test against a nested fit: see `margaux.nlme.lr_test`."""
         return comparison.lr_test(reduced, self)
 
-    def wald_test(self, names: str | list[str], value: object = 0.0) -> Any:
+    def wald_test(self, names: str | list[str], value: ArrayLike = 0.0) -> Any:
         """Wald test that the named parameters equal `value`."""
         check_fitted(self)
         return answers.wald_test(self, names, value)

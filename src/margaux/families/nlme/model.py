@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import equinox as eqx
 import jax
@@ -17,10 +17,6 @@ from ...problem.model import AbstractPointwise, AbstractPopulation, AbstractPred
 from ...problem.space import Positive, PositiveDefinite, Real
 from .individual import Individual
 from .outcomes import AbstractOutcome, Continuous
-
-if TYPE_CHECKING:
-    pass
-
 
 #: what a vanishing variance falls by an iteration
 VANISHING = 0.985

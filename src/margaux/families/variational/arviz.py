@@ -17,7 +17,7 @@ from ...showing.arviz import Parts
 from ...showing.parts import check_fitted
 
 if TYPE_CHECKING:
-    from .estimator import BayesianNetwork
+    from .answers import WeightPosterior
     from .networks import Network
 
 
@@ -26,7 +26,7 @@ LARGEST = 500_000_000
 HOW = "independent draws of the Gaussian that maximises the ELBO, one chain"
 
 
-def arviz_parts(fitted: BayesianNetwork, n_draws: int, key: int) -> Parts:
+def arviz_parts(fitted: WeightPosterior, n_draws: int, key: int) -> Parts:
     """Of a network, or of a density of one's own."""
     return (of_network if hasattr(fitted, "history_") or hasattr(fitted, "get_params") else of_density)(fitted, n_draws, key)
 
@@ -97,7 +97,7 @@ def of_density(fitted: Any, n_draws: int, key: int) -> Parts:
     return parts
 
 
-def outputs_of(fitted: BayesianNetwork, draws: dict[str, np.ndarray], x: PyTree) -> np.ndarray:
+def outputs_of(fitted: WeightPosterior, draws: dict[str, np.ndarray], x: PyTree) -> np.ndarray:
     """Outputs (draws, n, o) of the network at drawn weights, in double precision."""
     structure = jax.tree.structure(fitted._means)
     dtype = fitted._dtype

@@ -33,7 +33,7 @@ def heading(model: Any) -> tuple[str, str]:
     return f"{type(model).__name__}: {model.network if isinstance(model.network, str) else type(model.network).__name__}", lead
 
 
-def sections(model: BayesianNetwork, command: str | None = None) -> list[Section]:
+def sections(model: Any, command: str | None = None) -> list[Section]:
     """The sections of the page."""
     if not hasattr(model, "history_"):
         return _variational(model, command)

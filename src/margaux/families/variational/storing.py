@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import jax
 import numpy as np
@@ -18,10 +18,6 @@ from .draws import DRAWS
 from .model import Variational
 from .observations import Scaling
 from .posterior import GaussianPosterior
-
-if TYPE_CHECKING:
-    pass
-
 
 KIND = "bayesian network"
 
