@@ -19,6 +19,7 @@ from .scaled import newton_step
 
 if TYPE_CHECKING:
     import numpy as np
+    from jaxtyping import Array
 
 
 #: least eigenvalue of correlations while variances are annealed
@@ -66,8 +67,8 @@ class SAEM(AbstractRowless):
     """
 
     gain: AbstractSchedule
-    anneal: np.ndarray
-    anneal_until: np.ndarray
+    anneal: Array | np.ndarray
+    anneal_until: Array | np.ndarray
     average: AbstractAverage
 
     def requires(self, problem):

@@ -17,6 +17,7 @@ from .statistics import Score
 
 if TYPE_CHECKING:
     import numpy as np
+    from jaxtyping import Array
 
 
 class ParticleLangevin(AbstractRowless):
@@ -34,10 +35,10 @@ class ParticleLangevin(AbstractRowless):
 
     step_size: AbstractSchedule
     noise: str = eqx.field(static=True)
-    temperature: np.ndarray
+    temperature: Array | np.ndarray
     average: AbstractAverage
 
-    def __init__(self, step: AbstractSchedule, noise: str, temperature: np.ndarray, average: AbstractAverage) -> None:
+    def __init__(self, step: AbstractSchedule, noise: str, temperature: Array | np.ndarray, average: AbstractAverage) -> None:
         self.step_size, self.noise, self.temperature = step, noise, temperature
         self.average = average
 

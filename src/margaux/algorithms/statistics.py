@@ -140,7 +140,7 @@ class SurrogateMinimiser(AbstractFromScore):
     + \tfrac L2 |\vartheta-\theta|^2$ (MISSO, eqs. 4 and 6) the sum of surrogates is minimised by the mean of v_i.
     """
 
-    lipschitz: np.ndarray
+    lipschitz: Array | np.ndarray
 
     def valued(self, model, params, z, w, batch, each):
         scores, value = Score().valued(model, params, z, w, batch, each)

@@ -35,7 +35,7 @@ UNITS = 10
 
 def heading(fit: Fit) -> tuple[str, str]:
     """Title and lead."""
-    n = f"{fit._model().n:,} unit{'s' if fit._model().n > 1 else ''}" if fit.problem is not None else "data"
+    n = f"{fit.problem.n:,} unit{'s' if fit.problem.n > 1 else ''}" if fit.problem is not None else "data"
     count = len(fit.names)
     return facts.model_of(fit), f"Maximum marginal likelihood of {count:,} parameter{'s' if count > 1 else ''} from {n}."
 
@@ -76,10 +76,8 @@ def why_not(fit: Fit) -> str:
     if len(fit.names) > PARAMETERS:
         return f"there are {len(fit.names):,} parameters, and a page computes them for at most {PARAMETERS}"
     size = latent_size(fit)
-    if 2000 * fit._model().n * (size + len(fit.names)) > WORK and fit.known("information/") is None:
-        return (
-            f"for {fit._model().n:,} units of {size:,} latents that takes long; call fit.summary() first, and the page has them"
-        )
+    if 2000 * fit.problem.n * (size + len(fit.names)) > WORK and fit.known("information/") is None:
+        return f"for {fit.problem.n:,} units of {size:,} latents that takes long; call fit.summary() first, and the page has them"
     return ""
 
 
@@ -147,7 +145,7 @@ def _goodness(fit: Fit) -> list[Part]:
     return [told, *likelihoods(np.asarray(value.per_unit, float), None, fit._model().n)]
 
 
-def likelihoods(per_unit: np.ndarray, names: Sequence[str] | None, n: int) -> list[Part]:
+def likelihoods(per_unit: np.ndarray, names: Sequence[str] | pd.Index | None, n: int) -> list[Part]:
     """A histogram of log p(y_i), and the units of the lowest."""
     if len(per_unit) < UNITS or not np.isfinite(per_unit).all():
         return []

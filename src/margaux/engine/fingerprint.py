@@ -9,7 +9,7 @@ import dataclasses
 import enum
 import re
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import equinox as eqx
 import jax
@@ -21,10 +21,6 @@ from jaxtyping import PyTree
 from ..numerics.naming import path_name
 from .batches import is_key
 from .rows import parts
-
-if TYPE_CHECKING:
-    pass
-
 
 #: entries up to which an array is told by its values
 FEW = 8

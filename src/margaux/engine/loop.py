@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import equinox as eqx
 import jax
@@ -19,10 +19,6 @@ from ..esteps import AbstractEStep
 from ..numerics.compiling import compiled, is_large
 from ..numerics.keys import key_of
 from ..problem.model import leading, mapped
-
-if TYPE_CHECKING:
-    pass
-
 
 #: folded into the key of a run in place of an iteration, where it starts
 INIT = 2**31 - 1
@@ -183,7 +179,7 @@ def _large(inputs: tuple, carry: Carry, **static: Any) -> bool:
 
 
 @compiled(donate="all-except-first", large=_large)
-def full_chunk(inputs: tuple, carry: Carry, *, total: int, mesh: jax.sharding.Mesh) -> tuple[Carry, PyTree]:
+def full_chunk(inputs: tuple, carry: Carry, *, total: int, mesh: jax.sharding.Mesh | None) -> tuple[Carry, PyTree]:
     """A full-batch chunk: rows stay in the carry, since every iteration rewrites them all.
 
     Params and average come with the inputs, and not in the carry: what is not donated is still there if the chunk diverges.

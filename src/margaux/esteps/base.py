@@ -50,7 +50,7 @@ class AbstractEStep(eqx.Module):
 
     @abc.abstractmethod
     def expect(
-        self, f: Integrand, noise: PyTree, model: Any, params: Params, rows: PyTree, batch: PyTree, k: Array
+        self, f: Integrand, noise: PyTree, model: Any, params: Params, rows: PyTree, batch: PyTree, k: Array | int
     ) -> tuple[PyTree, PyTree, dict[str, Scalar]]:
         """Value of f, the rows moved, and figures to trace as SUMS over the units of the batch."""
 

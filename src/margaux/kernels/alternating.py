@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import equinox as eqx
 import jax
@@ -15,10 +15,6 @@ from ..numerics.gaussian import laplace
 from ..problem.model import Latents, mapped
 from ..problem.schedule import AbstractSchedule, as_schedule
 from .base import AbstractKernel, LogDensity, flat_size
-
-if TYPE_CHECKING:
-    pass
-
 
 #: acceptance rates the moves are adapted towards (None: not adapted), and their first scales in d dimensions
 MOVES: dict[str, tuple[float | None, Any]] = {
@@ -59,7 +55,7 @@ class Alternating(AbstractKernel):
     target_acceptance: None
     pattern: tuple[str, ...] = eqx.field(static=True)
     every: int
-    inflation: np.ndarray
+    inflation: Array | np.ndarray
 
     def __init__(
         self,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 import equinox as eqx
 import jax
@@ -13,6 +13,9 @@ from jax.flatten_util import ravel_pytree
 from ..problem.schedule import AbstractSchedule
 from .base import AbstractProximalKernel, normal_like
 from .scaling import Scaling, step_schedule
+
+if TYPE_CHECKING:
+    from jaxtyping import Array
 
 
 class MYULA(AbstractProximalKernel):
@@ -27,7 +30,7 @@ class MYULA(AbstractProximalKernel):
     """
 
     step_size: AbstractSchedule
-    smoothing: np.ndarray | None
+    smoothing: Array | np.ndarray | None
     automatic: bool = eqx.field(static=True)
     scaling: Scaling
     target_acceptance: None

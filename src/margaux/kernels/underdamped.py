@@ -34,7 +34,7 @@ class Underdamped(AbstractKernel):
     """
 
     step_size: AbstractSchedule
-    friction: np.ndarray
+    friction: Array | np.ndarray
     scaling: Scaling
     target_acceptance: None
     adjusted: ClassVar[bool] = False

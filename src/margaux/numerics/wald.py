@@ -2,15 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import numpy as np
 import pandas as pd
 import scipy.special
 from jaxtyping import Float
-
-if TYPE_CHECKING:
-    pass
 
 
 def check_level(level: float) -> None:

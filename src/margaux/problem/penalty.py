@@ -44,7 +44,7 @@ class L1(AbstractPenalty):
         weight: $\lambda\ge0$. on: name (or names) of the parameters penalised, in a dict; None for all.
     """
 
-    weight: np.ndarray
+    weight: Array | np.ndarray
     on: tuple[str, ...] | None = eqx.field(static=True)
 
     def __init__(self, weight: float, on: str | tuple[str, ...] | None = None) -> None:
@@ -60,7 +60,7 @@ class L1(AbstractPenalty):
 class L2(AbstractPenalty):
     r"""$\tfrac\lambda2\sum\theta_j^2$."""
 
-    weight: np.ndarray
+    weight: Array | np.ndarray
     on: tuple[str, ...] | None = eqx.field(static=True)
 
     def __init__(self, weight: float, on: str | tuple[str, ...] | None = None) -> None:
@@ -76,8 +76,8 @@ class L2(AbstractPenalty):
 class ElasticNet(AbstractPenalty):
     r"""$\lambda_1\sum|\theta_j| + \tfrac{\lambda_2}2\sum\theta_j^2$."""
 
-    l1: np.ndarray
-    l2: np.ndarray
+    l1: Array | np.ndarray
+    l2: Array | np.ndarray
     on: tuple[str, ...] | None = eqx.field(static=True)
 
     def __init__(self, l1: float, l2: float, on: str | tuple[str, ...] | None = None) -> None:
@@ -97,8 +97,8 @@ class ElasticNet(AbstractPenalty):
 class Huber(AbstractPenalty):
     r"""$\lambda\sum h_\delta(\theta_j)$, $h_\delta(x) = x^2/(2\delta)$ within $\delta$ of zero, else $|x| - \delta/2$."""
 
-    weight: np.ndarray
-    delta: np.ndarray
+    weight: Array | np.ndarray
+    delta: Array | np.ndarray
     on: tuple[str, ...] | None = eqx.field(static=True)
 
     def __init__(self, weight: float, delta: float, on: str | tuple[str, ...] | None = None) -> None:
@@ -162,7 +162,7 @@ class StepHuber(AbstractPenalty):
     gradient step is taken implicitly, by the proximal map.
     """
 
-    weight: np.ndarray
+    weight: Array | np.ndarray
 
     def __init__(self, weight: float) -> None:
         if not weight >= 0:

@@ -34,7 +34,7 @@ def _float(k: Array | np.ndarray | float) -> Array:
 class Constant(AbstractSchedule):
     """The same value at every iteration."""
 
-    value: np.ndarray
+    value: Array | np.ndarray
 
     def __init__(self, value: float) -> None:
         self.value = _number("value", value, 0.0, strict=True)
@@ -53,9 +53,9 @@ class Polynomial(AbstractSchedule):
     30.0
     """
 
-    scale: np.ndarray
-    power: np.ndarray
-    offset: np.ndarray
+    scale: Array | np.ndarray
+    power: Array | np.ndarray
+    offset: Array | np.ndarray
 
     def __init__(self, scale: float, power: float, offset: float = 0.0) -> None:
         self.scale = _number("scale", scale, 0.0, strict=True)
@@ -72,9 +72,9 @@ class ConstantThenDecay(AbstractSchedule):
         scale: s. n_constant: iterations at s. power: a.
     """
 
-    scale: np.ndarray
-    n_constant: np.ndarray
-    power: np.ndarray
+    scale: Array | np.ndarray
+    n_constant: Array | np.ndarray
+    power: Array | np.ndarray
 
     def __init__(self, scale: float, n_constant: int, power: float) -> None:
         self.scale = _number("scale", scale, 0.0, strict=True)
@@ -91,11 +91,11 @@ class Growth(AbstractSchedule):
         initial: $m_0 \ge 0$. scale: s. power: c. epoch: iterations an epoch (one counts iterations).
     """
 
-    initial: np.ndarray
-    scale: np.ndarray
-    power: np.ndarray
-    epoch: np.ndarray
-    cap: np.ndarray
+    initial: Array | np.ndarray
+    scale: Array | np.ndarray
+    power: Array | np.ndarray
+    epoch: Array | np.ndarray
+    cap: Array | np.ndarray
 
     def __init__(self, initial: float = 1, scale: float = 1.0, power: float = 1.0, epoch: int = 1, cap: float = 1e6) -> None:
         self.initial = _number("initial", initial, 0.0)

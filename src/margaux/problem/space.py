@@ -58,8 +58,8 @@ class Real(AbstractSpace):
 class Box(AbstractSpace):
     """low <= x <= high, entry by entry; either may be infinite. Coordinates: logit, log or identity."""
 
-    low: np.ndarray
-    high: np.ndarray
+    low: Array | np.ndarray
+    high: Array | np.ndarray
 
     def __init__(self, low: ArrayLike = -np.inf, high: ArrayLike = np.inf) -> None:
         self.low, self.high = np.asarray(low, float), np.asarray(high, float)
@@ -99,7 +99,7 @@ class Positive(AbstractSpace):
         floor: the smallest value a projection gives.
     """
 
-    floor: np.ndarray
+    floor: Array | np.ndarray
 
     def __init__(self, floor: float = 1e-10) -> None:
         if not floor > 0:
@@ -122,8 +122,8 @@ class Positive(AbstractSpace):
 class Ball(AbstractSpace):
     r"""$|x - c| \le r$, one ball for the whole array. Coordinates: $v = w/\sqrt{1-|w|^2}$ of $w = (x-c)/r$."""
 
-    radius: np.ndarray
-    centre: np.ndarray
+    radius: Array | np.ndarray
+    centre: Array | np.ndarray
 
     def __init__(self, radius: float, centre: ArrayLike = 0.0) -> None:
         if not radius > 0:
@@ -173,7 +173,7 @@ class Simplex(AbstractSpace):
 class PositiveDefinite(AbstractSpace):
     """Symmetric (d, d) matrices with eigenvalues of at least `floor`. Coordinates: the log-Cholesky vector."""
 
-    floor: np.ndarray
+    floor: Array | np.ndarray
 
     def __init__(self, floor: float = 1e-10) -> None:
         if not floor > 0:

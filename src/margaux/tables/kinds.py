@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from typing import TypeAlias
 
-import numpy as np
 import pandas as pd
 from numpy.typing import ArrayLike
 
 #: a matrix, a row an observation
 Tabular: TypeAlias = ArrayLike | pd.DataFrame
 #: one value an observation
-Column: TypeAlias = ArrayLike | np.ndarray | pd.Series | pd.DataFrame
+Column: TypeAlias = ArrayLike | pd.Series | pd.DataFrame
