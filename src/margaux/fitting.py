@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 from jaxtyping import PyTree
 
@@ -25,6 +25,12 @@ from .numerics.precision import default_dtype, precision
 from .problem.model import AbstractModel
 from .problem.penalty import AbstractPenalty, NoPenalty
 
+if TYPE_CHECKING:
+    from jaxtyping import Array
+    from numpy.typing import DTypeLike
+
+    from .problem.space import AbstractSpace
+
 
 def fit(
     model: AbstractModel,
@@ -32,12 +38,12 @@ def fit(
     algorithm: AbstractAlgorithm,
     estep: AbstractEStep,
     *,
-    key: Any = 0,
+    key: int | Array = 0,
     params: PyTree,
     n_iter: int,
     batch_size: int | None = None,
     sampling: str | None = None,
-    space: Any = None,
+    space: AbstractSpace | PyTree | None = None,
     penalty: AbstractPenalty | None = None,
     average: AbstractAverage | None = None,
     runs: int | Sequence[PyTree] | None = None,
@@ -48,7 +54,7 @@ def fit(
     polish: bool | None = None,
     devices: int = 1,
     rows: str | Path = "device",
-    dtype: Any = None,
+    dtype: DTypeLike | None = None,
     progress: bool = True,
     throw: bool = True,
 ) -> Fit:

@@ -1,5 +1,8 @@
 """Information of samples, errors of standard errors and what is said of weights, by matrices that are given."""
 
+# Stand-ins take the place of fits, rules and models: pyright sees other types.
+# pyright: reportArgumentType=false
+
 from types import SimpleNamespace
 
 import numpy as np

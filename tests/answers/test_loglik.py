@@ -1,5 +1,8 @@
 """Likelihoods by parts: which means is taken, how replicates are pooled and where more are drawn, with draws that are given."""
 
+# Stand-ins take the place of fits, rules and models: pyright sees other types.
+# pyright: reportArgumentType=false
+
 import pickle
 from types import SimpleNamespace
 

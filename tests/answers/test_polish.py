@@ -1,5 +1,8 @@
 """A fit ends at the maximum, and its certificate says so; or says that it does not."""
 
+# Fits that are polished have the record of it.
+# pyright: reportOptionalMemberAccess=false
+
 import dataclasses
 
 import jax.numpy as jnp

@@ -1,7 +1,7 @@
 """What a polish decides: whether it is made, where from, which parameters move, and what is said of its end."""
 
 # Stand-ins take the place of fits and rules: pyright sees other types.
-# pyright: reportAttributeAccessIssue=false, reportCallIssue=false
+# pyright: reportArgumentType=false, reportAttributeAccessIssue=false, reportCallIssue=false
 
 import dataclasses
 from types import SimpleNamespace

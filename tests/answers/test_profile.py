@@ -1,5 +1,8 @@
 """Profiles and slices by parts: intervals between points of the grid, quadratics, and the search along a surface."""
 
+# Stand-ins take the place of fits, rules and models: pyright sees other types.
+# pyright: reportArgumentType=false
+
 from types import SimpleNamespace
 
 import numpy as np

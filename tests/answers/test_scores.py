@@ -1,5 +1,8 @@
 """Scores and information of all units or of a sample, and the coordinates that they are taken in."""
 
+# Stand-ins take the place of fits, rules and models: pyright sees other types.
+# pyright: reportArgumentType=false
+
 from types import SimpleNamespace
 
 import numpy as np

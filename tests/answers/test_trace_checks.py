@@ -1,5 +1,8 @@
 """What is said of traces, runs, schedules and weights, at values on either side of every threshold."""
 
+# Stand-ins take the place of fits, rules and models: pyright sees other types.
+# pyright: reportArgumentType=false
+
 from types import SimpleNamespace
 
 import numpy as np

@@ -1,5 +1,8 @@
 """What is said of the visits of mini-batches, by figures that are given; autocorrelation times against NumPy."""
 
+# Stand-ins take the place of fits, rules and models: pyright sees other types.
+# pyright: reportArgumentType=false
+
 from types import SimpleNamespace
 
 import numpy as np

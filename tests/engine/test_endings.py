@@ -1,5 +1,8 @@
 """What a fit says of its end, what a copy of it keeps, and what a saved one gives back."""
 
+# Fits that are polished have the record of it.
+# pyright: reportOptionalMemberAccess=false
+
 import dataclasses
 import json
 from typing import Any

@@ -1,5 +1,8 @@
 """What E-steps average, how often they move, and what they adapt, against NumPy."""
 
+# Stand-ins take the place of fits, rules and models: pyright sees other types.
+# pyright: reportArgumentType=false
+
 from typing import Any
 
 import equinox as eqx

@@ -28,7 +28,7 @@ class AbstractAverage(eqx.Module):
 class LastIterate(AbstractAverage):
     """No average: the last iterate."""
 
-    burn_in: Any
+    burn_in: Array | np.ndarray
 
     def __init__(self) -> None:
         self.burn_in = np.asarray(0.0)
@@ -44,7 +44,7 @@ class PolyakRuppert(AbstractAverage):
         burn_in: a number of iterations, or a fraction (below one) of n_iter.
     """
 
-    burn_in: Any
+    burn_in: Array | np.ndarray
 
     def __init__(self, burn_in: float = 0.5) -> None:
         self.burn_in = _burn_in(burn_in)
@@ -62,7 +62,7 @@ class LinearlyWeighted(AbstractAverage):
         burn_in: a number of iterations.
     """
 
-    burn_in: Any
+    burn_in: Array | np.ndarray
 
     def __init__(self, burn_in: int) -> None:
         if burn_in < 0:
@@ -82,9 +82,9 @@ class StepWeighted(AbstractAverage):
     """
 
     step: AbstractSchedule
-    burn_in: Any
+    burn_in: Array | np.ndarray
 
-    def __init__(self, step: Any, burn_in: float = 0.5) -> None:
+    def __init__(self, step: object, burn_in: float = 0.5) -> None:
         self.step = as_schedule(step, name="step")
         self.burn_in = _burn_in(burn_in)
 

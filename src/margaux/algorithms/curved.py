@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import abc
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
@@ -16,6 +16,11 @@ from .average import AbstractAverage
 from .base import AbstractRowless, sum_over_devices
 from .memory import RobbinsMonro
 from .scaled import newton_step
+
+if TYPE_CHECKING:
+    import numpy as np
+    from jaxtyping import Array
+
 
 #: least eigenvalue of correlations while variances are annealed
 LOOSE = 0.1
@@ -62,8 +67,8 @@ class SAEM(AbstractRowless):
     """
 
     gain: AbstractSchedule
-    anneal: Any
-    anneal_until: Any
+    anneal: Array | np.ndarray
+    anneal_until: Array | np.ndarray
     average: AbstractAverage
 
     def requires(self, problem):

@@ -7,7 +7,7 @@ iteration needs: `contribution` is local to the units of the batch, `combine` wo
 from __future__ import annotations
 
 import abc
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 import equinox as eqx
 import jax
@@ -15,6 +15,9 @@ import jax.numpy as jnp
 from jaxtyping import PyTree
 
 from ..problem.schedule import AbstractSchedule
+
+if TYPE_CHECKING:
+    from jaxtyping import Array
 
 
 class AbstractMemory(eqx.Module):
@@ -32,7 +35,7 @@ class AbstractMemory(eqx.Module):
         """What the batch adds to the sum over units, and its new rows. `s` is a sum without rows, else one row a unit."""
 
     @abc.abstractmethod
-    def combine(self, state: PyTree, total: PyTree, n: int, b: int, k: Any) -> tuple[PyTree, PyTree]:
+    def combine(self, state: PyTree, total: PyTree, n: int, b: int, k: Array) -> tuple[PyTree, PyTree]:
         """The estimated mean over units, and the new state."""
 
 
@@ -138,7 +141,7 @@ class Anchor(AbstractMemory):
         return mean, {**state, "mean": mean}
 
 
-def _moved(weight: AbstractSchedule | None, mean: PyTree, table: PyTree, total: PyTree, n: int, b: int, k: Any) -> PyTree:
+def _moved(weight: AbstractSchedule | None, mean: PyTree, table: PyTree, total: PyTree, n: int, b: int, k: Array) -> PyTree:
     r"""$(1-\rho)S + \rho V$, V the table's mean and what the batch is from it; S starts as the table's mean."""
     rho = jnp.minimum(1.0, b / n ** (2 / 3)) if weight is None else weight(k)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING
 
 import equinox as eqx
 import jax
@@ -14,6 +14,10 @@ from ..problem.schedule import AbstractSchedule
 from .average import AbstractAverage
 from .base import AbstractRowless, sum_over_devices
 from .statistics import Score
+
+if TYPE_CHECKING:
+    import numpy as np
+    from jaxtyping import Array
 
 
 class ParticleLangevin(AbstractRowless):
@@ -31,10 +35,10 @@ class ParticleLangevin(AbstractRowless):
 
     step_size: AbstractSchedule
     noise: str = eqx.field(static=True)
-    temperature: Any
+    temperature: Array | np.ndarray
     average: AbstractAverage
 
-    def __init__(self, step: AbstractSchedule, noise: str, temperature: Any, average: AbstractAverage) -> None:
+    def __init__(self, step: AbstractSchedule, noise: str, temperature: Array | np.ndarray, average: AbstractAverage) -> None:
         self.step_size, self.noise, self.temperature = step, noise, temperature
         self.average = average
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
 
@@ -221,7 +221,9 @@ def slow_fast(
     return _particles(step, "fixed", average, 1 / float(_positive("inverse_temperature", inverse_temperature)))
 
 
-def _particles(step: Any, noise: str, average: AbstractAverage | None, temperature: float = 1.0) -> ParticleLangevin:
+def _particles(
+    step: float | AbstractSchedule, noise: str, average: AbstractAverage | None, temperature: float = 1.0
+) -> ParticleLangevin:
     schedule = as_schedule(step, name="step")
     return ParticleLangevin(step=schedule, noise=noise, temperature=np.asarray(temperature), average=average or PolyakRuppert())
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import abc
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import equinox as eqx
 import jax
@@ -11,7 +11,10 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, PyTree
 
 from ..esteps import AbstractEStep
-from ..problem.model import AbstractAveraged, AbstractModel, Latents, Params, leading, log_joints, mapped
+from ..problem.model import AbstractAveraged, Latents, Params, leading, log_joints, mapped
+
+if TYPE_CHECKING:
+    import numpy as np
 
 
 class AbstractStatistic(eqx.Module):
@@ -29,14 +32,22 @@ class AbstractStatistic(eqx.Module):
         """One value a unit, on the leading axis."""
 
     def averaged(
-        self, model: Any, estep: AbstractEStep, params: Params, rows: PyTree, batch: PyTree, noise: PyTree, k: Array, each: bool
+        self,
+        model: Any,
+        estep: AbstractEStep,
+        params: Params,
+        rows: PyTree,
+        batch: PyTree,
+        noise: PyTree,
+        k: Array,
+        each: bool,
     ) -> tuple[PyTree, PyTree, dict[str, Array]]:
         """By an E-step: one value a unit (`each`) or the sum over the batch; the E-step's rows; its figures."""
         read = self.per_unit if each else self.total
         return estep.expect(lambda z, w: read(model, params, z, w, batch), noise, model, params, rows, batch, k)
 
     @abc.abstractmethod
-    def requires(self, model: AbstractModel) -> str | None:
+    def requires(self, model: Any) -> str | None:
         """Why this model cannot give the statistic, or None."""
 
 
@@ -129,7 +140,7 @@ class SurrogateMinimiser(AbstractFromScore):
     + \tfrac L2 |\vartheta-\theta|^2$ (MISSO, eqs. 4 and 6) the sum of surrogates is minimised by the mean of v_i.
     """
 
-    lipschitz: Any
+    lipschitz: Array | np.ndarray
 
     def valued(self, model, params, z, w, batch, each):
         scores, value = Score().valued(model, params, z, w, batch, each)

@@ -49,7 +49,7 @@ class AbstractUpdate(eqx.Module):
         """State before the first iteration."""
 
     @abc.abstractmethod
-    def __call__(self, problem: Problem, params: Params, s: PyTree, state: PyTree, k: Any) -> tuple[Params, PyTree]:
+    def __call__(self, problem: Problem, params: Params, s: PyTree, state: PyTree, k: Array) -> tuple[Params, PyTree]:
         """The next parameters and state."""
 
 
@@ -67,7 +67,7 @@ class Ascent(AbstractUpdate):
         return problem.land(moved, delta), state
 
 
-def is_optimiser(step: Any) -> TypeGuard[optax.GradientTransformation]:
+def is_optimiser(step: object) -> TypeGuard[optax.GradientTransformation]:
     """Whether it is an optax gradient transformation, by its two functions: optax takes its time to import."""
     return callable(getattr(step, "init", None)) and callable(getattr(step, "update", None))
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
@@ -21,6 +21,11 @@ from ..showing.arviz import NO_LOG_LIKELIHOOD, NO_PREDICTIVE, Parts
 from .draws import continued
 from .posterior import each_unit, latent_size
 
+if TYPE_CHECKING:
+    from .fit import Fit
+    from .fitted import Fitted
+
+
 #: states of a chain of which one is kept, and draws by importance sampling for each that is resampled
 THIN, OVER = 5, 8
 #: scalars of an estimate that are told, and entries of a leaf of data that is copied
@@ -34,7 +39,7 @@ def arviz_parts(subject: Any, n_draws: int, key: int) -> Parts:
     return of_fit(fit, n_draws, key) if own is None else own(fit, n_draws, key)
 
 
-def of_fit(fit: Any, n_draws: int, key: int) -> Parts:
+def of_fit(fit: Fit, n_draws: int, key: int) -> Parts:
     """What any model gives."""
     z, stats, drawn = latents(fit, n_draws, key)
     n, model = leading(fit.data), fit._model().model
@@ -112,7 +117,7 @@ def named(tree: PyTree, alone: str) -> dict[str, Any]:
     return {path_name(path) or alone: leaf for path, leaf in jax.tree_util.tree_flatten_with_path(tree)[0]}
 
 
-def about(fit: Any) -> dict[str, Any]:
+def about(fit: Fit) -> dict[str, Any]:
     """What the attributes tell of a fit."""
     estimate = {}
     if sum(np.size(leaf) for leaf in jax.tree.leaves(fit.params)) <= TOLD:
@@ -120,7 +125,7 @@ def about(fit: Any) -> dict[str, Any]:
     return {"algorithm": fit.description, "seed": int(fit.seed), "message": fit.message, "estimate": estimate}
 
 
-def latents(fit: Any, n_draws: int, key: int) -> tuple[PyTree, dict[str, tuple[list[str], np.ndarray]], str]:
+def latents(fit: Fit, n_draws: int, key: int) -> tuple[PyTree, dict[str, tuple[list[str], np.ndarray]], str]:
     """Draws with leaves (chain, draw, n, ...), their statistics, and how they were made.
 
     Raises:
@@ -194,18 +199,18 @@ def shuffled(z: PyTree, key: int) -> PyTree:
     return jax.tree.map(lambda leaf: np.take_along_axis(leaf, order.reshape(n, m, *[1] * (leaf.ndim - 2)), axis=1), z)
 
 
-def pointwise_of(fit: Any, z: PyTree, first: bool = False) -> np.ndarray:
+def pointwise_of(fit: Fit, z: PyTree, first: bool = False) -> np.ndarray:
     """Pointwise densities (chain, draw, n, ...) of draws, or of the first alone."""
     some = jax.tree.map(lambda leaf: leaf[:1, :1], z) if first else z
     return over_draws(_pointwise, fit._model().model, fit.params, some, fit.data)
 
 
-def simulated_of(fit: Any, z: PyTree, key: int) -> PyTree:
+def simulated_of(fit: Fit, z: PyTree, key: int) -> PyTree:
     """New data (chain, draw, n, ...), one for each draw."""
     return over_draws(_simulated, fit._model().model, fit.params, z, fit.data, key)
 
 
-def over_draws(function: Any, model: Any, params: PyTree, z: PyTree, data: PyTree, *rest: Any) -> PyTree:
+def over_draws(function: Callable[..., Any], model: Any, params: PyTree, z: PyTree, data: PyTree, *rest: Any) -> PyTree:
     """A function of draws (m, n, ...) for draws (chain, draw, n, ...), in double precision where there is one."""
     dtype = default_dtype(None)
     with precision(dtype):
@@ -254,6 +259,6 @@ def renamed(parts: Parts, name: str, dims: list[str], coords: dict[str, Any], ot
     return parts
 
 
-def about_estimator(fitted: Any) -> dict[str, Any]:
+def about_estimator(fitted: Fitted) -> dict[str, Any]:
     estimate = {name: np.asarray(value, float).tolist() for name, value in fitted.params_.items() if np.size(value) <= 512}
     return about(fitted.result_) | {"estimate": estimate, "estimator": type(fitted).__name__, "message": fitted.message_}

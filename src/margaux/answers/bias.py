@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import equinox as eqx
 import jax
@@ -18,6 +18,10 @@ from ..kernels.coupling import halved
 from ..numerics.inverse import absolute
 from ..problem.schedule import AbstractSchedule
 from .certificate import Check
+
+if TYPE_CHECKING:
+    from .fit import Fit
+
 
 #: batches for the Monte Carlo error of the shift
 BATCHES = 20
@@ -38,7 +42,7 @@ class Shifted(AbstractSchedule):
         return self.schedule(k + self.by)
 
 
-def bias_probe(fit: Any, n_iter: int | None = None, key: int = 0) -> pd.DataFrame:
+def bias_probe(fit: Fit, n_iter: int | None = None, key: int = 0) -> pd.DataFrame:
     r"""The last stretch of a fit run again with its step $\gamma$ and with $\gamma/2$, on the same Brownian path.
 
     With a bias of order $\gamma^p$ the estimate is off by
@@ -116,7 +120,7 @@ def _verdict(frame: pd.DataFrame) -> str:
     return f"The probe is too noisy to tell ({worst:.2f} +- {noise:.2f} standard errors for {name}); run it longer."
 
 
-def kernel_bias(fit: Any) -> Check | None:
+def kernel_bias(fit: Fit) -> Check | None:
     r"""How far an unadjusted kernel's discretisation moves the estimate, in standard errors, by scores at the estimate alone.
 
     The chains go on with the step $\gamma$ and with $\gamma/2$ on the same Brownian path. Their scores differ by
@@ -183,5 +187,5 @@ def _transitions(fit: Any) -> int:
     return int(max(affordable, LEAST / n, 10))
 
 
-def _is_schedule(x: Any) -> bool:
+def _is_schedule(x: object) -> bool:
     return isinstance(x, AbstractSchedule)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -17,6 +17,10 @@ from .polish import Polish, affordable, polish, unpolishable
 from .posterior import UndefinedDensity, proposals
 from .rules import Rule
 from .visits import visits
+
+if TYPE_CHECKING:
+    from .fit import Fit
+
 
 NAN = float("nan")
 #: length of Newton's step in standard errors, its noise included, that is at the maximum, and that is nowhere near it
@@ -33,7 +37,7 @@ SHALLOW, FLAT = 0.2, 0.02
 ROUGH = 0.05
 
 
-def certify(fit: Any) -> Certificate:
+def certify(fit: Fit) -> Certificate:
     """Every check of a plain fit. A family adds its own by `Certificate.and_also`."""
     checks: list[Check] = [_ended(fit)]
     if fit.result.failed:
@@ -68,17 +72,17 @@ def _of_no_matter(check: Check) -> Check:
     return check._replace(level="pass", sentence=f"{check.sentence.rstrip('.')} (no matter: the maximum has been found since).")
 
 
-def _chains(fit: Any) -> list[Check]:
+def _chains(fit: Fit) -> list[Check]:
     """Of fits by mini-batches, whose chains make few transitions each."""
     return [visits(fit)] if fit.batch_size is not None and isinstance(fit.estep, MCMC) else []
 
 
-def _very_large(fit: Any) -> list[Check]:
+def _very_large(fit: Fit) -> list[Check]:
     sentence = "The fit is too large to be polished unless polish=True: in a sample of its units gross errors alone are seen."
     return [*_chains(fit), Check("size", float(fit._model().n), NAN, NAN, "careful", sentence)]
 
 
-def examined(fit: Any) -> Polish | None:
+def examined(fit: Fit) -> Polish | None:
     """The record of the fit's polish, or of a look at its estimate where it had none; None where that would take too long."""
     if fit.polished is not None:
         return fit.polished
@@ -87,7 +91,7 @@ def examined(fit: Any) -> Polish | None:
     return fit.remembered("examined", lambda: polish(fit, most=0)[1])
 
 
-def _ended(fit: Any) -> Check:
+def _ended(fit: Fit) -> Check:
     level: Level = "pass"
     if fit.result.failed:
         level = "failed"
@@ -98,7 +102,7 @@ def _ended(fit: Any) -> Check:
     return Check("result", NAN, NAN, NAN, level, fit.message)
 
 
-def _gradient(fit: Any, done: Polish) -> Check:
+def _gradient(fit: Fit, done: Polish) -> Check:
     if not np.isfinite(done.length):
         return Check("gradient", NAN, NAN, AT_MAXIMUM, "failed", "The gradient is not finite at the estimate.")
     upper = done.length + 2 * done.error
@@ -117,7 +121,7 @@ def _gradient(fit: Any, done: Polish) -> Check:
     return Check("gradient", done.length, done.error, AT_MAXIMUM, "failed" if done.length > FAR_AWAY else "careful", sentence)
 
 
-def _information(fit: Any) -> Check:
+def _information(fit: Fit) -> Check:
     info = fit.information()
     if not np.all(np.isfinite(info.matrix)):
         return Check("information", NAN, NAN, 0.0, "careful", f"Standard errors are missing: {info.message}.")
@@ -131,7 +135,7 @@ def _information(fit: Any) -> Check:
     return Check("information", lowest, error, 0.0, "pass", "The information is positive definite.")
 
 
-def _shape(fit: Any, done: Polish) -> list[Check]:
+def _shape(fit: Fit, done: Polish) -> list[Check]:
     known = np.isfinite(done.drops).all(axis=1)
     if not known.any():
         return []
@@ -153,7 +157,7 @@ def _shape(fit: Any, done: Polish) -> list[Check]:
     return [Check("shape", figure, NAN, SHALLOW, "pass", "The likelihood falls on either side of every parameter.")]
 
 
-def _coordinate(fit: Any, j: int) -> str:
+def _coordinate(fit: Fit, j: int) -> str:
     """The parameter that an unconstrained coordinate moves most."""
     from .scores import Coordinates
 
@@ -183,7 +187,7 @@ def _weights(done: Polish) -> list[Check]:
     return out
 
 
-def _likelihoods(fit: Any, done: Polish) -> list[Check]:
+def _likelihoods(fit: Fit, done: Polish) -> list[Check]:
     if not done.rule.has_likelihood:  # chains give none, and other means are for few latents
         return []
     value = fit.loglik()
@@ -209,7 +213,7 @@ def _likelihoods(fit: Any, done: Polish) -> list[Check]:
     return [*out, Check("likelihoods", gap, error, APART, level, sentence)]
 
 
-def _second(fit: Any, rule: Rule) -> tuple[np.ndarray, LogLikelihood] | None:
+def _second(fit: Fit, rule: Rule) -> tuple[np.ndarray, LogLikelihood] | None:
     """Some units, all if they are few, and their likelihood by draws and proposals that share nothing with those of the first."""
     if not rule.has_likelihood:
         return None
@@ -223,7 +227,7 @@ def _second(fit: Any, rule: Rule) -> tuple[np.ndarray, LogLikelihood] | None:
     return units, loglik(fit, estep=estep, rows=rows, replicates=3, first_key=100, units=units)
 
 
-def _unpolished(fit: Any, trouble: str) -> list[Check]:
+def _unpolished(fit: Fit, trouble: str) -> list[Check]:
     """A penalised or a variational estimate, or one of very many parameters."""
     if fit.estep is not None and fit.estep.averages_objective:
         return []

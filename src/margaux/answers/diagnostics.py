@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pandas as pd
@@ -14,6 +14,11 @@ from ..esteps import MCMC, ImportanceSampling
 from ..numerics.precision import precision
 from ..problem.schedule import check_schedules
 from .certificate import Check
+
+if TYPE_CHECKING:
+    from .fit import Fit
+    from .polish import Polish
+
 
 #: standard errors that a trace may drift by, and runs lie apart by
 LITTLE = 0.1
@@ -78,7 +83,7 @@ def drift(trace: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     return np.abs(a - b), np.abs(a - b) / np.maximum(se, floor)
 
 
-def schedules(fit: Any) -> str:
+def schedules(fit: Fit) -> str:
     """What theory says of the step sizes of a gradient algorithm along chains; "" where it says nothing."""
     if not isinstance(fit.estep, MCMC):
         return ""
@@ -91,7 +96,7 @@ def schedules(fit: Any) -> str:
         return check_schedules(step, None if kernel.adjusted else kernel.step_size, fit.estep.n_steps)
 
 
-def trace_checks(fit: Any, done: Any) -> list[Check]:
+def trace_checks(fit: Fit, done: Polish | None) -> list[Check]:
     """What the iterates and the chains say: `done` is the record of the estimate's polish, None where it has none."""
     out: list[Check] = []
 
@@ -135,12 +140,12 @@ def trace_checks(fit: Any, done: Any) -> list[Check]:
     return out
 
 
-def _traced(fit: Any, figures: np.ndarray) -> str:
+def _traced(fit: Fit, figures: np.ndarray) -> str:
     """The parameter of the largest figure."""
     return fit.names[int(figures.argmax())] if len(figures) == len(fit.names) else f"parameter {int(figures.argmax())}"
 
 
-def diagnostics(fit: Any) -> pd.DataFrame:
+def diagnostics(fit: Fit) -> pd.DataFrame:
     """The certificate as a frame. See `Fit.diagnostics`."""
     table = fit.certificate.table()
     return pd.DataFrame(

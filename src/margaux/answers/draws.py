@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
@@ -15,9 +15,12 @@ from ..numerics.compiling import compiled
 from ..numerics.keys import key_of
 from ..numerics.precision import default_dtype, precision, settle
 
+if TYPE_CHECKING:
+    from .fit import Fit
+
 
 def draws(
-    fit: Any, n_draws: int = 1000, thin: int = 1, key: int = 0, params: PyTree = None, kernel: AbstractKernel | None = None
+    fit: Fit, n_draws: int = 1000, thin: int = 1, key: int = 0, params: PyTree = None, kernel: AbstractKernel | None = None
 ) -> PyTree:
     """States of the fit's chains continued at the estimate (or at `params`), every `thin`-th kept.
 
@@ -34,7 +37,7 @@ def draws(
 
 
 def continued(
-    fit: Any, n_draws: int, thin: int = 1, key: int = 0, params: PyTree = None, kernel: AbstractKernel | None = None
+    fit: Fit, n_draws: int, thin: int = 1, key: int = 0, params: PyTree = None, kernel: AbstractKernel | None = None
 ) -> tuple[PyTree, dict[str, np.ndarray]]:
     """`draws`, and figures of each by name, (n_draws,), such as the acceptance averaged over units and chains."""
     if not isinstance(fit.estep, MCMC):

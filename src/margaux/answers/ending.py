@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING
 
 from ..answers.certificate import Certificate
 from ..showing.page import Part, Section, Verdict, section
+
+if TYPE_CHECKING:
+    from .fit import Fit
+
 
 ID, TITLE = "ending", "How it ended"
 
@@ -16,7 +20,7 @@ MARKS = {"certified": "good", "careful": "careful", "failed": "bad"}
 
 
 def ending(
-    fit: Any,
+    fit: Fit,
     message: str | None = None,
     converged: bool | None = None,
     extra: Sequence[Part] = (),
@@ -44,7 +48,7 @@ def ending(
     return section(ID, TITLE, parts, extra)
 
 
-def mark(fit: Any, converged: bool) -> str:
+def mark(fit: Fit, converged: bool) -> str:
     """The mark of a fit: "bad" where it failed, "careful" where it did not converge or lies on a boundary."""
     if fit.result.failed:
         return "bad"

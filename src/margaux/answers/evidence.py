@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
@@ -19,6 +19,12 @@ from ..numerics.keys import key_of
 from ..numerics.precision import default_dtype, precision, settle
 from .draws import draws
 
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from .fit import Fit
+
+
 #: draws a truncated harmonic mean keeps inside its region, as a share (SOUL, section 4.1)
 SHARE = 0.4
 #: degrees of freedom of the Student proposal
@@ -27,7 +33,7 @@ DF = 5.0
 BATCHES = 20
 
 
-def harmonic_mean(fit: Any, params: PyTree, n_draws: int, key: int = 0) -> tuple[np.ndarray, np.ndarray]:
+def harmonic_mean(fit: Fit, params: PyTree, n_draws: int, key: int = 0) -> tuple[np.ndarray, np.ndarray]:
     r"""Truncated harmonic mean (Robert and Wraith 2009; SOUL, section 4.1), unit by unit.
 
     $\hat p(y_i|\theta) = \mathrm{Vol}(A_i)\, m \big/ \sum_j 1\{z_j\in A_i\}/p(y_i, z_j|\theta)$ along a chain of m draws;
@@ -73,7 +79,7 @@ def _log_joint_of_draws(model, params, data, z):
     return jax.lax.map(lambda z_j: jax.vmap(one)(z_j, data), z, batch_size=1000)
 
 
-def student(fit: Any, params: PyTree, n_draws: int, key: int = 0) -> tuple[np.ndarray, np.ndarray]:
+def student(fit: Fit, params: PyTree, n_draws: int, key: int = 0) -> tuple[np.ndarray, np.ndarray]:
     """Importance sampling from a multivariate t (5 degrees of freedom) at each unit's mode and curvature.
 
     Returns:
@@ -95,7 +101,7 @@ def student(fit: Any, params: PyTree, n_draws: int, key: int = 0) -> tuple[np.nd
     return _weighted(fit, params, weights, key)
 
 
-def annealed(fit: Any, params: PyTree, n_draws: int, key: int = 0, n_temperatures: int = 50) -> tuple[np.ndarray, np.ndarray]:
+def annealed(fit: Fit, params: PyTree, n_draws: int, key: int = 0, n_temperatures: int = 50) -> tuple[np.ndarray, np.ndarray]:
     r"""Annealed importance sampling (Neal 2001) from the Laplace approximation to the posterior.
 
     Along $\log\pi_t = (1-t)\log q + t\log p(y_i, z|\theta)$, t on a uniform grid, with two MALA transitions a
@@ -143,7 +149,7 @@ def annealed(fit: Any, params: PyTree, n_draws: int, key: int = 0, n_temperature
     return _weighted(fit, params, weights, key)
 
 
-def _weighted(fit: Any, params: PyTree, weights: Any, key: int) -> tuple[np.ndarray, np.ndarray]:
+def _weighted(fit: Fit, params: PyTree, weights: Callable[..., Any], key: int) -> tuple[np.ndarray, np.ndarray]:
     """Log of the mean weight of each unit, and its error by the delta method."""
     dtype = default_dtype(None)
     with precision(dtype):

@@ -23,6 +23,9 @@ from .restoring import described
 
 if TYPE_CHECKING:
     import pandas as pd
+    from numpy.typing import ArrayLike
+
+    from .polish import Polish
 
 
 #: the ends of a fit that nothing cut short
@@ -44,7 +47,7 @@ class Fit(Shown, Outcome):
         note: what is to be said besides the sentence of the result.
     """
 
-    polished: Any = None
+    polished: Polish | None = None
     note: str = ""
     # What is computed here belongs to these parameters: `dataclasses.replace` begins anew.
     _computed: dict[str, Any] = dataclasses.field(default_factory=dict, repr=False, init=False)
@@ -141,7 +144,7 @@ class Fit(Shown, Outcome):
         """Wald confidence intervals."""
         return self.summary(level, method).filter(["ci_low", "ci_high"])
 
-    def wald_test(self, contrast: Any, value: Any = 0.0, method: str = "louis") -> Any:
+    def wald_test(self, contrast: str | list[str] | np.ndarray, value: ArrayLike = 0.0, method: str = "louis") -> Any:
         """Test R theta = r: `contrast` is a parameter's name, a list of names, or a matrix with a column a parameter."""
         from .information import wald_test
 
@@ -159,13 +162,13 @@ class Fit(Shown, Outcome):
         rule = None if done is None else done.rule
         return self.remembered(f"loglik/{method}/{n_draws}", lambda: loglik(self, method=method, n_draws=n_draws, rule=rule))
 
-    def profile(self, name: str, grid: Any, method: str = "auto", n_draws: int | None = None) -> pd.DataFrame:
+    def profile(self, name: str, grid: ArrayLike, method: str = "auto", n_draws: int | None = None) -> pd.DataFrame:
         """The profile likelihood of one scalar parameter, maximised over the others: see `margaux.answers.profile`."""
         from .profile import profile
 
         return profile(self, name, grid, method, n_draws)
 
-    def slice(self, name: str, grid: Any, method: str = "auto", n_draws: int | None = None) -> pd.DataFrame:
+    def slice(self, name: str, grid: ArrayLike, method: str = "auto", n_draws: int | None = None) -> pd.DataFrame:
         """log p(y | theta) along one scalar parameter, the others held at the estimate: see `margaux.answers.profile.slice`."""
         from .profile import slice
 

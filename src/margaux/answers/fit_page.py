@@ -6,7 +6,7 @@ import dataclasses
 import re
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import equinox as eqx
 import jax
@@ -20,6 +20,12 @@ from ..showing.figures import drawn
 from ..showing.page import Paragraph, Part, Section, attempt, framed, nats, number, section
 from .posterior import latent_size
 
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from .fit import Fit
+
+
 #: numbers in the draws up to which information is computed, latents of a unit up to which the likelihood is, and parameters up to
 #: which there are standard errors
 WORK, LATENTS, PARAMETERS = 100_000_000, 60, 200
@@ -27,14 +33,14 @@ WORK, LATENTS, PARAMETERS = 100_000_000, 60, 200
 UNITS = 10
 
 
-def heading(fit: Any) -> tuple[str, str]:
+def heading(fit: Fit) -> tuple[str, str]:
     """Title and lead."""
     n = f"{fit.problem.n:,} unit{'s' if fit.problem.n > 1 else ''}" if fit.problem is not None else "data"
     count = len(fit.names)
     return facts.model_of(fit), f"Maximum marginal likelihood of {count:,} parameter{'s' if count > 1 else ''} from {n}."
 
 
-def sections(fit: Any, command: str | None = None) -> list[Section]:
+def sections(fit: Fit, command: str | None = None) -> list[Section]:
     """The sections of the page."""
     return [
         fitted(fit),
@@ -47,7 +53,7 @@ def sections(fit: Any, command: str | None = None) -> list[Section]:
     ]
 
 
-def fitted(fit: Any) -> Section:
+def fitted(fit: Fit) -> Section:
     """What was fitted."""
     problem = fit.problem
     pairs: list[tuple[str, Any]] = [("Model", facts.model_of(fit))]
@@ -59,7 +65,7 @@ def fitted(fit: Any) -> Section:
     )
 
 
-def why_not(fit: Any) -> str:
+def why_not(fit: Fit) -> str:
     """Why standard errors and likelihoods are not for this page; "" where they are."""
     if fit.result.failed:
         return "the fit failed"
@@ -75,7 +81,7 @@ def why_not(fit: Any) -> str:
     return ""
 
 
-def estimated(fit: Any) -> Section:
+def estimated(fit: Fit) -> Section:
     """Estimates with intervals, or alone where there can be none."""
     reason = why_not(fit)
     if not reason:
@@ -85,7 +91,7 @@ def estimated(fit: Any) -> Section:
     return alone(fit, reason)
 
 
-def alone(fit: Any, reason: str) -> Section:
+def alone(fit: Fit, reason: str) -> Section:
     """Estimates without intervals, and why."""
     flat = np.concatenate([np.ravel(leaf) for leaf in jax.tree.leaves(fit.params)]).astype(float)
     frame = pd.DataFrame({"estimate": flat}, index=pd.Index(fit.names))
@@ -94,7 +100,7 @@ def alone(fit: Any, reason: str) -> Section:
     return section(estimates.ID, estimates.TITLE, told, estimates.table(frame, what, "fit.params has all of them"))
 
 
-def convergence_of(fit: Any, informed: bool = True, names: Mapping[str, str] = MappingProxyType({})) -> Section:
+def convergence_of(fit: Fit, informed: bool = True, names: Mapping[str, str] = MappingProxyType({})) -> Section:
     """Diagnostics, each with its verdict, and the traces.
 
     Args:
@@ -110,19 +116,19 @@ def convergence_of(fit: Any, informed: bool = True, names: Mapping[str, str] = M
     )
 
 
-def quick(fit: Any, informed: bool = True) -> pd.DataFrame:
+def quick(fit: Fit, informed: bool = True) -> pd.DataFrame:
     """`Fit.diagnostics`, without the checks that need the information where that is not for this page."""
     if why_not(fit) or not informed:
         return dataclasses.replace(fit, problem=None).diagnostics().drop(index="model", errors="ignore")
     return fit.diagnostics()
 
 
-def goodness(fit: Any) -> Section:
+def goodness(fit: Fit) -> Section:
     """Marginal likelihood and criteria, and the units that the model finds hardest to believe."""
     return section("goodness", "Goodness of fit", attempt("The marginal log-likelihood", lambda: _goodness(fit)))
 
 
-def _goodness(fit: Any) -> list[Part]:
+def _goodness(fit: Fit) -> list[Part]:
     reason = why_not(fit)
     if reason:
         raise ValueError(reason)
@@ -136,10 +142,10 @@ def _goodness(fit: Any) -> list[Part]:
         ("BIC", nats(fit.bic)),
         ("Free parameters", fit.n_params),
     )
-    return [told, *likelihoods(np.asarray(value.per_unit, float), None, fit.problem.n)]
+    return [told, *likelihoods(np.asarray(value.per_unit, float), None, fit._model().n)]
 
 
-def likelihoods(per_unit: np.ndarray, names: Any, n: int) -> list[Part]:
+def likelihoods(per_unit: np.ndarray, names: Sequence[str] | pd.Index | None, n: int) -> list[Part]:
     """A histogram of log p(y_i), and the units of the lowest."""
     if len(per_unit) < UNITS or not np.isfinite(per_unit).all():
         return []
@@ -168,19 +174,19 @@ def likelihoods(per_unit: np.ndarray, names: Any, n: int) -> list[Part]:
     return [figure]
 
 
-def latents(fit: Any) -> Section:
+def latents(fit: Fit) -> Section:
     """Posterior means and standard deviations of the latents."""
     return section("latents", "The latent posterior", attempt("The latent posterior", lambda: _latents(fit)))
 
 
-def _latents(fit: Any) -> list[Part]:
+def _latents(fit: Fit) -> list[Part]:
     reason = why_not(fit)
     if reason:
         raise ValueError(reason)
     moments = fit.latents()
     paths = jax.tree_util.tree_flatten_with_path(moments["mean"])[0]
     rows: dict[str, dict[str, float]] = {}
-    n, kept = fit.problem.n, 0
+    n, kept = fit._model().n, 0
     for (path, mean), sd in zip(paths, jax.tree.leaves(moments["sd"]), strict=True):
         flat, spread = np.reshape(mean, (n, -1)), np.reshape(sd, (n, -1))
         base = facts.path_name(path) or "latent"
@@ -210,12 +216,12 @@ def _latents(fit: Any) -> list[Part]:
     return [*figure, table]
 
 
-def reproduce(fit: Any, command: str | None) -> Section:
+def reproduce(fit: Fit, command: str | None) -> Section:
     """The call, the seed, versions, and the checksum of the data."""
     return reproducing.reproducing(call(fit), fit.seed, _data(fit), command, "margaux.report.checksum(fit.data)", fit.dtype)
 
 
-def _data(fit: Any) -> Callable[[], Any]:
+def _data(fit: Fit) -> Callable[[], Any]:
     def data() -> Any:
         if fit.data is None:
             raise ValueError("the fit was loaded without its data")
@@ -224,7 +230,7 @@ def _data(fit: Any) -> Callable[[], Any]:
     return data
 
 
-def call(fit: Any) -> str:
+def call(fit: Fit) -> str:
     """The call of `margaux.fit`, as far as the fit knows it."""
     names = ", ".join(f'"{name}": ...' for name in list(fit.params)[:8]) if isinstance(fit.params, dict) else "..."
     start = f"{{{names}}}" if isinstance(fit.params, dict) else names
@@ -234,11 +240,11 @@ def call(fit: Any) -> str:
     return f"margaux.fit(\n    {body},\n)"
 
 
-def _text(part: Any) -> str:
+def _text(part: object) -> str:
     text = eqx.tree_pformat(part, short_arrays=False, width=100)
     text = re.sub(r"Array\(([^(),]+?)\.?, dtype=\w+\)", r"\1", text).replace("\n", "\n    ")
     return text if len(text) < 1200 else f"{type(part).__name__}(...)"
 
 
-def _named(thing: Any, nothing: str) -> str:
+def _named(thing: object, nothing: str) -> str:
     return "" if type(thing).__name__ == nothing else type(thing).__name__

@@ -20,7 +20,7 @@ from .fit import Fit
 class Answering(Shown):
     """What any estimator answers in the same way, by its `certificate_`."""
 
-    certificate_: Any
+    certificate_: Certificate
 
     def diagnostics(self) -> pd.DataFrame:
         """What was looked at, a row a check: figure, Monte Carlo error, threshold, level and a sentence."""

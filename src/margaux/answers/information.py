@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
+from typing import TYPE_CHECKING
 
 import jax
 import numpy as np
@@ -15,6 +15,12 @@ from ..numerics.inverse import guarded
 from ..numerics.wald import check_level, wald_table
 from .rules import SAMPLE, Rule, best_rule
 from .scores import Coordinates, Evaluation, evaluate, subsample, symmetrised
+
+if TYPE_CHECKING:
+    from jaxtyping import PyTree
+    from numpy.typing import ArrayLike
+
+    from .fit import Fit
 
 
 @dataclasses.dataclass(frozen=True)
@@ -64,12 +70,12 @@ class Information:
 
 
 def information(
-    fit: Any,
+    fit: Fit,
     method: str = "louis",
     n_draws: int | None = None,
     estep: AbstractEStep | None = None,
     replicates: int = 1,
-    rows: Any = None,
+    rows: PyTree = None,
     evaluation: Evaluation | None = None,
 ) -> Information:
     r"""Observed information at the estimate.
@@ -125,7 +131,7 @@ def information(
     return Information(matrix, covariance, scores, newton, (message + trouble).strip("; "), matrices, each)
 
 
-def sampled(fit: Any, method: str = "louis") -> Information:
+def sampled(fit: Fit, method: str = "louis") -> Information:
     """The information of a fit of very many units, scaled up from a random sample of them."""
     some = subsample(fit, SAMPLE)
     share = some._model().n / fit._model().n
@@ -161,7 +167,7 @@ def _invert(matrix: np.ndarray, jacobian: np.ndarray, flags: np.ndarray, names: 
     return inverse, message
 
 
-def summary_table(fit: Any, level: float = 0.95, method: str = "louis") -> pd.DataFrame:
+def summary_table(fit: Fit, level: float = 0.95, method: str = "louis") -> pd.DataFrame:
     """See `Fit.summary`."""
     check_level(level)
     info = fit.information(method)
@@ -181,7 +187,7 @@ class WaldTest:
     p: float
 
 
-def wald_test(fit: Any, contrast: Any, value: Any = 0.0, method: str = "louis") -> WaldTest:
+def wald_test(fit: Fit, contrast: str | list[str] | np.ndarray, value: ArrayLike = 0.0, method: str = "louis") -> WaldTest:
     r"""$(R\hat\theta - r)^T(R V R^T)^{-1}(R\hat\theta - r)$: see `Fit.wald_test`.
 
     Raises:
@@ -199,7 +205,7 @@ def wald_test(fit: Any, contrast: Any, value: Any = 0.0, method: str = "louis") 
         if r.shape[1] != len(names):
             raise ValueError(f"the contrast has {r.shape[1]} columns, but there are {len(names)} parameters: {names}")
     estimate = np.concatenate([np.ravel(leaf) for leaf in jax.tree.leaves(fit.params)]).astype(float)
-    gap = r @ estimate - value
+    gap = r @ estimate - np.asarray(value)
     covariance = fit.information(method).covariance
     used = np.abs(r).sum(axis=0) > 0
     variance = r[:, used] @ covariance[np.ix_(used, used)] @ r[:, used].T

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING
 
 import jax
 import numpy as np
@@ -14,6 +14,10 @@ from ..problem.model import AbstractDiscrete
 from .evidence import annealed, harmonic_mean, student
 from .posterior import each_unit, latent_size, nothing, proposals
 from .rules import TRIED, Rule, best_rule
+
+if TYPE_CHECKING:
+    from .fit import Fit
+
 
 #: scale of the wider rule that a quadrature is held to
 WIDER = 1.4
@@ -50,7 +54,7 @@ class LogLikelihood(float):
 
 
 def loglik(
-    fit: Any,
+    fit: Fit,
     method: str = "auto",
     n_draws: int | None = None,
     params: PyTree = None,
@@ -110,7 +114,7 @@ def loglik(
     return _by_importance(fit, params, rule, n_draws, replicates, tol, first_key)
 
 
-def _enumerated(fit: Any, params: PyTree) -> LogLikelihood:
+def _enumerated(fit: Fit, params: PyTree) -> LogLikelihood:
     exact = Exact()
     trouble = exact.requires(fit._model().model, None)
     values = None if trouble else each_unit(fit, nothing, exact, params)[1].get("log_marginal")
@@ -119,12 +123,12 @@ def _enumerated(fit: Any, params: PyTree) -> LogLikelihood:
     return LogLikelihood(values, 0.0, "enumeration")
 
 
-def _refuse_discrete(fit: Any, method: str) -> None:
+def _refuse_discrete(fit: Fit, method: str) -> None:
     if isinstance(fit._model().model, AbstractDiscrete):
         raise TypeError(f'method="{method}" needs continuous latents; those of this model are enumerated: use method="exact"')
 
 
-def _by_quadrature(fit: Any, params: PyTree, n_nodes: int) -> LogLikelihood:
+def _by_quadrature(fit: Fit, params: PyTree, n_nodes: int) -> LogLikelihood:
     _refuse_discrete(fit, "quadrature")
     _affordable(n_nodes, latent_size(fit))
     value = _marginals(fit, params, Quadrature(n_nodes))
@@ -134,7 +138,7 @@ def _by_quadrature(fit: Any, params: PyTree, n_nodes: int) -> LogLikelihood:
     return LogLikelihood(value, error, "quadrature")
 
 
-def agreed(fit: Any, params: PyTree, rule: Rule) -> LogLikelihood:
+def agreed(fit: Fit, params: PyTree, rule: Rule) -> LogLikelihood:
     """By the finer rule; its error is how far the given one, and a wider one, are from it."""
     value, wider = (_marginals(fit, params, Quadrature(rule.finer, held=True, widening=wide), rule.rows) for wide in (1.0, WIDER))
     coarse = _marginals(fit, params, rule.estep, rule.rows)
@@ -144,17 +148,17 @@ def agreed(fit: Any, params: PyTree, rule: Rule) -> LogLikelihood:
     return LogLikelihood(value, error, "quadrature")
 
 
-def marginals(fit: Any, rule: Rule) -> np.ndarray:
+def marginals(fit: Fit, rule: Rule) -> np.ndarray:
     """Of each unit by a deterministic rule, unchecked."""
     return _marginals(fit, None, rule.estep, rule.rows)
 
 
-def _marginals(fit: Any, params: PyTree, estep: AbstractEStep, rows: PyTree = None) -> np.ndarray:
+def _marginals(fit: Fit, params: PyTree, estep: AbstractEStep, rows: PyTree = None) -> np.ndarray:
     _, info = each_unit(fit, nothing, estep, params, width=_width(fit, estep), rows=rows)
     return info["log_marginal"].astype(float)
 
 
-def _width(fit: Any, estep: Any) -> int:
+def _width(fit: Fit, estep: AbstractEStep) -> int:
     size = latent_size(fit)
     if isinstance(estep, Quadrature):
         return estep.n_nodes**size * (size + 2)
@@ -163,7 +167,7 @@ def _width(fit: Any, estep: Any) -> int:
 
 
 def _by_importance(
-    fit: Any, params: PyTree, rule: Rule | None, n_draws: int | None, replicates: int, tol: float, first_key: int = 1
+    fit: Fit, params: PyTree, rule: Rule | None, n_draws: int | None, replicates: int, tol: float, first_key: int = 1
 ) -> LogLikelihood:
     n, size = fit._model().n, latent_size(fit)
     if size > TRIED:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from jaxtyping import PyTree
@@ -19,13 +19,18 @@ from . import keeping
 from .fit import Fit
 from .restoring import restored
 
+if TYPE_CHECKING:
+    from ..esteps import AbstractEStep
+    from ..problem.model import AbstractModel
+    from ..problem.space import AbstractSpace
+
 
 def load(
     path: str | Path,
-    model: Any = None,
+    model: AbstractModel | None = None,
     data: PyTree = None,
-    estep: Any = None,
-    space: Any = None,
+    estep: AbstractEStep | None = None,
+    space: AbstractSpace | PyTree | None = None,
     params: PyTree = None,
     penalty: AbstractPenalty | None = None,
 ) -> Any:

@@ -2,23 +2,28 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from ..showing.axes import Panels, headline, several, single
 
 if TYPE_CHECKING:
+    import pandas as pd
+    from jaxtyping import PyTree
     from matplotlib.axes import Axes
+
+    from ..showing.axes import AxesLike
+    from .fit import Fit
 
 
 class FitPlots:
     """`fit.plot.<figure>(ax=None)`; each returns the Axes it draws on, several where it has a panel a parameter or latent."""
 
-    def __init__(self, fit: Any) -> None:
+    def __init__(self, fit: Fit) -> None:
         self._fit = fit
 
-    def trace(self, names: list[str] | None = None, truth: dict[str, float] | None = None, ax: Any = None) -> Panels:
+    def trace(self, names: list[str] | None = None, truth: dict[str, float] | None = None, ax: AxesLike | None = None) -> Panels:
         """Iterates of each parameter by run, the estimate, and where averaging starts.
 
         Args:
@@ -45,7 +50,7 @@ class FitPlots:
         headline(figure, "Convergence")
         return axes
 
-    def profile(self, frame: Any, truth: float | None = None, ax: Axes | None = None) -> Axes:
+    def profile(self, frame: pd.DataFrame, truth: float | None = None, ax: Axes | None = None) -> Axes:
         """A `Fit.profile`: log-likelihoods with their Monte Carlo error, the quadratic through them and its maximiser."""
         axis, name, grid = single(ax, 4.0, 3.0), frame.index.name, frame.index.to_numpy(float)
         axis.errorbar(grid, frame["loglik"], 2 * frame["mc_error"], fmt="o", ms=3, capsize=2, label="log-likelihood, 2 MC errors")
@@ -58,7 +63,7 @@ class FitPlots:
         axis.legend(frameon=False, fontsize=8)
         return axis
 
-    def estimates(self, level: float = 0.95, truth: dict[str, float] | None = None, ax: Any = None) -> Panels:
+    def estimates(self, level: float = 0.95, truth: dict[str, float] | None = None, ax: AxesLike | None = None) -> Panels:
         """Estimates with Wald intervals, one panel a parameter, since their units differ."""
         fit = self._fit
         table = fit.summary(level).head(24)
@@ -73,7 +78,7 @@ class FitPlots:
         headline(figure, f"Estimates with {100 * level:g}% intervals")
         return axes
 
-    def latents(self, most: int = 60, ax: Any = None) -> Panels:
+    def latents(self, most: int = 60, ax: AxesLike | None = None) -> Panels:
         """Posterior mean and one standard deviation of the first latents of each unit, sorted."""
         import jax
 
@@ -92,7 +97,7 @@ class FitPlots:
         return axes
 
 
-def _flat(params: Any) -> np.ndarray:
+def _flat(params: PyTree) -> np.ndarray:
     import jax
 
     return np.concatenate([np.ravel(leaf) for leaf in jax.tree.leaves(params)])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import time
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 import numpy as np
@@ -19,6 +19,10 @@ from .likelihood import TOLERANCE, agreed, loglik
 from .posterior import UndefinedDensity, each_unit, latent_size, nothing, proposals_ahead
 from .rules import NODES, Rule, best_rule
 from .scores import Coordinates, Evaluation, evaluate
+
+if TYPE_CHECKING:
+    from .fit import Fit
+
 
 #: the length of Newton's step, in standard errors, that ends the polish; and how far a step goes at most, at first
 CLOSE, RADIUS = 0.03, 1.5
@@ -67,7 +71,7 @@ class Polish:
     seconds: float
 
 
-def unpolishable(fit: Any) -> str | None:
+def unpolishable(fit: Fit) -> str | None:
     """Why the fit's estimate cannot be polished, or None."""
     problem = fit._model()
     if fit.estep is not None and fit.estep.averages_objective:
@@ -90,7 +94,7 @@ def ahead(model: AbstractModel, estep: Any, params: PyTree, data: PyTree) -> Non
             proposals_ahead(model, params, data)
 
 
-def polish(fit: Any, rule: Rule | None = None, most: int = MOST) -> tuple[PyTree, Polish]:
+def polish(fit: Fit, rule: Rule | None = None, most: int = MOST) -> tuple[PyTree, Polish]:
     r"""The maximum near a fit's estimate, and what was done to reach it.
 
     Newton's step $|I|^{-1}s$ in the unconstrained coordinates, I Louis' information with the absolute values of its eigenvalues
@@ -112,7 +116,7 @@ def polish(fit: Any, rule: Rule | None = None, most: int = MOST) -> tuple[PyTree
         return _polished(fit, best_rule(fit) if rule is None else rule, most)
 
 
-def _polished(fit: Any, rule: Rule, most: int) -> tuple[PyTree, Polish]:
+def _polished(fit: Fit, rule: Rule, most: int) -> tuple[PyTree, Polish]:
     began = time.perf_counter()
     search = _Search(fit, rule)
     search.climb(most)
@@ -137,7 +141,7 @@ def _polished(fit: Any, rule: Rule, most: int) -> tuple[PyTree, Polish]:
     return search.params, done
 
 
-def polished(fit: Any, wanted: bool | None = None) -> Any:
+def polished(fit: Fit, wanted: bool | None = None) -> Any:
     """The fit at the maximum, where it can be polished: see `margaux.fit`. Several runs that disagree are compared first."""
     if fit.result is RESULTS.undefined:
         return dataclasses.replace(fit, note=_where_undefined(fit))
@@ -176,13 +180,13 @@ def _where_undefined(fit: Any) -> str:
     return ""
 
 
-def affordable(fit: Any) -> bool:
+def affordable(fit: Fit) -> bool:
     """Whether a polish takes about as long as a fit, not many times longer."""
     n, size = fit._model().n, latent_size(fit)
     return n <= FEW_UNITS or (size in NODES and n * NODES[size][0][1] ** size <= MANY_POINTS)
 
 
-def _best_run(fit: Any) -> Any:
+def _best_run(fit: Fit) -> Any:
     """The fit from the mean of its runs where they agree; from the best of them, by likelihood, where they do not."""
     runs = len(jax.tree.leaves(fit.run_params)[0])
     if runs == 1 or "params" not in fit.trace:
@@ -205,7 +209,7 @@ def _best_run(fit: Any) -> Any:
 class _Search:
     """Where the polish is: parameters, the model evaluated there, the rule, and the region that a step may reach."""
 
-    def __init__(self, fit: Any, rule: Rule) -> None:
+    def __init__(self, fit: Fit, rule: Rule) -> None:
         self.fit, self.rule, self.coordinates = fit, rule, Coordinates(fit)
         self.params, self.n = fit.params, fit._model().n
         self.first = self.coordinates.to(self.params)
@@ -392,7 +396,7 @@ def _rise(here: Evaluation, there: Evaluation) -> float:
     return float((here.gradient + there.gradient) @ (there.u - here.u) / 2)
 
 
-def _logs(fit: Any, rule: Rule, params: PyTree, key: int) -> np.ndarray:
+def _logs(fit: Fit, rule: Rule, params: PyTree, key: int) -> np.ndarray:
     return each_unit(fit, nothing, rule.estep, params, key=key, width=rule.width, rows=rule.rows)[1]["log_marginal"].astype(float)
 
 

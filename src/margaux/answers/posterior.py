@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING
 
 import jax
 import jax.numpy as jnp
@@ -18,6 +18,10 @@ from ..numerics.naming import named_values
 from ..numerics.precision import default_dtype, precision, settle
 from ..problem.model import AbstractConjugate, AbstractDiscrete, AbstractModel
 
+if TYPE_CHECKING:
+    from .fit import Fit
+
+
 #: f(model, params, z, w, batch) of one unit (b = 1), linear in w
 UnitIntegrand = Callable[[AbstractModel, PyTree, PyTree, Array, PyTree], PyTree]
 #: numbers a block of units may hold at a time
@@ -26,7 +30,7 @@ BLOCK_NUMBERS = 4_000_000
 MOST = 4096
 
 
-def reference_estep(fit: Any, n_draws: int) -> AbstractEStep:
+def reference_estep(fit: Fit, n_draws: int) -> AbstractEStep:
     """A good E-step for inference: exact or quadrature where there is one, importance sampling up to 20
     latents a unit, otherwise the fit's own chains run for `n_draws` steps.
 
@@ -48,7 +52,7 @@ def reference_estep(fit: Any, n_draws: int) -> AbstractEStep:
     return ImportanceSampling(n_draws, quasi=True, control_variate=False)
 
 
-def latent_size(fit: Any) -> int:
+def latent_size(fit: Fit) -> int:
     """Latents a unit, flattened."""
 
     def computed() -> int:
@@ -73,7 +77,7 @@ class UndefinedDensity(ValueError):
 
 
 def each_unit(
-    fit: Any,
+    fit: Fit,
     f: UnitIntegrand,
     estep: AbstractEStep,
     params: PyTree = None,
@@ -132,14 +136,14 @@ def _on_host(tree: PyTree, dtype: np.dtype, ids: np.ndarray | None = None) -> Py
     """Leaves, or their rows, as arrays of NumPy, floating ones of the given dtype: programs take them as they are, and what is
     small is made in a fiftieth of the time of arrays of jax."""
 
-    def one(leaf: Any) -> np.ndarray:
+    def one(leaf: Array) -> np.ndarray:
         part = np.asarray(leaf) if ids is None else _taken(leaf, ids)
         return np.asarray(part, dtype if jnp.issubdtype(part.dtype, jnp.floating) else None)
 
     return jax.tree.map(one, tree)
 
 
-def _taken(leaf: Any, ids: np.ndarray) -> np.ndarray:
+def _taken(leaf: Array, ids: np.ndarray) -> np.ndarray:
     """Rows by number. On a CPU an array of jax is one of NumPy's."""
     here = isinstance(leaf, jax.Array) and not jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key)
     if here and next(iter(leaf.devices())).platform == "cpu" and leaf.is_fully_addressable:
@@ -147,12 +151,12 @@ def _taken(leaf: Any, ids: np.ndarray) -> np.ndarray:
     return np.asarray(leaf[ids])
 
 
-def _of_one_kind(estep: AbstractEStep, other: Any) -> bool:
+def _of_one_kind(estep: AbstractEStep, other: object) -> bool:
     """Whether chains of one E-step can go on by another: what a kernel has adapted is its own."""
     return isinstance(estep, MCMC) and isinstance(other, MCMC) and type(estep.kernel) is type(other.kernel)
 
 
-def proposals(fit: Any, estep: AbstractEStep, params: PyTree = None, units: np.ndarray | None = None, key: int = 0) -> PyTree:
+def proposals(fit: Fit, estep: AbstractEStep, params: PyTree = None, units: np.ndarray | None = None, key: int = 0) -> PyTree:
     """The E-step's rows (n, ...) at the estimate (or at `params`): proposals that several calls of `each_unit` can share.
 
     Those of other units than the given ones repeat the last of them.
@@ -223,7 +227,7 @@ def _moments(model, params, z, w, batch):
     return jax.tree.map(lambda leaf: (weighted(leaf), weighted(leaf**2)), z)
 
 
-def latents(fit: Any, n_draws: int = 2000, estep: AbstractEStep | None = None) -> dict[str, PyTree]:
+def latents(fit: Fit, n_draws: int = 2000, estep: AbstractEStep | None = None) -> dict[str, PyTree]:
     """Posterior mean and SD of each unit's latents: see `Fit.latents`."""
     estep = reference_estep(fit, n_draws) if estep is None else estep
     width = n_draws * (latent_size(fit) + 1)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING
 
 import jax
 import numpy as np
@@ -15,11 +15,18 @@ from .likelihood import LogLikelihood, loglik
 from .rules import best_rule
 from .scores import Coordinates, Evaluation, evaluate
 
+if TYPE_CHECKING:
+    from numpy.typing import ArrayLike
+
+    from .fit import Fit
+    from .rules import Rule
+
+
 #: length of Newton's step over the other parameters, in standard errors, that ends a search; its longest, and steps at most
 CLOSE, RADIUS, MOST = 0.02, 1.5, 40
 
 
-def slice(fit: Any, name: str, grid: Any, method: str = "auto", n_draws: int | None = None) -> pd.DataFrame:
+def slice(fit: Fit, name: str, grid: ArrayLike, method: str = "auto", n_draws: int | None = None) -> pd.DataFrame:
     r"""$\log p(y\mid\theta)$ over a grid of one scalar parameter, the others held at the estimate (SOUL, figure 3a).
 
     Args:
@@ -47,7 +54,7 @@ def slice(fit: Any, name: str, grid: Any, method: str = "auto", n_draws: int | N
 
 
 def profile(
-    fit: Any, name: str, grid: Any, method: str = "auto", n_draws: int | None = None, level: float = 0.95
+    fit: Fit, name: str, grid: ArrayLike, method: str = "auto", n_draws: int | None = None, level: float = 0.95
 ) -> pd.DataFrame:
     r"""The profile likelihood $\max_{\theta: \theta_j = c}\log p(y\mid\theta)$ over a grid of values c of one scalar parameter.
 
@@ -92,7 +99,7 @@ def profile(
 class _Constrained:
     """The search for the maximum over the other parameters."""
 
-    def __init__(self, fit: Any, j: int, name: str) -> None:
+    def __init__(self, fit: Fit, j: int, name: str) -> None:
         self.fit, self.j, self.name, self.coordinates = fit, j, name, Coordinates(fit)
 
     def maximum(self, params: PyTree, value: float) -> tuple[PyTree, float]:
@@ -112,7 +119,7 @@ class _Constrained:
             at = there
         return self.coordinates.back(at.u), float(length)
 
-    def _evaluated(self, u: np.ndarray, rule: Any) -> Evaluation:
+    def _evaluated(self, u: np.ndarray, rule: Rule) -> Evaluation:
         return evaluate(self.fit, rule, self.coordinates.back(u), range(rule.replicates))._replace(u=u)
 
     def _onto(self, u: np.ndarray, value: float) -> np.ndarray:
@@ -140,7 +147,7 @@ class _Constrained:
         return tangent @ (vectors @ (along / values)), float(np.sqrt(np.sum(along**2 / values)))
 
 
-def _checked(fit: Any, name: str, grid: Any) -> tuple[int, np.ndarray]:
+def _checked(fit: Fit, name: str, grid: ArrayLike) -> tuple[int, np.ndarray]:
     if name not in fit.names:
         raise ValueError(f"there is no parameter {name!r}; they are {fit.names}")
     values = np.unique(np.asarray(grid, float))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 import numpy as np
@@ -17,6 +17,10 @@ from ..numerics.keys import key_of
 from ..numerics.sampling import HEAVY
 from ..problem.model import AbstractConjugate, AbstractDiscrete
 from .posterior import latent_size, proposals
+
+if TYPE_CHECKING:
+    from .fit import Fit
+
 
 #: nodes a dimension of rules, each with a finer one that it is to agree with, by the number of latents: the first that does
 NODES = {1: ((21, 31), (61, 85)), 2: ((15, 21), (31, 41)), 3: ((9, 13), (17, 21))}
@@ -61,7 +65,7 @@ class Rule:
         return isinstance(self.estep, Quadrature | ImportanceSampling) or (isinstance(self.estep, Exact) and self.deterministic)
 
 
-def best_rule(fit: Any, params: PyTree = None, key: int = 0, n_draws: int | None = None, level: int = 0) -> Rule:
+def best_rule(fit: Fit, params: PyTree = None, key: int = 0, n_draws: int | None = None, level: int = 0) -> Rule:
     """The most accurate rule for a fit's model, with rows made at the estimate or at `params`.
 
     A discrete latent is enumerated. Up to three latents are integrated by adaptive quadrature, if each posterior has one mode
@@ -105,14 +109,14 @@ def sample(n: int, size: int = SAMPLE) -> np.ndarray | None:
     return None if n <= size else np.sort(np.random.default_rng(n).choice(n, size, replace=False))
 
 
-def continuous_trouble(fit: Any) -> bool:
+def continuous_trouble(fit: Fit) -> bool:
     """Whether the latents are not all continuous."""
     unit = jax.tree.map(lambda leaf: np.asarray(leaf[0]), fit.data)
     latents = shapes_of(fit._model().model.init_latents, key_of(0), fit.params, unit)
     return continuous(fit._model().model, latents, "") is not None
 
 
-def _even(fit: Any, rule: Rule, params: PyTree) -> bool:
+def _even(fit: Fit, rule: Rule, params: PyTree) -> bool:
     from .posterior import each_unit, nothing
 
     _, figures = each_unit(fit, nothing, rule.estep, params, width=rule.width, rows=rule.rows)
@@ -120,7 +124,7 @@ def _even(fit: Any, rule: Rule, params: PyTree) -> bool:
     return bool(np.median(figures["ess"]) > EVEN * draws.n_draws and np.median(figures["pareto"]) < HEAVY)
 
 
-def _by_draws(fit: Any, size: int, draws: int) -> Rule:
+def _by_draws(fit: Fit, size: int, draws: int) -> Rule:
     """Exact draws where the model has them, chains otherwise."""
     model, width = fit._model().model, draws * (size + 3)
     if isinstance(model, AbstractConjugate):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
 import numpy as np
@@ -19,11 +19,15 @@ from ..problem.space import Point, moved_to, point
 from .posterior import each_unit
 from .rules import Rule, sample
 
+if TYPE_CHECKING:
+    from ..problem.space import AbstractSpace
+    from .fit import Fit
+
 
 class Coordinates:
     """Unconstrained coordinates of a fit's parameters: the way there and back, in double precision on the host."""
 
-    def __init__(self, fit: Any) -> None:
+    def __init__(self, fit: Fit) -> None:
         self.space, self.dtype = fit._model().space, default_dtype(None)
         self.template = jax.tree.map(lambda leaf: np.asarray(leaf, self.dtype), fit.params)
 
@@ -106,7 +110,7 @@ def symmetrised(matrix: np.ndarray) -> np.ndarray:
 
 
 @functools.lru_cache(maxsize=32)
-def _louis(space_structure: Any, second: bool) -> Any:
+def _louis(space_structure: tuple[tuple, Any], second: bool) -> Any:
     """f of `each_unit`: a unit's score, and E[-Hessian] - E[gradient gradient^T], in unconstrained coordinates.
 
     Cached, so that fits over the same kind of space share a compilation.
@@ -129,12 +133,12 @@ def _louis(space_structure: Any, second: bool) -> Any:
     return f
 
 
-def _frozen(space: Any) -> Any:
+def _frozen(space: AbstractSpace) -> Any:
     leaves, treedef = jax.tree.flatten(space)
     return tuple((tuple(np.ravel(np.asarray(leaf)).tolist()), np.shape(leaf)) for leaf in leaves), treedef
 
 
-def subsample(fit: Any, size: int, key: int = 0) -> Any:
+def subsample(fit: Fit, size: int, key: int = 0) -> Any:
     """The fit with some of its units alone, chosen at random."""
     problem = fit._model()
     if problem.n <= size:
@@ -145,7 +149,7 @@ def subsample(fit: Any, size: int, key: int = 0) -> Any:
     return dataclasses.replace(fit, problem=dataclasses.replace(problem, n=size), data=data, rows=rows, polished=None)
 
 
-def evaluate(fit: Any, rule: Rule, params: PyTree, keys: Sequence[int], second: bool = True) -> Evaluation:
+def evaluate(fit: Fit, rule: Rule, params: PyTree, keys: Sequence[int], second: bool = True) -> Evaluation:
     """Scores, information and log-likelihoods at some parameters, by the draws of the given keys.
 
     Where there are very many units, the part of the information that takes second derivatives is scaled up from a sample.

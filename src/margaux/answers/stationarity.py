@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -17,6 +17,10 @@ from ..numerics.compiling import compiled
 from ..numerics.precision import precision
 from ..problem.space import validate
 from .posterior import each_unit, latent_size, reference_estep
+
+if TYPE_CHECKING:
+    from .fit import Fit
+
 
 #: so many times the Monte Carlo noise is called zero
 NOISES = 3.0
@@ -52,7 +56,7 @@ class Stationarity(NamedTuple):
 
 
 def stationarity(
-    fit: Any,
+    fit: Fit,
     n_draws: int = 500,
     estep: AbstractEStep | None = None,
     params: PyTree = None,

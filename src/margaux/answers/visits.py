@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 import numpy as np
@@ -13,6 +13,10 @@ from .draws import continued
 from .rules import best_rule
 from .scores import evaluate, subsample
 
+if TYPE_CHECKING:
+    from .fit import Fit
+
+
 #: units of the subsample, those of them whose chains are run on, for so many transitions, and coordinates that are looked at
 UNITS, CHAINS, LENGTH, COORDINATES = 2000, 200, 400, 50
 #: autocorrelation times that a chain must have run for its start to be forgotten
@@ -21,7 +25,7 @@ FORGOTTEN = 20
 MATTERS, SPOILS, ERRORS = 0.25, 1.0, 3
 
 
-def visits(fit: Any, size: int = UNITS, key: int = 0, transitions: float | None = None) -> Check:
+def visits(fit: Fit, size: int = UNITS, key: int = 0, transitions: float | None = None) -> Check:
     r"""Transitions of a unit's chain against their autocorrelation time, and the gradient of a subsample by an accurate E-step.
 
     With $S$ a random sample of $m$ of the $n$ units, $s_i$ their scores and $I_S$ their Louis information by `best_rule` at the
@@ -59,7 +63,7 @@ def visits(fit: Any, size: int = UNITS, key: int = 0, transitions: float | None 
     )
 
 
-def _newton(some: Any, fit: Any) -> tuple[float, float, str]:
+def _newton(some: Fit, fit: Fit) -> tuple[float, float, str]:
     """Newton's step of a subsample in standard errors of all units, its error, and the parameter where it is furthest beyond."""
     rule = best_rule(some)
     found = evaluate(some, rule, some.params, range(rule.replicates))
@@ -76,7 +80,7 @@ def _newton(some: Any, fit: Any) -> tuple[float, float, str]:
     return float(step[j]), float(error[j]), fit.names[j] if len(fit.names) == len(se) else f"coordinate {j}"
 
 
-def _remembers(fit: Any) -> bool:
+def _remembers(fit: Fit) -> bool:
     return isinstance(fit.estep, MCMC) and fit.estep.warm_start and fit.rows is not None
 
 
@@ -91,7 +95,7 @@ def _made(fit: Any, transitions: float | None) -> float:
     return fit.n_iter * (each + fit.estep.burn_in) + fit.estep.warm_up
 
 
-def autocorrelation_time(fit: Any, key: int = 0, length: int = LENGTH) -> float:
+def autocorrelation_time(fit: Fit, key: int = 0, length: int = LENGTH) -> float:
     r"""$1+2\sum_t\rho_t$ of the chains run on at the estimate, the largest over coordinates z and their squares.
 
     $\rho_t$ pools the chains of a random subsample of units; the sum ends where a pair of successive ones is no longer positive

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -24,7 +23,7 @@ def as_array(number: int) -> Array:
     return jax.device_put(np.asarray(number, np.int32))
 
 
-def is_key(leaf: Any) -> bool:
+def is_key(leaf: Array | np.ndarray) -> bool:
     """Whether a leaf is a typed PRNG key."""
     return isinstance(leaf, jax.Array) and jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)
 

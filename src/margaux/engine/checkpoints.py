@@ -7,7 +7,7 @@ import tempfile
 import warnings
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
@@ -19,6 +19,12 @@ from . import fingerprint, storage
 from .batches import as_array
 from .loop import Carry, Settings, draw_noise, latent_struct, one_iteration
 
+if TYPE_CHECKING:
+    from jaxtyping import Array
+
+    from .job import Job
+
+
 #: the code of one iteration: it differs with anything that it is made of, and so is named where nothing else is
 ITERATION = "code of an iteration"
 
@@ -26,7 +32,7 @@ ITERATION = "code of an iteration"
 NAMED = 6
 
 
-def save(job: Any, path: Path) -> None:
+def save(job: Job, path: Path) -> None:
     """Write the state of a fit between two chunks."""
     trace = {f"trace/{name}": np.concatenate([part[name] for part in job.traces]) for name in job.traces[0]}
     header = {
@@ -43,7 +49,7 @@ def save(job: Any, path: Path) -> None:
     storage.write(path, header, storage.flatten("state", state) | storage.flatten("rows", rows) | trace)
 
 
-def restore(job: Any, path: Path) -> None:
+def restore(job: Job, path: Path) -> None:
     """Take up a fit where a checkpoint of it left off. More iterations than it was begun with may be asked for.
 
     Raises:
@@ -97,7 +103,7 @@ def check_path(path: Path) -> None:
         ) from error
 
 
-def signature(job: Any) -> dict[str, str]:
+def signature(job: Job) -> dict[str, str]:
     """Everything that decides what the iterates are, by name: data, starts, settings with their values, and code."""
     problem, algorithm, estep, average = job.parts
     out = {
@@ -128,7 +134,7 @@ def signature(job: Any) -> dict[str, str]:
     return out | _code(job)
 
 
-def _code(job: Any) -> dict[str, str]:
+def _code(job: Job) -> dict[str, str]:
     """Jaxprs of what the model says of one unit, and of one whole iteration of one run."""
     problem = job.settings.problem
     model: Any = problem.model
@@ -174,7 +180,7 @@ def _of_method(name: str, model: Any, *args: Any) -> str:
     return fingerprint.of_function(lambda model, *args: getattr(model, name)(*args), model, *args)
 
 
-def _batch(b: int, dtype: np.dtype, leaf: Any) -> Any:
+def _batch(b: int, dtype: np.dtype, leaf: Array | np.ndarray) -> Any:
     """What a leaf of the data is to an iteration."""
     kind = dtype if jnp.issubdtype(leaf.dtype, jnp.floating) else jax.dtypes.canonicalize_dtype(leaf.dtype)
     return jax.ShapeDtypeStruct((b, *leaf.shape[1:]), kind)
@@ -201,7 +207,7 @@ def _sentence(name: str, there: str | None, here: str | None) -> str:
     return f"{what} holds other numbers" if was == now else f"{what} is {was} there and {now} here"
 
 
-def _same_burn_in(job: Any, header: dict[str, Any]) -> bool:
+def _same_burn_in(job: Job, header: dict[str, Any]) -> bool:
     """Whether both burn-ins give what has been computed: they are equal, or neither is over."""
     return header["burn_in"] == job.burn_in or header["k"] <= min(header["burn_in"], job.burn_in)
 
@@ -210,13 +216,13 @@ def _versions() -> dict[str, str]:
     return {name: version(name) for name in ("margaux", "jax")}
 
 
-def _state(job: Any) -> tuple[PyTree, PyTree]:
+def _state(job: Job) -> tuple[PyTree, PyTree]:
     """Everything a later process needs to go on; the rows apart, flat over runs and units."""
     carry = job.chunks.carry
     return (carry.params, carry.state, carry.average), job.chunks.store.tree
 
 
-def _take(job: Any, path: Path, header: dict[str, Any], arrays: dict[str, np.ndarray]) -> None:
+def _take(job: Job, path: Path, header: dict[str, Any], arrays: dict[str, np.ndarray]) -> None:
     """The state of a file in place of the job's own."""
     own, rows = _state(job)
     loaded = storage.unflatten("state", own, arrays)

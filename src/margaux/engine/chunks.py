@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
@@ -12,6 +12,12 @@ from jaxtyping import PyTree
 from .batches import CHUNK, as_array, buffer_capacity, chunk_size, is_key, plan_chunk, visits
 from .loop import INIT, Carry, Visits, batch_chunk, full_chunk
 from .rows import DeviceRows, HostRows
+
+if TYPE_CHECKING:
+    from jaxtyping import Array
+
+    from .job import Job
+
 
 _IDS = INIT - 2
 
@@ -28,12 +34,12 @@ class FullBatch:
 
     period = 1
 
-    def __init__(self, job: Any, carry: Carry, store: Store) -> None:
+    def __init__(self, job: Job, carry: Carry, store: Store) -> None:
         shape = (len(job.keys), job.n)
         self.carry = carry._replace(rows=jax.tree.map(lambda leaf: reshaped(leaf, shape + leaf.shape[1:]), store.tree))
         self.total, self.keys = CHUNK, stacked(job.keys)
 
-    def run(self, job: Any, length: int) -> tuple[int, PyTree]:
+    def run(self, job: Job, length: int) -> tuple[int, PyTree]:
         """At most `length` iterations: how many there were, and their trace."""
         kept, moving = apart(self.carry)
         inputs = (job.settings, self.keys, job.data, as_array(job.k + 1), as_array(length), kept)
@@ -69,10 +75,10 @@ class MiniBatch:
         self.carry = carry._replace(rows=jax.tree.map(self._empty_buffer, store.tree) if self.capacity else ())
         self.total = chunk_size(job.data, store.tree, job.n, self.b, self.runs, self.capacity, job.reshuffled)
 
-    def _empty_buffer(self, leaf: Any) -> Any:
+    def _empty_buffer(self, leaf: Array | np.ndarray) -> Any:
         return jnp.zeros((self.runs, self.capacity + 1, *leaf.shape[1:]), leaf.dtype)
 
-    def run(self, job: Any, length: int) -> tuple[int, PyTree]:
+    def run(self, job: Job, length: int) -> tuple[int, PyTree]:
         """At most `length` iterations: how many there were, and their trace."""
         b, n, runs, total, capacity = self.b, job.n, self.runs, self.total, self.capacity
         ids = np.zeros((runs, total, b), np.int32)
@@ -117,7 +123,7 @@ def apart(carry: Carry) -> tuple[tuple[PyTree, PyTree], Carry]:
     return (carry.params, carry.average), carry._replace(params=None, average=None)
 
 
-def reshaped(leaf: Any, shape: tuple[int, ...]) -> Any:
+def reshaped(leaf: Array | np.ndarray, shape: tuple[int, ...]) -> Any:
     """An array in another shape; on a CPU by NumPy, which compiles no program for it."""
     if isinstance(leaf, jax.Array) and leaf.is_fully_addressable and on_cpu(leaf):
         if is_key(leaf):

@@ -7,7 +7,7 @@ import functools
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
@@ -37,6 +37,10 @@ from .settings import FitSettings
 from .settling import has_settled
 from .sharding import placed, units_mesh
 from .validate import check_data, check_distinct, check_key, check_model, check_params, check_same, check_types, whole
+
+if TYPE_CHECKING:
+    from jaxtyping import Array
+
 
 _STARTS = INIT - 3
 
@@ -145,7 +149,7 @@ class Job:
         """Data of some units as arrays of the fit's precision."""
         whole_data = not first and len(ids) == self.n and np.array_equal(ids, np.arange(self.n))
 
-        def one(leaf: Any) -> Any:
+        def one(leaf: Array | np.ndarray) -> Any:
             part = np.asarray(leaf[:1])[0] if first else leaf if whole_data else leaf[ids]
             kind = self.dtype if jnp.issubdtype(part.dtype, jnp.floating) else None
             # What NumPy holds goes to the device as it is: jnp.asarray would copy it twice.

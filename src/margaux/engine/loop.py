@@ -180,7 +180,7 @@ def _large(inputs: tuple, carry: Carry, **static: Any) -> bool:
 
 
 @compiled(donate="all-except-first", large=_large)
-def full_chunk(inputs: tuple, carry: Carry, *, total: int, mesh: Any) -> tuple[Carry, PyTree]:
+def full_chunk(inputs: tuple, carry: Carry, *, total: int, mesh: jax.sharding.Mesh | None) -> tuple[Carry, PyTree]:
     """A full-batch chunk: rows stay in the carry, since every iteration rewrites them all.
 
     Params and average come with the inputs, and not in the carry: what is not donated is still there if the chunk diverges.
@@ -261,7 +261,7 @@ def batch_chunk(inputs: tuple, carry: Carry, *, total: int) -> tuple[Carry, PyTr
 
 
 @compiled
-def init_rows(settings: Settings, key: Array, params: PyTree, data: PyTree, ids: Any) -> PyTree:
+def init_rows(settings: Settings, key: Array, params: PyTree, data: PyTree, ids: Array) -> PyTree:
     """E-step rows of some units."""
     key = jax.random.fold_in(key, INIT)
 
@@ -278,14 +278,14 @@ def first_state(settings: Settings, params: PyTree, unit: PyTree) -> tuple[PyTre
 
 
 @compiled
-def begin(settings: Settings, key: Array, params: PyTree, data: PyTree, ids: Any, unit: PyTree) -> tuple[PyTree, tuple]:
+def begin(settings: Settings, key: Array, params: PyTree, data: PyTree, ids: Array, unit: PyTree) -> tuple[PyTree, tuple]:
     """`init_rows` and `first_state`, by one program."""
     return init_rows(settings, key, params, data, ids), first_state(settings, params, unit)
 
 
 @compiled(large=lambda settings, key, params, *rest: is_large(params))
 def visit_all(
-    settings: Settings, key: Array, params: PyTree, rows: PyTree, data: PyTree, ids: Any, k: Any
+    settings: Settings, key: Array, params: PyTree, rows: PyTree, data: PyTree, ids: Array, k: Array
 ) -> tuple[tuple[PyTree, PyTree], PyTree]:
     """One E-step of some units at fixed parameters: their rows (E-step's, own), and the sum of their statistics.
 

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import dataclasses
 import enum
-from typing import Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 from jaxtyping import PyTree
 
 from ..algorithms.updates import Problem
 from ..esteps import AbstractEStep
+
+if TYPE_CHECKING:
+    from ..algorithms.base import AbstractAlgorithm
+    from ..answers.fit import Fit
 
 
 class RESULTS(enum.Enum):
@@ -73,7 +77,7 @@ class Outcome:
     data: PyTree = None
     rows: PyTree = None
     averaged_from: int = 0
-    algorithm: Any = None
+    algorithm: AbstractAlgorithm | None = None
     batch_size: int | None = None
     settled: bool = True
 
@@ -81,6 +85,6 @@ class Outcome:
 class FitError(RuntimeError):
     """A fit that failed; `fit` holds everything computed so far."""
 
-    def __init__(self, fit: Any) -> None:
+    def __init__(self, fit: Fit) -> None:
         super().__init__(fit.message)
         self.fit = fit

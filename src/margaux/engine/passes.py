@@ -65,7 +65,7 @@ class Passes:
                 rows = rows.put(ids + r * n, make(key, p, self.units(ids), ids))
         return kind((rows.tree, store.tree[1])), [first_state(self.settings, p, unit) for p in params]
 
-    def visit(self, params: list[PyTree], store: Any, k: int) -> tuple[Any, list[PyTree]]:
+    def visit(self, params: list[PyTree], store: HostRows | DeviceRows, k: int) -> tuple[Any, list[PyTree]]:
         """Rows after an E-step, written in place (flat over runs and units), and each run's sum of statistics."""
         n, totals, blocks = self.settings.problem.n, [], self.blocks(row_bytes(store.tree))
         for r, (key, p) in enumerate(zip(self.keys, params, strict=True)):
@@ -80,7 +80,7 @@ class Passes:
             totals.append(jax.tree.map(lambda leaf, row: jnp.asarray(leaf, row.dtype), total, store.tree[1]))
         return store, totals
 
-    def rest(self, params: list[PyTree], store: Any, k: int) -> tuple[Any, list[PyTree]]:
+    def rest(self, params: list[PyTree], store: HostRows | DeviceRows, k: int) -> tuple[Any, list[PyTree]]:
         """Rows of units whose scores are taken to be zero, unseen; and each run's sum of them."""
         n, kind, totals = self.settings.problem.n, type(store), []
         algorithm: Any = self.settings.algorithm  # one without a first pass

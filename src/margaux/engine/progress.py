@@ -5,7 +5,10 @@ from __future__ import annotations
 import html
 import sys
 import time
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from rich.console import Console
 
 
 class Line:
@@ -16,7 +19,7 @@ class Line:
         console: of rich; by default one on stderr.
     """
 
-    def __init__(self, title: str, total: int | None = None, console: Any = None) -> None:
+    def __init__(self, title: str, total: int | None = None, console: Console | None = None) -> None:
         self._line: Any = _NotebookLine(title, total) if in_notebook() else _TerminalLine(title, total, console)
 
     def update(self, completed: int | None, figures: str) -> None:
@@ -36,7 +39,7 @@ def in_notebook() -> bool:
 
 
 class _TerminalLine:
-    def __init__(self, title: str, total: int | None, console: Any) -> None:
+    def __init__(self, title: str, total: int | None, console: Console | None) -> None:
         from rich.console import Console
         from rich.progress import (
             BarColumn,

@@ -8,7 +8,7 @@ import shutil
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import equinox as eqx
 import jax
@@ -120,7 +120,7 @@ def empty_rows(struct: PyTree, n: int, where: Place) -> DeviceRows | HostRows:
     return HostRows(jax.tree.unflatten(structure, files))
 
 
-def check_place(rows: Any) -> Place:
+def check_place(rows: str | Path) -> Place:
     """The place as "device", "host", or a folder that can be written. A path's folder is made, a mere word's is not.
 
     Raises:
@@ -145,7 +145,7 @@ def check_place(rows: Any) -> Place:
     return folder
 
 
-def parts(leaf: Any) -> Iterator[np.ndarray]:
+def parts(leaf: Array | np.ndarray) -> Iterator[np.ndarray]:
     """An array of the host, a memmap or the device, some `PART_BYTES` of its leading axis at a time."""
     if not leaf.shape or leaf.nbytes <= PART_BYTES:
         yield np.asarray(leaf)

@@ -3,13 +3,21 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 from jaxtyping import PyTree
 
 from ..algorithms.average import AbstractAverage
 from ..problem.penalty import AbstractPenalty
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+    from jaxtyping import Array
+
+    from ..problem.space import AbstractSpace
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -19,13 +27,13 @@ class FitSettings:
     params: PyTree
     n_iter: int
     dtype: np.dtype
-    key: Any = 0
+    key: int | Array = 0
     batch_size: int | None = None
     sampling: str | None = None
-    space: Any = None
+    space: AbstractSpace | PyTree | None = None
     penalty: AbstractPenalty | None = None
     average: AbstractAverage | None = None
-    runs: Any = None
+    runs: int | Sequence[PyTree] | None = None
     spread: float = 0.1
     devices: int = 1
-    rows: Any = "device"
+    rows: str | Path = "device"

@@ -10,7 +10,7 @@ import zipfile
 from collections import OrderedDict
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 import numpy as np
@@ -19,6 +19,10 @@ from numpy.lib.format import dtype_to_descr, read_array_header_1_0, read_magic, 
 
 from ..numerics.naming import path_name
 from .rows import PART_BYTES, parts, row_bytes
+
+if TYPE_CHECKING:
+    from jaxtyping import Array
+
 
 try:
     import fcntl
@@ -81,7 +85,7 @@ def _claim(file: Any) -> None:
 class _Mismatch(ValueError):
     """A file of ours that belongs to something else."""
 
-    def __init__(self, name: str, leaf: Any, found: Any) -> None:
+    def __init__(self, name: str, leaf: Array | np.ndarray, found: Any) -> None:
         was = "nothing" if found is None else f"{found.dtype}{found.shape}"
         super().__init__(f"the file holds {was} where this fit has {leaf.dtype}{leaf.shape} ({name})")
 
@@ -112,7 +116,7 @@ def read(path: str | Path, without: str | None = None) -> tuple[dict[str, Any], 
     return header, arrays
 
 
-def read_parts(path: str | Path, name: str, template: Any) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+def read_parts(path: str | Path, name: str, template: PyTree) -> Iterator[tuple[np.ndarray, np.ndarray]]:
     """One array part by part, with where it goes on the leading axis; its shape and dtype are those of `template`.
 
     Raises:
@@ -177,7 +181,7 @@ def describe(tree: PyTree) -> Any:
     return walk(tree)
 
 
-def rebuild(structure: Any) -> PyTree:
+def rebuild(structure: PyTree) -> PyTree:
     """The pytree of `describe`, with leaf numbers for leaves."""
     if structure is None or isinstance(structure, int):
         return structure

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
@@ -19,8 +19,11 @@ from ..numerics.keys import key_of
 from ..numerics.naming import path_name
 from ..problem.model import AbstractModel
 
+if TYPE_CHECKING:
+    from jaxtyping import Array
 
-def whole(name: str, value: Any, least: int) -> int:
+
+def whole(name: str, value: object, least: int) -> int:
     """A whole number of at least `least`."""
     if isinstance(value, bool) or not isinstance(value, int | np.integer):
         raise TypeError(f"{name} must be a whole number, got {value!r} ({type(value).__name__})")
@@ -41,7 +44,7 @@ def check_untraced(given: PyTree) -> None:
             )
 
 
-def check_types(model: Any, algorithm: Any, estep: Any, average: Any) -> None:
+def check_types(model: object, algorithm: object, estep: object, average: object) -> None:
     """The four things a fit is made of, and the commonest ways to mix them up."""
     for name, value, kind, example in [
         ("model", model, AbstractModel, "an instance of your subclass of margaux.AbstractModel"),
@@ -88,7 +91,7 @@ def check_data(data: PyTree) -> int:
     return n
 
 
-def _check_finite(name: str, leaf: Any, block: int = 1 << 22) -> None:
+def _check_finite(name: str, leaf: Array | np.ndarray, block: int = 1 << 22) -> None:
     """By blocks of units, so that a memmap is never in memory as a whole."""
     width = max(int(np.prod(leaf.shape[1:])), 1)
     rows = max(block // width, 1)
@@ -178,7 +181,7 @@ def _check_start(problem: Problem, params: PyTree, unit: PyTree, latents: PyTree
             )
 
 
-def check_key(key: Any) -> tuple[Any, int]:
+def check_key(key: int | Array) -> tuple[Any, int]:
     """A typed PRNG key, and the int it was made from (-1 for a key)."""
     if isinstance(key, bool) or not isinstance(key, int | np.integer | jax.Array):
         raise TypeError(f"key must be an int or a PRNG key, got {key!r}")

@@ -37,7 +37,7 @@ class AbstractEStep(eqx.Module):
         """Why this E-step cannot serve the model (with `latents` the shape of one unit's), or None."""
 
     @abc.abstractmethod
-    def init(self, key: PRNGKeyArray, model: Any, params: Params, y: Unit) -> PyTree:
+    def init(self, key: PRNGKeyArray, model: AbstractModel, params: Params, y: Unit) -> PyTree:
         """The row of one unit."""
 
     def for_rows(self) -> AbstractEStep:
@@ -50,7 +50,7 @@ class AbstractEStep(eqx.Module):
 
     @abc.abstractmethod
     def expect(
-        self, f: Integrand, noise: PyTree, model: Any, params: Params, rows: PyTree, batch: PyTree, k: Any
+        self, f: Integrand, noise: PyTree, model: Any, params: Params, rows: PyTree, batch: PyTree, k: Array | int
     ) -> tuple[PyTree, PyTree, dict[str, Scalar]]:
         """Value of f, the rows moved, and figures to trace as SUMS over the units of the batch."""
 

@@ -50,7 +50,7 @@ class ImportanceSampling(AbstractEStep):
 
     def __init__(
         self,
-        n_draws: Any = 64,
+        n_draws: int | AbstractSchedule = 64,
         proposal: str | AbstractProposal = "laplace",
         defensive: float = 0.1,
         widening: float = 2.0,

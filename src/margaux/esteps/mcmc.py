@@ -60,7 +60,7 @@ class MCMC(AbstractEStep):
     def __init__(
         self,
         kernel: AbstractKernel | None = None,
-        n_steps: Any = None,
+        n_steps: int | AbstractSchedule | None = None,
         n_chains: int = 1,
         thin: int = 1,
         burn_in: int = 0,

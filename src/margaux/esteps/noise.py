@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import equinox as eqx
 import jax
 import jax.numpy as jnp
@@ -32,7 +30,7 @@ class Noise(AbstractEStep):
     n_draws: int | AbstractSchedule
     antithetic: bool = eqx.field(static=True)
 
-    def __init__(self, n_draws: Any = 1, antithetic: bool = False) -> None:
+    def __init__(self, n_draws: int | AbstractSchedule = 1, antithetic: bool = False) -> None:
         if isinstance(n_draws, int):
             if n_draws < 1 or (antithetic and n_draws % 2):
                 raise ValueError(f"n_draws must be at least 1, and even for antithetic pairs; got {n_draws}")

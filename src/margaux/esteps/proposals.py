@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import abc
-from typing import Any
+from typing import TYPE_CHECKING
 
 import equinox as eqx
 import jax.numpy as jnp
@@ -13,6 +13,10 @@ from jaxtyping import Array, Float, PRNGKeyArray, PyTree
 from ..numerics.gaussian import laplace
 from ..problem.model import Params, Unit
 from .base import flat_start, flat_target
+
+if TYPE_CHECKING:
+    from ..problem.model import AbstractModel
+
 
 LOG_2PI = float(np.log(2 * np.pi))
 
@@ -26,16 +30,16 @@ class AbstractProposal(eqx.Module):
         """Standard normals that a draw takes beside one a latent."""
 
     @abc.abstractmethod
-    def init(self, key: PRNGKeyArray, model: Any, params: Params, y: Unit) -> PyTree:
+    def init(self, key: PRNGKeyArray, model: AbstractModel, params: Params, y: Unit) -> PyTree:
         """The row of one unit."""
 
     @abc.abstractmethod
-    def follow(self, model: Any, params: Params, row: PyTree, y: Unit) -> PyTree:
+    def follow(self, model: AbstractModel, params: Params, row: PyTree, y: Unit) -> PyTree:
         """The row at moved parameters, before an E-step draws."""
 
     @abc.abstractmethod
     def draw(
-        self, normal: Float[Array, "m e"], model: Any, params: Params, row: PyTree, y: Unit
+        self, normal: Float[Array, "m e"], model: AbstractModel, params: Params, row: PyTree, y: Unit
     ) -> tuple[Float[Array, "m d"], Float[Array, " m"], Float[Array, "m d"]]:
         """Flat draws, log q of each, and what `learn` is told of them."""
 

@@ -55,14 +55,14 @@ class Alternating(AbstractKernel):
     target_acceptance: None
     pattern: tuple[str, ...] = eqx.field(static=True)
     every: int
-    inflation: Any
+    inflation: Array | np.ndarray
 
     def __init__(
         self,
         pattern: tuple[str, ...] = ("independence", "joint", "component"),
         every: int = 20,
         inflation: float = 1.3,
-        step_size: Any = 1.0,
+        step_size: float | AbstractSchedule = 1.0,
     ) -> None:
         pattern = tuple(pattern)
         unknown = [move for move in pattern if move not in MOVES]
@@ -135,7 +135,7 @@ class Alternating(AbstractKernel):
         flat, unravel = ravel_pytree(z)
         return kstate | self._value(lambda x: logdensity(unravel(x)), flat)
 
-    def _value(self, target: Any, flat: Array) -> dict[str, Array]:
+    def _value(self, target: LogDensity, flat: Array) -> dict[str, Array]:
         if not self._langevin:
             return {"value": _or_never(target(flat))}
         value, gradient = jax.value_and_grad(target)(flat)

@@ -34,7 +34,9 @@ class BlackJAX(AbstractKernel):
     sampler: str = eqx.field(static=True)
     settings: dict[str, Any]
 
-    def __init__(self, sampler: str, step_size: Any = 0.1, target_acceptance: float | None = 0.8, **settings: Any) -> None:
+    def __init__(
+        self, sampler: str, step_size: float | AbstractSchedule = 0.1, target_acceptance: float | None = 0.8, **settings: Any
+    ) -> None:
         blackjax = _blackjax()
         if not hasattr(blackjax, sampler):
             raise ValueError(f'blackjax has no sampler "{sampler}"; try "hmc", "nuts", "mala" or "barker"')

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -12,6 +12,9 @@ from ..problem.model import Latents, leading
 from ..problem.schedule import AbstractSchedule, Constant
 from .base import AbstractBlockedKernel, AbstractKernel
 from .mala import MALA
+
+if TYPE_CHECKING:
+    from ..problem.model import Unit
 
 
 class Blocked(AbstractBlockedKernel):
@@ -98,7 +101,7 @@ class Blocked(AbstractBlockedKernel):
         return {"shared": shared, "units": units}, state, jnp.minimum(jnp.mean(accepted), taken)
 
 
-def _given(target: Any, shared: Latents, y: Any) -> Any:
+def _given(target: Any, shared: Latents, y: Unit) -> Any:
     """The density of one unit's latents given the shared ones."""
     return lambda z: target.unit(shared, z, y)
 

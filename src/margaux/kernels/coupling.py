@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import equinox as eqx
 import jax
@@ -13,6 +13,9 @@ from .alternating import Alternating
 from .base import AbstractKernel
 from .uhmc import UnadjustedHMC
 from .underdamped import Underdamped
+
+if TYPE_CHECKING:
+    from jaxtyping import PyTree
 
 
 class Halves(AbstractKernel):
@@ -49,7 +52,7 @@ class Halves(AbstractKernel):
         return self.inner.step(second, z, kstate, logdensity, scale / 2)
 
 
-def _joined(first: Any, second: Any) -> Any:
+def _joined(first: PyTree, second: PyTree) -> Any:
     """The normals of the whole step; what else a kernel draws (the rows of SGLD) is the first half's."""
     if isinstance(first, tuple):
         return (_joined(first[0], second[0]), *first[1:])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -12,6 +12,9 @@ from jax.flatten_util import ravel_pytree
 from ..numerics.gaussian import laplace
 from ..problem.schedule import AbstractSchedule, Constant
 from .base import AbstractKernel, accept, proposal_noise
+
+if TYPE_CHECKING:
+    from jaxtyping import Array
 
 
 class IndependenceMH(AbstractKernel):
@@ -28,7 +31,7 @@ class IndependenceMH(AbstractKernel):
     step_size: AbstractSchedule
     target_acceptance: None
     adjusted: ClassVar[bool] = True
-    inflation: Any
+    inflation: Array | np.ndarray
     n_newton: int
 
     def __init__(self, inflation: float = 1.2, n_newton: int = 2) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -11,6 +11,9 @@ from jax.flatten_util import ravel_pytree
 from ..problem.schedule import AbstractSchedule, as_schedule
 from .base import accept, proposal_noise
 from .scaling import AbstractScaledKernel, Scaling
+
+if TYPE_CHECKING:
+    from numpy.typing import ArrayLike
 
 
 class MALA(AbstractScaledKernel):
@@ -27,7 +30,12 @@ class MALA(AbstractScaledKernel):
     target_acceptance: float | None
     adjusted: ClassVar[bool] = True
 
-    def __init__(self, step_size: Any = 0.1, preconditioner: Any = None, target_acceptance: float | None = 0.574) -> None:
+    def __init__(
+        self,
+        step_size: float | AbstractSchedule = 0.1,
+        preconditioner: ArrayLike | None = None,
+        target_acceptance: float | None = 0.574,
+    ) -> None:
         self.step_size = as_schedule(step_size, name="step_size")
         self.scaling = Scaling(preconditioner, relative=False)
         self.target_acceptance = target_acceptance

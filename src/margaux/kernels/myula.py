@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 import equinox as eqx
 import jax
@@ -13,6 +13,9 @@ from jax.flatten_util import ravel_pytree
 from ..problem.schedule import AbstractSchedule
 from .base import AbstractProximalKernel, normal_like
 from .scaling import Scaling, step_schedule
+
+if TYPE_CHECKING:
+    from jaxtyping import Array
 
 
 class _AbstractProximalULA(AbstractProximalKernel):
@@ -42,13 +45,13 @@ class MYULA(_AbstractProximalULA):
     """
 
     step_size: AbstractSchedule
-    smoothing: Any
+    smoothing: Array | np.ndarray | None
     automatic: bool = eqx.field(static=True)
     scaling: Scaling
     target_acceptance: None
     adjusted: ClassVar[bool] = False
 
-    def __init__(self, step_size: Any = None, smoothing: float | None = None) -> None:
+    def __init__(self, step_size: float | AbstractSchedule | None = None, smoothing: float | None = None) -> None:
         self.step_size, self.automatic = step_schedule(step_size, 0.5)
         if smoothing is not None and not smoothing > 0:
             raise ValueError(f"smoothing must be positive, got {smoothing}")
@@ -83,7 +86,7 @@ class ProximalULA(_AbstractProximalULA):
     target_acceptance: None
     adjusted: ClassVar[bool] = False
 
-    def __init__(self, step_size: Any = None) -> None:
+    def __init__(self, step_size: float | AbstractSchedule | None = None) -> None:
         self.step_size, relative = step_schedule(step_size, 0.5)
         self.scaling = Scaling(None, relative)
         self.target_acceptance = None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -11,6 +11,9 @@ from jax.flatten_util import ravel_pytree
 
 from ..problem.schedule import AbstractSchedule, Constant
 from .base import AbstractKernel, accept, flat_size, normal_like
+
+if TYPE_CHECKING:
+    from jaxtyping import Array
 
 
 class CrankNicolson(AbstractKernel):
@@ -26,7 +29,7 @@ class CrankNicolson(AbstractKernel):
     step_size: AbstractSchedule
     target_acceptance: None
     adjusted: ClassVar[bool] = True
-    rho: Any
+    rho: Array | np.ndarray
 
     def __init__(self, rho: float = 1.0) -> None:
         if not 0 < rho <= 1:

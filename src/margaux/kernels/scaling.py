@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import equinox as eqx
 import jax
@@ -14,6 +14,10 @@ from jaxtyping import Array, PyTree, Scalar
 from ..problem.model import Latents
 from ..problem.schedule import AbstractSchedule, Constant, as_schedule
 from .base import AbstractKernel, LogDensity, flat_size
+
+if TYPE_CHECKING:
+    from numpy.typing import ArrayLike
+
 
 #: power iterations at the first visit, visits between two later ones, and how fast an old bound is forgotten
 FIRST, EVERY, FORGET = 30, 10, 0.9
@@ -39,7 +43,7 @@ class Scaling(eqx.Module):
     relative: bool = eqx.field(static=True)
     power: float = eqx.field(static=True)
 
-    def __init__(self, preconditioner: Any, relative: bool, power: float = 1.0) -> None:
+    def __init__(self, preconditioner: ArrayLike | None, relative: bool, power: float = 1.0) -> None:
         self.relative, self.power = relative, power
         self.adapted, self.cholesky = None, None
         if isinstance(preconditioner, str):

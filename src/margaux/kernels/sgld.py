@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import equinox as eqx
 import jax
@@ -37,7 +37,13 @@ class SGLD(AbstractSubsamplingKernel):
     target_acceptance: None
     adjusted: ClassVar[bool] = False
 
-    def __init__(self, batch_size: int, step_size: Any = None, control_variate: bool = True, refresh_every: int = 1) -> None:
+    def __init__(
+        self,
+        batch_size: int,
+        step_size: float | AbstractSchedule | None = None,
+        control_variate: bool = True,
+        refresh_every: int = 1,
+    ) -> None:
         if batch_size < 1 or refresh_every < 1:
             raise ValueError(f"batch_size and refresh_every must be at least 1, got {batch_size} and {refresh_every}")
         self.step_size, relative = step_schedule(step_size, 0.2)

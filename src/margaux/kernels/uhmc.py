@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 import equinox as eqx
 import jax
@@ -12,6 +12,9 @@ from jax.flatten_util import ravel_pytree
 from ..problem.schedule import AbstractSchedule
 from .base import normal_like
 from .scaling import AbstractScaledKernel, Scaling, step_schedule
+
+if TYPE_CHECKING:
+    from numpy.typing import ArrayLike
 
 
 class UnadjustedHMC(AbstractScaledKernel):
@@ -34,7 +37,12 @@ class UnadjustedHMC(AbstractScaledKernel):
     target_acceptance: None
     adjusted: ClassVar[bool] = False
 
-    def __init__(self, step_size: Any = None, n_leapfrog: int = 5, preconditioner: Any = None) -> None:
+    def __init__(
+        self,
+        step_size: float | AbstractSchedule | None = None,
+        n_leapfrog: int = 5,
+        preconditioner: ArrayLike | None = None,
+    ) -> None:
         self.step_size, relative = step_schedule(step_size, 0.5)
         if n_leapfrog < 1:
             raise ValueError(f"n_leapfrog must be at least 1, got {n_leapfrog}")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -11,6 +11,9 @@ from jax.flatten_util import ravel_pytree
 from ..problem.schedule import AbstractSchedule
 from .base import move, normal_like
 from .scaling import AbstractScaledKernel, Scaling, step_schedule
+
+if TYPE_CHECKING:
+    from numpy.typing import ArrayLike
 
 
 class ULA(AbstractScaledKernel):
@@ -34,7 +37,7 @@ class ULA(AbstractScaledKernel):
     target_acceptance: None
     adjusted: ClassVar[bool] = False
 
-    def __init__(self, step_size: Any = None, preconditioner: Any = None) -> None:
+    def __init__(self, step_size: float | AbstractSchedule | None = None, preconditioner: ArrayLike | None = None) -> None:
         self.step_size, relative = step_schedule(step_size, 0.2)
         self.scaling = Scaling(preconditioner, relative)
         self.target_acceptance = None

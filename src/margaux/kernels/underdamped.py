@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -13,6 +13,9 @@ from jaxtyping import Array
 from ..problem.schedule import AbstractSchedule
 from .base import AbstractKernel, flat_size
 from .scaling import Scaling, step_schedule
+
+if TYPE_CHECKING:
+    from numpy.typing import ArrayLike
 
 
 class Underdamped(AbstractKernel):
@@ -31,12 +34,17 @@ class Underdamped(AbstractKernel):
     """
 
     step_size: AbstractSchedule
-    friction: Any
+    friction: Array | np.ndarray
     scaling: Scaling
     target_acceptance: None
     adjusted: ClassVar[bool] = False
 
-    def __init__(self, step_size: Any = None, friction: float = 0.3, preconditioner: Any = None) -> None:
+    def __init__(
+        self,
+        step_size: float | AbstractSchedule | None = None,
+        friction: float = 0.3,
+        preconditioner: ArrayLike | None = None,
+    ) -> None:
         self.step_size, relative = step_schedule(step_size, 0.5)
         if not friction > 0:
             raise ValueError(f"friction must be positive, got {friction}")

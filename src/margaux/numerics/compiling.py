@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Hashable
-from typing import Any
+from typing import Any, Literal
 
 import equinox as eqx
 import jax
@@ -54,7 +54,10 @@ def _options() -> dict[str, Any] | None:
 
 
 def compiled(
-    function: Callable[..., Any] | None = None, *, large: bool | Callable[..., bool] = False, donate: str = "none"
+    function: Callable[..., Any] | None = None,
+    *,
+    large: bool | Callable[..., bool] = False,
+    donate: Literal["none", "all-except-first"] = "none",
 ) -> Any:
     """As `equinox.filter_jit`, arguments that are no arrays being part of the program, with compiler options.
 
@@ -100,8 +103,8 @@ def compiled(
 
     def ahead(*args: Any) -> None:
         arrays = [leaf for leaf in jax.tree.leaves(args) if eqx.is_array(leaf)]
-        if _plain(arrays) and programs.threads() > 1:
-            programs.find(request(args, {}), ahead=True)
+        if _plain(arrays):
+            programs.begin(request(args, {}))
 
     call.ahead = ahead  # type: ignore[attr-defined]
     call.lower = lambda *args, **kwargs: of_size(is_large(args, kwargs)).lower(*args, **kwargs)  # type: ignore[attr-defined]
@@ -134,7 +137,7 @@ def shapes_of(function: Callable[..., Any], *args: Any) -> PyTree:
 def _known(structure: Any, leaves: list[Any]) -> Hashable:
     """What decides on a program: arrays by their shapes, all else by its type and value."""
     parts = (programs.shape_of(leaf) if eqx.is_array(leaf) else (type(leaf), leaf) for leaf in leaves)
-    return structure, tuple(parts), jax.config.jax_enable_x64
+    return structure, tuple(parts), programs.flag("jax_enable_x64")
 
 
 def forget() -> None:
@@ -147,8 +150,8 @@ def forget() -> None:
 
 def _plain(arrays: list[Any]) -> bool:
     """Whether arguments are on the one CPU that programs are kept for, and nothing looks into them."""
-    config = jax.config
-    if jax.default_backend() != "cpu" or config.jax_disable_jit or config.jax_debug_nans or config.jax_default_device is not None:
+    looked_into = programs.flag("jax_disable_jit") or programs.flag("jax_debug_nans")
+    if looked_into or jax.default_backend() != "cpu" or programs.flag("jax_default_device") is not None:
         return False
     here = {jax.local_devices()[0]}
     return all(not isinstance(leaf, jax.Array) or leaf.sharding.device_set == here for leaf in arrays)

@@ -23,6 +23,7 @@ from typing import Any
 import equinox as eqx
 import jax
 import numpy as np
+from jax.core import Tracer
 
 #: libraries whose functions are told by their names
 TRUSTED = frozenset({"margaux", "jax", "jaxlib", "equinox", "jaxtyping", "numpy", "scipy", "optax", "math", "functools",
@@ -66,7 +67,7 @@ class Digest:
 
     def _array(self, value: Any) -> Hashable:
         """An array that is no argument: its numbers."""
-        if isinstance(value, jax.core.Tracer):
+        if isinstance(value, Tracer):
             return self._itself(value)
         if isinstance(value, jax.Array) and jax.dtypes.issubdtype(value.dtype, jax.dtypes.prng_key):
             return ("key", str(value.dtype), self._array(jax.random.key_data(value)))

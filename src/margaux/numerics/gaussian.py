@@ -71,7 +71,7 @@ def find_mode(logdensity: Callable[[Float[Array, " d"]], Scalar], start: Float[A
 HOPELESS = 1e8
 
 
-def _newton(logdensity: Any, start: Array) -> tuple[Any, Any]:
+def _newton(logdensity: Callable[[Array], Scalar], start: Array) -> tuple[Any, Any]:
     """The state before the first turn of damped Newton steps, and a turn."""
     eye = jnp.eye(start.size, dtype=start.dtype)
 

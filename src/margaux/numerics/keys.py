@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 import numpy as np
 
+if TYPE_CHECKING:
+    from jaxtyping import Array
 
-def key_of(seed: Any) -> Any:
+
+def key_of(seed: int | Array) -> Any:
     """`jax.random.key`, of a whole number and the usual generator without a program.
 
     >>> bool((jax.random.key_data(key_of(7)) == jax.random.key_data(jax.random.key(7))).all())

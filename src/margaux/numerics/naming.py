@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 import numpy as np
 from jaxtyping import PyTree
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 
 def scalar_names(params: PyTree) -> list[str]:
@@ -29,7 +32,7 @@ def named_values(params: PyTree) -> list[tuple[str, float]]:
     return list(zip(scalar_names(params), np.concatenate(flat).tolist(), strict=True))
 
 
-def path_name(path: Any) -> str:
+def path_name(path: Sequence[Any]) -> str:
     """The dotted name of a pytree path."""
     parts = [str(getattr(p, "key", getattr(p, "name", getattr(p, "idx", p)))) for p in path]
     return ".".join(parts)

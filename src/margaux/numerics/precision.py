@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import PyTree
+
+if TYPE_CHECKING:
+    from numpy.typing import DTypeLike
 
 
 @contextlib.contextmanager
@@ -22,7 +25,7 @@ def precision(dtype: np.dtype) -> Iterator[None]:
         yield
 
 
-def default_dtype(dtype: Any) -> np.dtype:
+def default_dtype(dtype: DTypeLike | None) -> np.dtype:
     """float64 on a CPU, float32 on accelerators, unless the caller chooses."""
     if dtype is None:
         return np.dtype(np.float64 if jax.default_backend() == "cpu" else np.float32)
@@ -35,7 +38,7 @@ def default_dtype(dtype: Any) -> np.dtype:
 def settle(tree: PyTree, dtype: np.dtype) -> PyTree:
     """Array leaves as jax arrays, floating ones of the given dtype; other leaves as they are."""
 
-    def one(leaf: Any) -> Any:
+    def one(leaf: object) -> Any:
         if isinstance(leaf, np.ndarray | np.generic) or isinstance(leaf, jax.Array):
             if isinstance(leaf, jax.Array) and jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
                 return leaf

@@ -78,35 +78,34 @@ class Request(NamedTuple):
         return f"{self.function.__module__}.{self.function.__qualname__}"
 
 
-def find(request: Request, ahead: bool = False) -> Program | None:
-    """The program of a function at arguments of these shapes and meanings.
+def find(request: Request) -> Program:
+    """The program of a function at arguments of these shapes and meanings."""
+    meaning, path = _told(request)
+    known = _programs.get(meaning)
+    if known is None and path is not None:
+        known = _read(path)
+    if known is None:
+        known = _traced(request, path)()
+    program = _programs[meaning] = known.result() if isinstance(known, Future) else known
+    return program
 
-    Args:
-        ahead: only begin to compile it, on a thread of its own, if it is nowhere to be found. Tracing stays here: a user's code
-            need not bear two threads.
+
+def begin(request: Request) -> None:
+    """Compile what is nowhere to be found on a thread of its own, for `find` to wait for.
+
+    Tracing stays here: a user's code need not bear two threads.
     """
+    meaning, path = _told(request)
+    if threads() > 1 and meaning not in _programs and (path is None or not path.exists()):
+        _programs[meaning] = _thread().submit(_traced(request, path))
+
+
+def _told(request: Request) -> tuple[Hashable, Path | None]:
+    """The meaning of a program, and its file, if it may have one."""
     digest = Digest()
     described = _described(digest, (request.args, request.kwargs))
     meaning = digest.of(request.function), described, repr(request.options), request.keep_first, _settings()
-    known = _programs.get(meaning)
-    if known is not None:
-        if isinstance(known, Future) and not ahead:
-            known = _programs[meaning] = known.result()
-        return known if isinstance(known, Program) else None
-    path = _path(meaning) if digest.portable and readable and folder is not None else None
-    if path is not None and path.exists():
-        if ahead:
-            return None
-        program = _read(path)
-        if program is not None:
-            _programs[meaning] = program
-            return program
-    build = _traced(request, path)
-    if ahead:
-        _programs[meaning] = _thread().submit(build)
-        return None
-    program = _programs[meaning] = build()
-    return program
+    return meaning, _path(meaning) if digest.portable and readable and folder is not None else None
 
 
 @functools.cache
@@ -128,6 +127,11 @@ def compiled_here(function: Callable[..., Any]) -> int:
 def forget() -> None:
     """Let go of all programs in memory."""
     _programs.clear()
+
+
+def flag(name: str) -> Any:
+    """A setting of jax, as it is in this thread."""
+    return getattr(jax.config, name)
 
 
 def shape_of(array: Any) -> tuple:
@@ -154,7 +158,7 @@ def _settings() -> tuple:
     words = ("cache", "log", "profil", "dir", "trace", "debug", "check", "monitor", "distributed", "coordination")
     return tuple(
         (name, repr(value)) for name, value in sorted(jax.config.values.items()) if not any(w in name for w in words)
-    ) + (jax.config.jax_enable_x64,)
+    ) + (flag("jax_enable_x64"),)
 
 
 def _traced(request: Request, path: Path | None) -> Callable[[], Program]:

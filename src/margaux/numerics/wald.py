@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 import pandas as pd
 import scipy.special
@@ -27,7 +25,7 @@ def wald_table(
     estimate: Float[np.ndarray, " d"],
     se: Float[np.ndarray, " d"],
     level: float,
-    index: Any,
+    index: list[str] | pd.Index,
     se_error: Float[np.ndarray, " d"] | None = None,
 ) -> pd.DataFrame:
     """Estimate, standard error (and its Monte Carlo error), z, two-sided p and interval, a row a parameter.

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import abc
-from typing import Any
+from typing import TYPE_CHECKING
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, PyTree, Scalar
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 
 class AbstractPenalty(eqx.Module):
@@ -41,7 +44,7 @@ class L1(AbstractPenalty):
         weight: $\lambda\ge0$. on: name (or names) of the parameters penalised, in a dict; None for all.
     """
 
-    weight: Any
+    weight: Array | np.ndarray
     on: tuple[str, ...] | None = eqx.field(static=True)
 
     def __init__(self, weight: float, on: str | tuple[str, ...] | None = None) -> None:
@@ -57,7 +60,7 @@ class L1(AbstractPenalty):
 class L2(AbstractPenalty):
     r"""$\tfrac\lambda2\sum\theta_j^2$."""
 
-    weight: Any
+    weight: Array | np.ndarray
     on: tuple[str, ...] | None = eqx.field(static=True)
 
     def __init__(self, weight: float, on: str | tuple[str, ...] | None = None) -> None:
@@ -73,8 +76,8 @@ class L2(AbstractPenalty):
 class ElasticNet(AbstractPenalty):
     r"""$\lambda_1\sum|\theta_j| + \tfrac{\lambda_2}2\sum\theta_j^2$."""
 
-    l1: Any
-    l2: Any
+    l1: Array | np.ndarray
+    l2: Array | np.ndarray
     on: tuple[str, ...] | None = eqx.field(static=True)
 
     def __init__(self, l1: float, l2: float, on: str | tuple[str, ...] | None = None) -> None:
@@ -94,8 +97,8 @@ class ElasticNet(AbstractPenalty):
 class Huber(AbstractPenalty):
     r"""$\lambda\sum h_\delta(\theta_j)$, $h_\delta(x) = x^2/(2\delta)$ within $\delta$ of zero, else $|x| - \delta/2$."""
 
-    weight: Any
-    delta: Any
+    weight: Array | np.ndarray
+    delta: Array | np.ndarray
     on: tuple[str, ...] | None = eqx.field(static=True)
 
     def __init__(self, weight: float, delta: float, on: str | tuple[str, ...] | None = None) -> None:
@@ -138,12 +141,12 @@ def _chosen(params: PyTree, on: tuple[str, ...] | None) -> PyTree:
     return {name: params[name] for name in on}
 
 
-def _apply(function: Any, params: PyTree, on: tuple[str, ...] | None) -> PyTree:
+def _apply(function: Callable[[Array], Array], params: PyTree, on: tuple[str, ...] | None) -> PyTree:
     moved = jax.tree.map(function, _chosen(params, on))
     return moved if on is None else {**params, **moved}
 
 
-def _sum(function: Any, tree: PyTree) -> Array:
+def _sum(function: Callable[[Array], Array], tree: PyTree) -> Array:
     return sum((jnp.sum(function(jnp.asarray(leaf))) for leaf in jax.tree.leaves(tree)), start=jnp.zeros(()))
 
 
@@ -159,7 +162,7 @@ class StepHuber(AbstractPenalty):
     gradient step is taken implicitly, by the proximal map.
     """
 
-    weight: Any
+    weight: Array | np.ndarray
 
     def __init__(self, weight: float) -> None:
         if not weight >= 0:

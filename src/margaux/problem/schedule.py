@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import abc
-from typing import Any
 
 import equinox as eqx
 import jax.numpy as jnp
@@ -15,11 +14,11 @@ class AbstractSchedule(eqx.Module):
     """A positive sequence of the iteration k = 1, 2, ... Its constants are arrays: changing one compiles nothing."""
 
     @abc.abstractmethod
-    def __call__(self, k: Any) -> Array:
+    def __call__(self, k: Array | np.ndarray | float) -> Array:
         """Value at iteration k (which may be traced)."""
 
 
-def _number(name: str, value: Any, least: float, strict: bool = False) -> np.ndarray:
+def _number(name: str, value: object, least: float, strict: bool = False) -> np.ndarray:
     if isinstance(value, bool) or not np.isscalar(value) or not np.isreal(value):
         raise TypeError(f"{name} must be a number, got {value!r}")
     value = float(value)  # type: ignore[arg-type]
@@ -28,14 +27,14 @@ def _number(name: str, value: Any, least: float, strict: bool = False) -> np.nda
     return np.asarray(value)
 
 
-def _float(k: Any) -> Array:
+def _float(k: Array | np.ndarray | float) -> Array:
     return jnp.asarray(k, jnp.result_type(float))
 
 
 class Constant(AbstractSchedule):
     """The same value at every iteration."""
 
-    value: Any
+    value: Array | np.ndarray
 
     def __init__(self, value: float) -> None:
         self.value = _number("value", value, 0.0, strict=True)
@@ -54,9 +53,9 @@ class Polynomial(AbstractSchedule):
     30.0
     """
 
-    scale: Any
-    power: Any
-    offset: Any
+    scale: Array | np.ndarray
+    power: Array | np.ndarray
+    offset: Array | np.ndarray
 
     def __init__(self, scale: float, power: float, offset: float = 0.0) -> None:
         self.scale = _number("scale", scale, 0.0, strict=True)
@@ -73,9 +72,9 @@ class ConstantThenDecay(AbstractSchedule):
         scale: s. n_constant: iterations at s. power: a.
     """
 
-    scale: Any
-    n_constant: Any
-    power: Any
+    scale: Array | np.ndarray
+    n_constant: Array | np.ndarray
+    power: Array | np.ndarray
 
     def __init__(self, scale: float, n_constant: int, power: float) -> None:
         self.scale = _number("scale", scale, 0.0, strict=True)
@@ -92,11 +91,11 @@ class Growth(AbstractSchedule):
         initial: $m_0 \ge 0$. scale: s. power: c. epoch: iterations an epoch (one counts iterations).
     """
 
-    initial: Any
-    scale: Any
-    power: Any
-    epoch: Any
-    cap: Any
+    initial: Array | np.ndarray
+    scale: Array | np.ndarray
+    power: Array | np.ndarray
+    epoch: Array | np.ndarray
+    cap: Array | np.ndarray
 
     def __init__(self, initial: float = 1, scale: float = 1.0, power: float = 1.0, epoch: int = 1, cap: float = 1e6) -> None:
         self.initial = _number("initial", initial, 0.0)
@@ -110,7 +109,7 @@ class Growth(AbstractSchedule):
         return jnp.clip(size, 1.0, self.cap)
 
 
-def as_schedule(value: Any, name: str = "schedule") -> AbstractSchedule:
+def as_schedule(value: object, name: str = "schedule") -> AbstractSchedule:
     """A schedule as it is; a positive number as a constant one.
 
     Raises:
@@ -136,7 +135,11 @@ def exponent(schedule: AbstractSchedule) -> float:
     return -float(np.log(values[1] / values[0]) / np.log(high / low))
 
 
-def check_schedules(step: Any, step_size: Any = None, mc_size: Any = None) -> str:
+def check_schedules(
+    step: float | AbstractSchedule | None,
+    step_size: float | AbstractSchedule | None = None,
+    mc_size: float | AbstractSchedule | None = None,
+) -> str:
     r"""One sentence on what theory says of the schedules; it never forbids.
 
     With $\delta_n\sim n^{-a}$ the step of theta, $\gamma_n\sim n^{-b}$ the Langevin step and

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import abc
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import equinox as eqx
 import jax
@@ -14,6 +14,9 @@ from jaxtyping import Array, Bool, PyTree
 
 from ..numerics.compiling import compiled
 from ..numerics.naming import path_name
+
+if TYPE_CHECKING:
+    from numpy.typing import ArrayLike
 
 
 class AbstractSpace(eqx.Module):
@@ -55,10 +58,10 @@ class Real(AbstractSpace):
 class Box(AbstractSpace):
     """low <= x <= high, entry by entry; either may be infinite. Coordinates: logit, log or identity."""
 
-    low: Any
-    high: Any
+    low: Array | np.ndarray
+    high: Array | np.ndarray
 
-    def __init__(self, low: Any = -np.inf, high: Any = np.inf) -> None:
+    def __init__(self, low: ArrayLike = -np.inf, high: ArrayLike = np.inf) -> None:
         self.low, self.high = np.asarray(low, float), np.asarray(high, float)
         if np.any(self.low >= self.high) or np.any(np.isnan(self.low) | np.isnan(self.high)):
             raise ValueError(f"low must be below high everywhere, got low = {low}, high = {high}")
@@ -96,7 +99,7 @@ class Positive(AbstractSpace):
         floor: the smallest value a projection gives.
     """
 
-    floor: Any
+    floor: Array | np.ndarray
 
     def __init__(self, floor: float = 1e-10) -> None:
         if not floor > 0:
@@ -119,10 +122,10 @@ class Positive(AbstractSpace):
 class Ball(AbstractSpace):
     r"""$|x - c| \le r$, one ball for the whole array. Coordinates: $v = w/\sqrt{1-|w|^2}$ of $w = (x-c)/r$."""
 
-    radius: Any
-    centre: Any
+    radius: Array | np.ndarray
+    centre: Array | np.ndarray
 
-    def __init__(self, radius: float, centre: Any = 0.0) -> None:
+    def __init__(self, radius: float, centre: ArrayLike = 0.0) -> None:
         if not radius > 0:
             raise ValueError(f"radius must be positive, got {radius}")
         self.radius, self.centre = np.asarray(float(radius)), np.asarray(centre, float)
@@ -170,7 +173,7 @@ class Simplex(AbstractSpace):
 class PositiveDefinite(AbstractSpace):
     """Symmetric (d, d) matrices with eigenvalues of at least `floor`. Coordinates: the log-Cholesky vector."""
 
-    floor: Any
+    floor: Array | np.ndarray
 
     def __init__(self, floor: float = 1e-10) -> None:
         if not floor > 0:
@@ -222,11 +225,11 @@ class Product(AbstractSpace):
         return self._each("from_unconstrained", u)
 
 
-def _is_space(x: Any) -> bool:
+def _is_space(x: object) -> bool:
     return isinstance(x, AbstractSpace)
 
 
-def as_space(space: Any, params: PyTree) -> AbstractSpace:
+def as_space(space: AbstractSpace | PyTree, params: PyTree) -> AbstractSpace:
     """A `Product` over the parameters from None (all real), one space for every leaf, or a pytree prefix of spaces.
 
     A dict may leave out names, which are then real.

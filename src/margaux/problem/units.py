@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING
 
 import jax
 import numpy as np
 from jaxtyping import PyTree
+
+if TYPE_CHECKING:
+    from numpy.typing import ArrayLike
 
 
 def one_unit(data: PyTree) -> PyTree:
@@ -19,7 +22,7 @@ def one_unit(data: PyTree) -> PyTree:
     return jax.tree.map(lambda leaf: leaf[None], data)
 
 
-def pad_ragged(values: Any, groups: Any, fill: float = 0.0) -> tuple[PyTree, np.ndarray]:
+def pad_ragged(values: PyTree, groups: ArrayLike, fill: float = 0.0) -> tuple[PyTree, np.ndarray]:
     """Pad the rows of a long table to one block a unit, with a mask.
 
     Args:

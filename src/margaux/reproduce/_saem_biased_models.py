@@ -72,7 +72,7 @@ class AbstractRobustPoisson(mx.AbstractExponentialFamily):
 class RobustPoisson(AbstractRobustPoisson):
     """The M-step that regresses with the intercept in the design; `gram` is the mean of x x^T."""
 
-    gram: Any
+    gram: np.ndarray
 
     def m_step(self, mean_stats):
         beta = jnp.linalg.solve(self.gram, mean_stats["xz"])
@@ -82,7 +82,7 @@ class RobustPoisson(AbstractRobustPoisson):
 class SlopesAlone(AbstractRobustPoisson):
     """The authors' M-step: slopes without an intercept in the design, which is then set to the mean residual."""
 
-    gram: Any
+    gram: np.ndarray
 
     def m_step(self, mean_stats):
         xz, slopes = mean_stats["xz"], jnp.linalg.solve(self.gram[1:, 1:], mean_stats["xz"][1:])
@@ -96,7 +96,7 @@ class CurvatureScaled(AbstractKernel):
     For logistic regression with n rows, standardised columns, and an intercept, the first, whose own prior is left out.
     """
 
-    kernel: Any
+    kernel: AbstractKernel
     step_size: Any
     target_acceptance: Any
     adjusted: ClassVar[bool] = True

@@ -184,7 +184,7 @@ def _ks(part: Any) -> np.ndarray:
     return np.array([scipy.stats.kstest(own["z"], "norm").pvalue for _, own in part.groupby("feature")])
 
 
-def draw_proposals(frame: Any) -> Figure:
+def draw_proposals(frame: pd.DataFrame) -> Figure:
     """Figure 1: a row a metric, a column a rank, a group a number of draws."""
     ranks, sizes, names = (list(dict.fromkeys(frame[name])) for name in ("q", "N", "proposal"))
     figure = Figure(figsize=(4.2 * len(ranks), 8.0), layout="constrained")
@@ -212,7 +212,7 @@ def draw_proposals(frame: Any) -> Figure:
     return figure
 
 
-def draw_tests(frame: Any) -> Figure:
+def draw_tests(frame: pd.DataFrame) -> Figure:
     """Figure 2: p-values of Kolmogorov-Smirnov tests of the features."""
     figure = Figure(figsize=(9.5, 3.6), layout="constrained")
     axis = figure.subplots()

@@ -9,9 +9,13 @@ import math
 import platform
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import typer
+
+if TYPE_CHECKING:
+    import pandas as pd
+
 
 #: columns of a summary that are shown, in this order, and how
 SHOWN = {
@@ -85,7 +89,7 @@ def ended(fitted: Any) -> str:
     return "The fit ended as asked." if fitted.converged_ else "The fit ended before it had converged."
 
 
-def nested(frame: Any) -> dict[str, Any]:
+def nested(frame: pd.DataFrame) -> dict[str, Any]:
     """The rows of a frame by name; rows with several names nest.
 
     >>> import pandas as pd
@@ -128,7 +132,7 @@ def show_estimates(frame: Any, title: str, beside: dict[str, Any] | None = None,
     console().print(table)
 
 
-def show_frame(frame: Any, title: str, first: str, names: dict[str, str] | None = None) -> None:
+def show_frame(frame: pd.DataFrame, title: str, first: str, names: dict[str, str] | None = None) -> None:
     """Print a frame of numbers; those that are unknown are left empty."""
     from rich.markup import escape
 
@@ -166,7 +170,7 @@ def _known(value: Any) -> bool:
     return isinstance(value, str) or not math.isnan(value)
 
 
-def _cell(form: str, value: Any) -> str:
+def _cell(form: str, value: object) -> str:
     return value if isinstance(value, str) else form.format(value) if _known(value) else ""
 
 

@@ -59,7 +59,7 @@ class Parts:
 
 
 def data_tree(
-    subject: Any,
+    subject: object,
     n_draws: int = 1000,
     random_state: int = 0,
     *,

@@ -14,8 +14,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
+
+    #: one or several, as matplotlib itself gives them
+    AxesLike = Axes | Sequence[Axes] | np.ndarray
 
 #: backends that write files and show nothing
 SILENT = {"agg", "cairo", "pdf", "pgf", "ps", "svg", "template"}
@@ -35,7 +40,7 @@ class Panels(np.ndarray):
         return self.flat[0].figure
 
     @classmethod
-    def of(cls, axes: Any) -> Panels:
+    def of(cls, axes: AxesLike) -> Panels:
         """Axes as an array of objects."""
         return np.asarray(axes, dtype=object).view(cls)
 
@@ -73,7 +78,7 @@ def single(ax: Axes | None, width: float, height: float) -> Axes:
     return _given(ax, 1)[0]
 
 
-def several(ax: Any, count: int, width: float, height: float, columns: int = 3) -> tuple[Panels, Figure | None]:
+def several(ax: AxesLike | None, count: int, width: float, height: float, columns: int = 3) -> tuple[Panels, Figure | None]:
     """So many Axes: those given, or panels of this size in rows of `columns`; and the figure if it is new.
 
     Raises:
@@ -90,7 +95,9 @@ def several(ax: Any, count: int, width: float, height: float, columns: int = 3) 
     return Panels.of(axes[:count]), figure
 
 
-def grid(ax: Any, rows: int, columns: int, width: float, height: float, **settings: Any) -> tuple[Panels, Figure | None]:
+def grid(
+    ax: AxesLike | None, rows: int, columns: int, width: float, height: float, **settings: Any
+) -> tuple[Panels, Figure | None]:
     """Axes (rows, columns) of a figure of this size, with settings of matplotlib's `subplots`, or those given.
 
     Raises:
@@ -102,7 +109,7 @@ def grid(ax: Any, rows: int, columns: int, width: float, height: float, **settin
     return Panels.of(figure.subplots(rows, columns, squeeze=False, **settings)), figure
 
 
-def _given(ax: Any, count: int) -> Panels:
+def _given(ax: AxesLike, count: int) -> Panels:
     given = np.ravel(np.asarray(ax, dtype=object))
     if len(given) != count or not all(hasattr(axis, "scatter") for axis in given):
         raise ValueError(f"ax must be {count} matplotlib Axes, as many as the figure has panels, got {len(given)}")

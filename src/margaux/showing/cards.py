@@ -129,7 +129,7 @@ def _table(frame: pd.DataFrame, total: int) -> str:
     return f'<table>{count}<thead><tr><th scope="col">parameter</th>{head}</tr></thead><tbody>{"".join(lines)}</tbody></table>'
 
 
-def _number(value: Any) -> str:
+def _number(value: object) -> str:
     if isinstance(value, float | np.floating):
         return "" if np.isnan(value) else f"{value:.4g}"
     return f"{value:,}" if isinstance(value, int | np.integer) and not isinstance(value, bool) else str(value)

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from types import MappingProxyType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from .figures import drawn
 from .page import Figure, Paragraph, Part, Verdict, number
+
+if TYPE_CHECKING:
+    from ..answers.fit import Fit
+
 
 ID, TITLE = "convergence", "Convergence and diagnostics"
 #: the checks of `Fit.diagnostics` in words, with what their figure is
@@ -46,7 +50,7 @@ def diagnostics(frame: Any, names: Mapping[str, str] = MappingProxyType({})) -> 
     return out or [Paragraph("This fit has no trace to check.")]
 
 
-def trace(fit: Any, own: Mapping[str, str] = MappingProxyType({})) -> Figure:
+def trace(fit: Fit, own: Mapping[str, str] = MappingProxyType({})) -> Figure:
     """The traces of the parameters; of many the first that move. `own`: what the family calls the parameters.
 
     Raises:
@@ -76,7 +80,7 @@ def trace(fit: Any, own: Mapping[str, str] = MappingProxyType({})) -> Figure:
     return drawn(panels, alt, caption)
 
 
-def course(fit: Any) -> list[Part]:
+def course(fit: Fit) -> list[Part]:
     """Traces of what the E-step reported, summed up in a sentence each."""
     out: list[Part] = []
     for name, text in (

@@ -9,12 +9,16 @@ import shlex
 import sys
 import traceback
 from collections.abc import Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import typer
 from typer.core import TyperGroup
 
 from ..engine.outcome import FitError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
 
 #: exit codes
 FINE, FAILED, MISUSED, UNEXPECTED, INTERRUPTED = 0, 1, 2, 70, 130
@@ -50,7 +54,9 @@ class Typed:
 class Boundary(TyperGroup):
     """The whole command line: `main` turns what is raised into a line on stderr and an exit code."""
 
-    def main(self, args: Any = None, prog_name: str | None = None, standalone_mode: bool = True, **settings: Any) -> Any:
+    def main(
+        self, args: Sequence[str] | None = None, prog_name: str | None = None, standalone_mode: bool = True, **settings: Any
+    ) -> Any:
         typed = Typed(shlex.join(["margaux", *(sys.argv[1:] if args is None else args)]), debugging())
         try:
             code = super().main(args=args, prog_name=prog_name, standalone_mode=False, obj=typed, **settings)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pandas as pd
@@ -10,19 +10,23 @@ import pandas as pd
 from .forest import chosen, forest
 from .page import Part, Section, Table, Verdict, attempt, number, probability, section, words
 
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+
 ID, TITLE = "estimates", "Estimates"
 #: columns of a summary that a page shows, in this order
 COLUMNS = ("estimate", "se", "rse", "z", "t", "p", "ci_low", "ci_high")
 
 
 def estimates(
-    summary: Any,
+    summary: Callable[..., pd.DataFrame],
     caption: str,
     rest: str,
     level: float = 0.95,
     against: float | None = 0.0,
     named: str = "parameter",
-    plot: Any = None,
+    plot: Callable[..., Any] | None = None,
     extra: list[Part] | None = None,
 ) -> Section:
     """The section: forest plot, table, and what the summary says is not to be trusted.
@@ -38,7 +42,7 @@ def estimates(
 
 
 def _parts(
-    frame: pd.DataFrame, caption: str, rest: str, level: float, against: float | None, named: str, plot: Any
+    frame: pd.DataFrame, caption: str, rest: str, level: float, against: float | None, named: str, plot: Callable[..., Any] | None
 ) -> list[Part]:
     said = frame.attrs.get("message", "").split("; ", 1)
     about = [Verdict("careful", _sentence(said[1]))] if len(said) > 1 and said[1] else []

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 import numpy as np
@@ -10,11 +10,19 @@ import numpy as np
 from ..numerics.naming import path_name
 from .page import Facts, listed
 
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from jaxtyping import PyTree
+
+    from ..answers.fit import Fit
+
+
 #: arrays of the data that are named
 ARRAYS = 12
 
 
-def sentence(thing: Any) -> str:
+def sentence(thing: object) -> str:
     """The first sentence of the docstring of the class of a thing; "" where it has none of its own."""
     doc = type(thing).__dict__.get("__doc__") or ""
     first = " ".join(doc.strip().split("\n\n")[0].split())
@@ -22,7 +30,7 @@ def sentence(thing: Any) -> str:
     return "" if own or not first else first.split(". ")[0].rstrip(".").replace("`", "") + "."
 
 
-def sizes(data: Any) -> str:
+def sizes(data: PyTree) -> str:
     """Names and shapes of the arrays of a pytree.
 
     >>> sizes({"y": np.zeros((3, 2)), "n": np.zeros(3)})
@@ -50,12 +58,12 @@ def facts(*pairs: tuple[str, Any]) -> Facts:
     return Facts(tuple((name, str(value)) for name, value in pairs if value not in (None, "")))
 
 
-def model_of(fit: Any) -> str:
+def model_of(fit: Fit) -> str:
     """The name of the model of a fit, by its class or by what the fit says of itself."""
     return type(fit.problem.model).__name__ if fit.problem is not None else fit.description.split(":")[0]
 
 
-def counted(names: Any) -> str:
+def counted(names: Sequence[str]) -> str:
     """How many names, and the first of them.
 
     >>> counted(["mu", "tau"])
@@ -64,7 +72,7 @@ def counted(names: Any) -> str:
     return f"{len(names):,}: {listed(list(names), 10)}"
 
 
-def running(fit: Any, burned: str = "") -> list[tuple[str, Any]]:
+def running(fit: Fit, burned: str = "") -> list[tuple[str, Any]]:
     """Pairs about how a fit ran: algorithm, E-step, iterations, runs, precision, time."""
     how = fit.description.split(": ", 1)[-1].rsplit(", ", 1)
     runs = len(jax.tree.leaves(fit.run_params)[0]) if jax.tree.leaves(fit.run_params) else 1
@@ -86,7 +94,7 @@ def running(fit: Any, burned: str = "") -> list[tuple[str, Any]]:
     ]
 
 
-def estep(fit: Any) -> str:
+def estep(fit: Fit) -> str:
     """The E-step in words: its class with its whole numbers, and the kernel of chains."""
     one = fit.estep
     if one is None:

@@ -7,11 +7,16 @@ import io
 import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from .page import Figure
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure as Drawing
+    from numpy.typing import ArrayLike
+
 
 #: points of a line, or of a scatter, beyond which it becomes a picture inside the SVG
 POINTS = 1500
@@ -71,7 +76,7 @@ def style() -> Iterator[None]:
         yield
 
 
-def figure_of(given: Any) -> Any:
+def figure_of(given: object) -> Any:
     """The matplotlib Figure of a Figure, of Axes, or of several Axes.
 
     Raises:
@@ -87,7 +92,7 @@ def figure_of(given: Any) -> Any:
     raise TypeError(f"a plot must return a Figure, Axes, or an array of Axes, got {type(given).__name__}")
 
 
-def seen(figure: Any) -> str:
+def seen(figure: Drawing) -> str:
     """What the panels of a figure hold: labels, ranges, and how many lines and points.
 
     >>> from matplotlib.figure import Figure as Drawing
@@ -129,7 +134,7 @@ def _panel(axis: Any) -> str:
     return (f"{title}: {body}" if title and body else title or body) + "."
 
 
-def _svg(figure: Any) -> str:
+def _svg(figure: Drawing) -> str:
     """The figure as SVG, with what holds very many points as pictures."""
     _lighten(figure)
     text = _saved(figure)
@@ -151,7 +156,7 @@ def _lighten(figure: Any) -> None:
                 one.set_rasterized(True)
 
 
-def _saved(figure: Any) -> str:
+def _saved(figure: Drawing) -> str:
     target = io.StringIO()
     figure.savefig(
         target, format="svg", dpi=DPI, transparent=True, metadata={"Date": None, "Creator": None, "Format": None, "Type": None}
@@ -159,7 +164,7 @@ def _saved(figure: Any) -> str:
     return target.getvalue()
 
 
-def _close(figure: Any) -> None:
+def _close(figure: Drawing) -> None:
     """Figures of pyplot stay in its list until they are closed."""
     if figure.canvas.manager is not None:
         from matplotlib import pyplot
@@ -212,7 +217,7 @@ def themed(colour: str) -> tuple[str, str] | None:
     return None if lighter is rgb else (f"#{colour}", _hex(lighter))
 
 
-def luminance(rgb: Any) -> float:
+def luminance(rgb: ArrayLike) -> float:
     """Relative luminance of an sRGB colour from 0 to 255 (WCAG 2.2).
 
     >>> luminance((255, 255, 255))

@@ -60,7 +60,7 @@ def save(drawn: Any, path: Path) -> None:
     plt.close(figure)
 
 
-def write_report(subject: Any, folder: Path, title: str, command: str) -> str:
+def write_report(subject: object, folder: Path, title: str, command: str) -> str:
     """Write the report page of a fit or a fitted estimator; its name."""
     from .report import write
 

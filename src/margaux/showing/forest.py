@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pandas as pd
 
 from .figures import drawn
 from .page import Figure, number
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
 
 #: rows that are drawn
 ROWS = 40
@@ -89,7 +93,7 @@ def grouped(frame: pd.DataFrame) -> list[pd.DataFrame]:
     return [frame.loc[place == one] for one in order]
 
 
-def _panel(axis: Any, group: pd.DataFrame, against: float | None) -> None:
+def _panel(axis: Axes, group: pd.DataFrame, against: float | None) -> None:
     places = np.arange(len(group))[::-1]
     centre, low, high = (group[name].to_numpy(float) for name in ("estimate", "ci_low", "ci_high"))
     known = np.isfinite(low) & np.isfinite(high)
@@ -108,7 +112,7 @@ def _panel(axis: Any, group: pd.DataFrame, against: float | None) -> None:
     axis.set_axisbelow(True)
 
 
-def _short(name: Any) -> str:
+def _short(name: object) -> str:
     text = " · ".join(map(str, name)) if isinstance(name, tuple) else str(name)
     text = text.replace("$", r"\$")
     return text if len(text) <= NAME else text[: NAME - 1] + "…"

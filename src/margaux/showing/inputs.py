@@ -6,9 +6,13 @@ import difflib
 import hashlib
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from .errors import UserError
+
+if TYPE_CHECKING:
+    import pandas as pd
+
 
 TABS, PARQUET = (".tsv", ".tab"), (".parquet", ".pq")
 #: files of other programs, and what to do about them
@@ -96,7 +100,7 @@ def _parquet(path: Path) -> Any:
     return frame if isinstance(frame.index, pd.RangeIndex) else frame.reset_index()
 
 
-def check_column(frame: Any, name: str, option: str, path: Path) -> str:
+def check_column(frame: pd.DataFrame, name: str, option: str, path: Path) -> str:
     """The name, if there is such a column.
 
     Raises:
@@ -109,7 +113,7 @@ def check_column(frame: Any, name: str, option: str, path: Path) -> str:
     raise UserError(f"{option} {name!r} is no column of {path.name}; they are {shown}{_meant(name, known)}")
 
 
-def chosen_columns(frame: Any, columns: str | None, others: Sequence[str], path: Path) -> list[str]:
+def chosen_columns(frame: pd.DataFrame, columns: str | None, others: Sequence[str], path: Path) -> list[str]:
     """The columns of `--columns`, or all but those that have another role, which `others` names, the outcome first.
 
     Raises:
@@ -140,7 +144,7 @@ def check_numeric(frame: Any, names: Iterable[str], mend: str, filled: bool = Tr
             check_filled(frame, [name])
 
 
-def check_filled(frame: Any, names: Iterable[str]) -> None:
+def check_filled(frame: pd.DataFrame, names: Iterable[str]) -> None:
     """Raises: UserError: a column with empty cells, with the first."""
     for name in names:
         empty = frame[name].isna().to_numpy()
@@ -171,7 +175,7 @@ def check_sound(frame: Any, names: Iterable[str]) -> None:
             )
 
 
-def _texts(column: Any) -> list[int]:
+def _texts(column: pd.Series) -> list[int]:
     """Positions of the cells that hold no number, empty ones apart."""
     import pandas as pd
 
@@ -182,7 +186,7 @@ def _texts(column: Any) -> list[int]:
 
 
 def regression_of(
-    frame: Any,
+    frame: pd.DataFrame,
     y: str | None,
     columns: str | None,
     formula: str | None,

@@ -135,7 +135,7 @@ def number(value: Any, digits: int = 4) -> str:
     return text.rstrip("0").rstrip(".") if "." in text else text
 
 
-def nats(value: Any) -> str:
+def nats(value: float) -> str:
     """A log-likelihood or a criterion: three places, since differences between models count.
 
     >>> nats(-5174.28119), nats(float("nan"))
@@ -206,6 +206,6 @@ def listed(items: Sequence[Any], most: int = 12) -> str:
     return ", ".join(words) + (f" and {len(items) - most:,} more" if len(items) > most else "")
 
 
-def words(name: Any) -> str:
+def words(name: object) -> str:
     """A label of an index, of one level or several."""
     return " · ".join(map(str, name)) if isinstance(name, tuple) else str(name)

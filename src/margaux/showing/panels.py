@@ -2,24 +2,31 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pandas as pd
 from scipy import stats
 
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from numpy.typing import ArrayLike
+
+    from .axes import Panels
+
+
 #: a number of at most so many values is shown by category
 FEW = 4
 
 
-def scatter(axis: Any, x: Any, values: np.ndarray) -> None:
+def scatter(axis: Axes, x: ArrayLike, values: np.ndarray) -> None:
     axis.plot(x, values, "o", ms=2.5, alpha=0.6)
     axis.axhline(0, color="black", lw=0.8)
     for end in (-1.96, 1.96):
         axis.axhline(end, color="grey", lw=0.8, ls=":")
 
 
-def histogram(axis: Any, values: np.ndarray, label: str) -> None:
+def histogram(axis: Axes, values: np.ndarray, label: str) -> None:
     values = values[np.isfinite(values)]
     x = np.linspace(-4, 4, 200)
     axis.hist(values, bins="fd", density=True, color="tab:blue", alpha=0.45)
@@ -27,7 +34,7 @@ def histogram(axis: Any, values: np.ndarray, label: str) -> None:
     axis.set(xlabel=label, yticks=[])
 
 
-def quantiles(axis: Any, values: np.ndarray, label: str) -> None:
+def quantiles(axis: Axes, values: np.ndarray, label: str) -> None:
     """Quantiles against those of N(0, 1), with the pointwise 95% band of independent draws from it."""
     values = np.sort(values[np.isfinite(values)])
     n, rank = len(values), np.arange(1, len(values) + 1)
@@ -39,7 +46,7 @@ def quantiles(axis: Any, values: np.ndarray, label: str) -> None:
     axis.set(xlabel="quantile of N(0, 1)", ylabel=f"quantile of {label}")
 
 
-def relation(axis: Any, values: pd.Series, eta: np.ndarray) -> None:
+def relation(axis: Axes, values: pd.Series, eta: np.ndarray) -> None:
     """One random effect against one covariate."""
     there = np.asarray(values.notna())
     values, eta = values.dropna(), eta[there]
@@ -58,7 +65,7 @@ def relation(axis: Any, values: pd.Series, eta: np.ndarray) -> None:
         axis.set_title(f"p = {stats.f_oneway(*groups).pvalue:.2g} (analysis of variance)", fontsize=8)
 
 
-def bottom(axes: Any, label: str, columns: int = 3) -> None:
+def bottom(axes: Panels, label: str, columns: int = 3) -> None:
     """The x label of a grid, below the lowest panel of each column."""
     for axis in axes[-columns:]:
         axis.set_xlabel(label)

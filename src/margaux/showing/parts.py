@@ -6,10 +6,9 @@ import importlib
 import importlib.util
 import sys
 from types import ModuleType
-from typing import Any
 
 
-def part_of(subject: Any, part: str) -> ModuleType | None:
+def part_of(subject: object, part: str) -> ModuleType | None:
     """The module of that name ("page", "arviz") in the folder of the nearest class of a subject that has one, or None."""
     for one in type(subject).__mro__:
         folder = sys.modules.get(one.__module__.rpartition(".")[0])
@@ -20,7 +19,7 @@ def part_of(subject: Any, part: str) -> ModuleType | None:
     return None
 
 
-def check_fitted(estimator: Any) -> None:
+def check_fitted(estimator: object) -> None:
     """Raises: sklearn.exceptions.NotFittedError: `fit` has not been called."""
     if not hasattr(estimator, "result_"):
         from sklearn.exceptions import NotFittedError

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import numpy as np
 import pandas as pd
@@ -11,8 +11,15 @@ from matplotlib.collections import EllipseCollection
 from matplotlib.colors import to_rgba
 from matplotlib.patches import Ellipse
 from matplotlib.patheffects import withStroke
+from numpy.typing import ArrayLike
 
 from .panels import FEW
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+#: an entry a unit
+PerUnit: TypeAlias = ArrayLike | pd.Series
 
 #: colours that stay apart in every common kind of colour blindness (Okabe and Ito 2008)
 PALETTE = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#000000")
@@ -34,7 +41,7 @@ class Colouring(NamedTuple):
     kinds: list[str] | None
 
 
-def colouring(color: Any, table: Any) -> Colouring | None:
+def colouring(color: PerUnit | None, table: Any) -> Colouring | None:
     """The colours of the units of a table.
 
     Args:
@@ -67,7 +74,7 @@ def colouring(color: Any, table: Any) -> Colouring | None:
     return Colouring(name, np.where(codes < 0, np.nan, codes), [_text(kind) for kind in category.cat.categories])
 
 
-def aligned(values: Any, table: Any, what: str) -> pd.Series:
+def aligned(values: PerUnit, table: Any, what: str) -> pd.Series:
     """An entry a fitted unit of what was given for the fitted units or for all of them."""
     if isinstance(values, pd.Series):
         series = values
@@ -93,7 +100,7 @@ def aligned(values: Any, table: Any, what: str) -> pd.Series:
     return series if len(series) == n else series.loc[rows]
 
 
-def _text(kind: Any) -> str:
+def _text(kind: object) -> str:
     return f"{kind:g}" if isinstance(kind, float) else str(kind)
 
 
@@ -148,7 +155,7 @@ def scatter(axis: Any, places: np.ndarray, colours: Colouring | None, level: flo
     )
 
 
-def ellipses(axis: Any, places: np.ndarray, covariance: np.ndarray, level: float, colours: Colouring | None) -> None:
+def ellipses(axis: Axes, places: np.ndarray, covariance: np.ndarray, level: float, colours: Colouring | None) -> None:
     """One faint ellipse a point: places (n, 2), covariance (n, 2, 2)."""
     width, height, angle = shape(covariance, level)
     inks = [PALETTE[0]] * len(places)
@@ -175,7 +182,7 @@ def ellipses(axis: Any, places: np.ndarray, covariance: np.ndarray, level: float
     axis.autoscale_view()
 
 
-def label(axis: Any, places: np.ndarray, texts: Sequence[Any], spare: np.ndarray, fontsize: float = 7) -> list[Any]:
+def label(axis: Axes, places: np.ndarray, texts: Sequence[Any], spare: np.ndarray, fontsize: float = 7) -> list[Any]:
     """Texts beside places (m, 2), the first ones first; one that finds no room is left out.
 
     Each goes where it leaves the origin and covers neither another text nor the points `spare` (l, 2). `LABELS` are tried.
@@ -223,7 +230,7 @@ def _offsets(direction: np.ndarray, half: np.ndarray, gap: float) -> np.ndarray:
     return way / np.abs(way).max(axis=1, keepdims=True) * (half + gap)
 
 
-def short(name: Any, most: int = 24) -> str:
+def short(name: object, most: int = 24) -> str:
     """A long name without its middle.
 
     >>> short("a very long name of a bacterium", 16)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from importlib.metadata import version
-from typing import Any
+from typing import TYPE_CHECKING
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup, escape
@@ -12,12 +12,16 @@ from markupsafe import Markup, escape
 from .figures import themed
 from .page import Figure, Paragraph, Section
 
+if TYPE_CHECKING:
+    from .report import Page
+
+
 #: bytes of all figures together, so that a page stays below three million
 BUDGET = 2_600_000
 MARKS = {"good": "✓ Fine.", "careful": "! Careful.", "bad": "✕ Not to be trusted.", "told": "Note."}
 
 
-def rendered(page: Any) -> str:
+def rendered(page: Page) -> str:
     """The HTML of a `margaux.report.Page`."""
     page = page._replace(sections=within(page.sections, BUDGET))
     figures = [part for section in page.sections for part in section.parts if isinstance(part, Figure)]

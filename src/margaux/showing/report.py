@@ -22,7 +22,7 @@ class Page(NamedTuple):
     sections: list[Section]
 
 
-def write(subject: Any, path: str | Path, title: str | None = None, command: str | None = None) -> Path:
+def write(subject: object, path: str | Path, title: str | None = None, command: str | None = None) -> Path:
     """Write the report page of a fit or a fitted estimator: one HTML file that needs nothing else, for any screen or paper.
 
     What cannot be computed, or would take long, is left out with a sentence. A fit that failed has a page too: pass
@@ -63,7 +63,7 @@ def write(subject: Any, path: str | Path, title: str | None = None, command: str
     return path
 
 
-def page_of(subject: Any) -> Any:
+def page_of(subject: object) -> Any:
     """The module that knows the page of a subject: `page` beside its class.
 
     Raises:

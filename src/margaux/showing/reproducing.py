@@ -21,7 +21,9 @@ ID, TITLE = "reproduce", "How to reproduce it"
 LONGEST = 3000
 
 
-def reproducing(call: str, seed: Any, data: Callable[[], Any], command: str | None, how: str, dtype: Any = None) -> Section:
+def reproducing(
+    call: str, seed: Any, data: Callable[[], Any], command: str | None, how: str, dtype: np.dtype | None = None
+) -> Section:
     """The section.
 
     Args:

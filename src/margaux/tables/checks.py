@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import warnings
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pandas as pd
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
 
 #: what pandas calls columns of objects that are all numbers, or all missing
 NUMBERS = ("integer", "floating", "mixed-integer-float", "decimal", "empty")
@@ -18,7 +22,7 @@ SIDE = 5
 ENTRIES = 2_000_000
 
 
-def listed(names: Any) -> str:
+def listed(names: Iterable[str]) -> str:
     names = list(map(str, names))
     return ", ".join(names[:8]) + (", ..." if len(names) > 8 else "")
 
@@ -70,7 +74,7 @@ def check_category(values: pd.Series, name: str) -> None:
         )
 
 
-def level_codes(values: pd.Series, levels: Any, name: str) -> np.ndarray:
+def level_codes(values: pd.Series, levels: pd.Index, name: str) -> np.ndarray:
     """Place of each value among the categories; a value that is none of them is refused."""
     levels = pd.Index(levels)
     codes = levels.get_indexer(pd.Index(values.to_numpy(object)))
@@ -166,7 +170,7 @@ def _check_twins(x: np.ndarray, seen: np.ndarray, names: list[str]) -> None:
             raise ValueError(f'"{names[j]}" and "{names[k]}" are the same in all {a.size} rows that have both; drop one')
 
 
-def _check_dependence(x: np.ndarray, seen: np.ndarray, complete: Any, names: list[str]) -> None:
+def _check_dependence(x: np.ndarray, seen: np.ndarray, complete: np.ndarray, names: list[str]) -> None:
     """No column is a combination of others and a constant, on the complete rows and on all that have the columns in it."""
     whole = complete.all()
     z = x.copy() if whole else x[complete]

@@ -1,5 +1,8 @@
 """Discrete covariates with holes against brute force: every completion, SciPy's densities, and quadrature of its own."""
 
+# What is refused has types that are refused.
+# pyright: reportArgumentType=false
+
 import contextlib
 import itertools
 import warnings

@@ -26,7 +26,7 @@ class Arguments(eqx.Module):
     kinds: tuple[str, ...] = eqx.field(static=True)
     fixed: tuple[Any, ...] = eqx.field(static=True)
     whole: tuple[Any, ...]
-    structure: Any = eqx.field(static=True)
+    structure: PyTree = eqx.field(static=True)
 
     def put_together(self, units: dict[str, Array], count: int) -> tuple[tuple, dict[str, Any]]:
         """Positional and named arguments of a call with the data of `count` units."""
@@ -46,7 +46,7 @@ class Arguments(eqx.Module):
 
 
 def taken_apart(
-    leaves: list[tuple[str, Any]], structure: Any, chosen: Callable[[str, Any], str]
+    leaves: list[tuple[str, Any]], structure: PyTree, chosen: Callable[[str, Any], str]
 ) -> tuple[Arguments, dict[str, Any]]:
     """`Arguments` by a rule that names the kind of each leaf, and the data over units."""
     kinds = [chosen(name, leaf) for name, leaf in leaves]
@@ -112,7 +112,7 @@ def rows(data: dict[str, PyTree], ids: np.ndarray) -> dict[str, PyTree]:
     return {name: leaf[ids] for name, leaf in data.items()}
 
 
-def _plain(leaf: Any) -> Any:
+def _plain(leaf: object) -> Any:
     """Series and the like as arrays, arrays without an axis as numbers; others as they are."""
     if hasattr(leaf, "columns"):
         raise Refusal(
@@ -125,5 +125,5 @@ def _plain(leaf: Any) -> Any:
     return array.item() if array.ndim == 0 and _numeric(array) else array
 
 
-def _numeric(array: Any) -> bool:
+def _numeric(array: np.ndarray | jax.Array) -> bool:
     return jnp.issubdtype(array.dtype, jnp.number) or array.dtype == bool

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 import numpy as np
@@ -13,8 +13,13 @@ from ...numerics.compiling import compiled
 from ...showing.arviz import Parts
 from .models import BySite, NumPyroSharedModel, natural
 
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
-def of_numpyro(fit: Any, n_draws: int, key: int) -> Parts:
+    from ...answers.fit import Fit
+
+
+def of_numpyro(fit: Fit, n_draws: int, key: int) -> Parts:
     """Latent and deterministic sites as the posterior, observed sites as the data; the dimension of units is named as
     their plate. Observations under a mask are left out, and the others become a list."""
     z, stats, drawn = latents(fit, n_draws, key)
@@ -27,7 +32,7 @@ def of_numpyro(fit: Any, n_draws: int, key: int) -> Parts:
         """Without the axis (2) of units where all data are one, or the value is that of all."""
         return {name: value[:, :, 0] if one or axes[name] is None else value for name, value in values.items()}
 
-    def over(function: Any, z: PyTree) -> dict[str, np.ndarray]:
+    def over(function: Callable[..., Any], z: PyTree) -> dict[str, np.ndarray]:
         return by_site(over_draws(function, model, fit.params, z, fit.data))
 
     first = jax.tree.map(lambda leaf: leaf[:1, :1], z)

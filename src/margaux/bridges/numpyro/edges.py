@@ -6,7 +6,7 @@ Ascent comes near such an edge ever more slowly, so it is looked at when the fit
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
@@ -21,6 +21,10 @@ from ...engine.outcome import RESULTS
 from ...numerics.precision import precision
 from ...problem.penalty import NoPenalty
 from ...problem.space import Box, Positive, Product
+
+if TYPE_CHECKING:
+    from ...problem.space import AbstractSpace
+
 
 #: log-likelihood that tells no difference, its Monte Carlo error that allows to say so, and draws for it
 NEGLIGIBLE, TRUSTED, DRAWS = 0.01, 0.1, 500
@@ -55,7 +59,7 @@ def at_edges(fit: Fit) -> Fit:
     return dataclasses.replace(fit.at(params), result=RESULTS.boundary, rows=None)
 
 
-def _ends(space: Any, params: PyTree) -> list[tuple[str, float]]:
+def _ends(space: AbstractSpace, params: PyTree) -> list[tuple[str, float]]:
     """(name, end) of single numbers with an end to their space."""
     out = []
     if not isinstance(space, Product) or not isinstance(space.spaces, dict):

@@ -19,7 +19,11 @@ from .models import NumPyroModel, NumPyroSharedModel
 from .reading import read
 
 if TYPE_CHECKING:
+    from jaxtyping import Array
+
+    from ...algorithms.base import AbstractAlgorithm
     from ...answers.fit import Fit
+    from ...esteps import AbstractEStep
 
 #: chains of all units together that a fit by default has at least, and chains a unit at most
 CHAINS, MOST = 64, 16
@@ -86,11 +90,11 @@ def fit_numpyro(
     *args: Any,
     unit_plate: str | None = "units",
     unit_args: Any = None,
-    algorithm: Any = None,
-    estep: Any = None,
+    algorithm: AbstractAlgorithm | None = None,
+    estep: AbstractEStep | None = None,
     n_iter: int = 2000,
     batch_size: int | None = None,
-    key: Any = 0,
+    key: int | Array = 0,
     params: dict[str, Any] | None = None,
     fit_args: dict[str, Any] | None = None,
     edges: bool = True,

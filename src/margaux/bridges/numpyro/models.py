@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import abc
 from importlib import import_module
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import equinox as eqx
 import jax
@@ -19,13 +19,16 @@ from ...numerics.keys import key_of
 from ...problem.model import AbstractModel, AbstractPointwise, AbstractPredictive, AbstractShared, Latents, Params, Unit
 from .program import Program, Site, expanded, one, squeezed, units_back, units_first
 
+if TYPE_CHECKING:
+    from ...answers.fit import Fit
+
 
 class BySite(AbstractPointwise, AbstractPredictive):
     """What is told of a unit by site, each value with the units it has on the leading axis."""
 
     program: eqx.AbstractVar[Program]
 
-    def arviz_parts(self, fit: Any, n_draws: int, key: int) -> Any:
+    def arviz_parts(self, fit: Fit, n_draws: int, key: int) -> Any:
         """What a fit gives to ArviZ, by site."""
         return import_module(f"{__package__}.arviz").of_numpyro(fit, n_draws, key)
 
@@ -63,7 +66,7 @@ class BySite(AbstractPointwise, AbstractPredictive):
     def simulate(self, key, params, z, y):
         return self._told(self.program.simulated(key, params, *self._at(z, y)), self.program.observed)
 
-    def posterior(self, fit: Any, n_draws: int = 1000, thin: int = 1, key: int = 0) -> dict[str, np.ndarray]:
+    def posterior(self, fit: Fit, n_draws: int = 1000, thin: int = 1, key: int = 0) -> dict[str, np.ndarray]:
         """Posterior draws at the estimate by site, on their own scale, deterministic sites with them.
 
         From the fit's chains as in `Fit.draws`; where there are none, independent draws as in `Fit.to_arviz`.

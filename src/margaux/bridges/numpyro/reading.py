@@ -215,7 +215,7 @@ def _first_line(error: Exception) -> str:
 
 
 def _by_units(
-    function: Any, leaves: list, structure: Any, plate: str, n: int, unit_args: Any, params: PyTree
+    function: Callable[..., Any], leaves: list, structure: PyTree, plate: str, n: int, unit_args: Any, params: PyTree
 ) -> tuple[Arguments, dict[str, Any]]:
     """Arguments taken apart so that the plate's size is the number of units given."""
     chosen = None if unit_args is None else check_unit_args(unit_args, leaves)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -10,6 +10,10 @@ from ...showing.answer import Answer
 from ...showing.command import Run
 from ...showing.inputs import among, outcome_name, read_table, regression_of
 from ...showing.options import Columns, Data, Formula, Iterations, OptionalY, words
+
+if TYPE_CHECKING:
+    from .estimator import EmpiricalBayesLogistic
+
 
 PRIORS = ("mean", "mean_scale", "ard")
 
@@ -40,7 +44,7 @@ def empirical_bayes_logistic(
     return answer(fitted, f"logistic regression of {outcome_name(y, formula)} on {data.name}", run.level)
 
 
-def answer(fitted: Any, title: str, level: float) -> Answer:
+def answer(fitted: EmpiricalBayesLogistic, title: str, level: float) -> Answer:
     """What is said and written of a fitted `EmpiricalBayesLogistic`: the prior's estimates, and the coefficients given them."""
     table, loglik = coefficients(fitted, level), fitted.loglik_
     says = [
@@ -66,7 +70,7 @@ def answer(fitted: Any, title: str, level: float) -> Answer:
     )
 
 
-def coefficients(fitted: Any, level: float) -> Any:
+def coefficients(fitted: EmpiricalBayesLogistic, level: float) -> Any:
     """Posterior mean, standard deviation and interval of the coefficients, by name."""
     import numpy as np
     import pandas as pd

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from sklearn.base import ClassifierMixin
@@ -18,6 +18,13 @@ from ...problem.units import one_unit
 from ...tables.formula import design, new_design
 from ..base import AbstractEstimator
 from .model import ARDPrior, MeanPrior, MeanScalePrior
+
+if TYPE_CHECKING:
+    from numpy.typing import DTypeLike
+
+    from ...showing.axes import AxesLike
+    from ...tables.kinds import Tabular
+
 
 #: coefficients up to which the sampler follows their whole covariance
 DENSE = 200
@@ -67,7 +74,7 @@ class EmpiricalBayesLogistic(ClassifierMixin, AbstractEstimator):
         n_draws: int = 2000,
         thin: int = 10,
         random_state: int = 0,
-        dtype: Any = None,
+        dtype: DTypeLike | None = None,
         verbose: bool = True,
     ) -> None:
         self.prior = prior
@@ -145,12 +152,12 @@ class EmpiricalBayesLogistic(ClassifierMixin, AbstractEstimator):
             return ARDPrior(float(self.sigma)), {"sigma": np.ones(d - 1)}, {"sigma": Positive(1e-6)}
         raise ValueError(f'prior must be "mean", "mean_scale" or "ard", got {self.prior!r}')
 
-    def decision_function(self, X: Any) -> np.ndarray:
+    def decision_function(self, X: Tabular) -> np.ndarray:
         """Log odds of the posterior predictive probability of the second class, (rows,)."""
         p = np.clip(self.predict_proba(X)[:, 1], 1e-300, 1 - 1e-16)
         return np.log(p) - np.log1p(-p)
 
-    def predict_proba(self, X: Any) -> np.ndarray:
+    def predict_proba(self, X: Tabular) -> np.ndarray:
         """Posterior predictive probabilities (rows, 2): averaged over the draws, not read at their mean."""
         check_is_fitted(self, "result_")
         x = self._with_intercept(np.asarray(validate_data(self, new_design(self._spec, X), dtype=np.float64, reset=False)))
@@ -160,12 +167,12 @@ class EmpiricalBayesLogistic(ClassifierMixin, AbstractEstimator):
         p = total / len(self.draws_)
         return np.column_stack([1 - p, p])
 
-    def predict(self, X: Any) -> np.ndarray:
+    def predict(self, X: Tabular) -> np.ndarray:
         """The class of the larger predictive probability."""
         second = self.predict_proba(X)[:, 1] > 0.5
         return self.classes_[second.astype(int)]
 
-    def plot_coefficients(self, names: list[str] | None = None, ax: Any = None) -> Any:
+    def plot_coefficients(self, names: list[str] | None = None, ax: AxesLike | None = None) -> Any:
         """Posterior histograms of the coefficients (SOUL, figure 2), on an Axes each, thirty at most."""
         from .plots import histograms
 

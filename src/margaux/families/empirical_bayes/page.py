@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pandas as pd
@@ -16,18 +16,22 @@ from ...showing.figures import drawn
 from ...showing.forest import forest
 from ...showing.page import Paragraph, Part, Section, attempt, listed, section
 
+if TYPE_CHECKING:
+    from .estimator import EmpiricalBayesLogistic
+
+
 #: coefficients whose histograms are drawn, and observations whose probabilities are
 HISTOGRAMS, OBSERVATIONS = 15, 5000
 WORDS = "Logistic regression with normal coefficients, whose prior is estimated by maximum marginal likelihood."
 
 
-def heading(model: Any) -> tuple[str, str]:
+def heading(model: EmpiricalBayesLogistic) -> tuple[str, str]:
     """Title and lead."""
     lead = f"{model.n_observations_:,} observations, {model.n_features_in_:,} columns; the prior is estimated."
     return "Empirical-Bayes logistic regression", lead
 
 
-def sections(model: Any, command: str | None = None) -> list[Section]:
+def sections(model: EmpiricalBayesLogistic, command: str | None = None) -> list[Section]:
     """The sections of the page."""
     fit = model.result_
     return [
@@ -48,13 +52,13 @@ def sections(model: Any, command: str | None = None) -> list[Section]:
     ]
 
 
-def names_of(model: Any) -> list[str]:
+def names_of(model: EmpiricalBayesLogistic) -> list[str]:
     """Names of the coefficients, intercept first."""
     own = getattr(model, "feature_names_in_", [f"x{j}" for j in range(model.n_features_in_)])
     return (["intercept"] if model.fit_intercept else []) + [str(name) for name in own]
 
 
-def _coefficients(model: Any) -> list[Part]:
+def _coefficients(model: EmpiricalBayesLogistic) -> list[Part]:
     if model.result_.result.failed:
         return [Paragraph("The posterior of the coefficients is left out: the fit failed.")]
     draws, names = np.asarray(model.draws_, float), names_of(model)
@@ -80,7 +84,7 @@ def _coefficients(model: Any) -> list[Part]:
     return [*attempt("The forest plot", lambda: forest(frame, what="Posterior means")), *histograms, held]
 
 
-def _calibration(model: Any) -> Part:
+def _calibration(model: EmpiricalBayesLogistic) -> Part:
     x, y = (np.asarray(model.result_.data[name][0], float)[:OBSERVATIONS] for name in ("x", "y"))
     draws = np.asarray(model.draws_, float)[:: max(len(model.draws_) // 200, 1)]
     expected = expit(x @ draws.T).mean(axis=1)

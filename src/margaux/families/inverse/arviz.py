@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING
 
 from ...answers.arviz import of_rows, renamed
 from ...showing.arviz import Parts
 from ...showing.parts import check_fitted
 
+if TYPE_CHECKING:
+    from .estimator import SparseInverse
 
-def arviz_parts(fitted: Any, n_draws: int, key: int) -> Parts:
+
+def arviz_parts(fitted: SparseInverse, n_draws: int, key: int) -> Parts:
     """The signal x of an inverse problem."""
     check_fitted(fitted)
     parts = of_rows(fitted, n_draws, key, None)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -13,6 +13,12 @@ from ...showing.command import Run
 from ...showing.errors import UserError
 from ...showing.inputs import among, check_column, check_file, check_numeric, read_table
 from ...showing.options import TABLES, Iterations, files, words
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from .estimator import SparseInverse
+
 
 PRIORS = ("huber", "l1", "tv", "group")
 ARRAYS = (".npz", ".npy")
@@ -112,7 +118,7 @@ def _named(held: dict[str, Any], name: str, what: str, path: Path) -> Any:
     return held[name]
 
 
-def _column(frame: Any, y: str | None, path: Path) -> Any:
+def _column(frame: pd.DataFrame, y: str | None, path: Path) -> Any:
     name = y if y is not None else "y" if "y" in frame.columns else str(frame.columns[0])
     if y is None and name != "y" and frame.shape[1] > 1:
         raise UserError(f"{path.name} has {frame.shape[1]} columns; name that of the outcome by --y")
@@ -130,7 +136,7 @@ def _shape(text: str | None) -> tuple[int, ...] | None:
         raise UserError(f"--shape must look like 64,64, got {text!r}") from problem
 
 
-def answer(fitted: Any, title: str, level: float) -> Answer:
+def answer(fitted: SparseInverse, title: str, level: float) -> Answer:
     """What is said and written of a fitted `SparseInverse`: estimates, and x with its index."""
     import numpy as np
 
@@ -162,7 +168,7 @@ def answer(fitted: Any, title: str, level: float) -> Answer:
     )
 
 
-def residual_sd(fitted: Any) -> float:
+def residual_sd(fitted: SparseInverse) -> float:
     """Root mean square of y - A x."""
     import numpy as np
 
@@ -179,7 +185,7 @@ def entries(x: Any) -> Any:
     return pd.DataFrame({"x": x.ravel()}, index=index)
 
 
-def trace(fitted: Any) -> Any:
+def trace(fitted: SparseInverse) -> Any:
     """The iterates of theta."""
     import pandas as pd
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax.numpy as jnp
 import numpy as np
@@ -24,6 +24,14 @@ from ...problem.units import one_unit
 from ..base import AbstractEstimator
 from .model import AbstractOperator, LinearInverse, as_operator, maximum_a_posteriori, norm_squared
 from .priors import L1, AbstractPrior, GroupL2, HuberPrior, TotalVariation1D, TotalVariation2D
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from numpy.typing import ArrayLike, DTypeLike
+
+    from ...problem.schedule import AbstractSchedule
+    from ...showing.axes import AxesLike
+
 
 #: how far log theta may go from its start, either way
 REACH = 9.0
@@ -74,15 +82,15 @@ class SparseInverse(AbstractEstimator):
         *,
         prior: str | AbstractPrior = "huber",
         noise_sd: float | None = None,
-        step_size: Any = None,
-        step: Any = None,
+        step_size: float | AbstractSchedule | None = None,
+        step: float | AbstractSchedule | None = None,
         theta_start: float | None = None,
         average: AbstractAverage | None = None,
         n_iter: int = 3000,
         n_steps: int = 2,
         warm_up: int = 100,
         random_state: int = 0,
-        dtype: Any = None,
+        dtype: DTypeLike | None = None,
         verbose: bool = True,
     ) -> None:
         self.prior = prior
@@ -98,7 +106,7 @@ class SparseInverse(AbstractEstimator):
         self.dtype = dtype
         self.verbose = verbose
 
-    def fit(self, A: Any, y: Any, shape: tuple[int, ...] | None = None) -> SparseInverse:
+    def fit(self, A: Any, y: ArrayLike, shape: tuple[int, ...] | None = None) -> SparseInverse:
         """Estimate theta (and the noise level), then x.
 
         Args:
@@ -299,14 +307,14 @@ class SparseInverse(AbstractEstimator):
         column = self.result_.names.index("log_theta")
         return np.exp(self.result_.trace["params"][:, 0, column])
 
-    def plot_trace(self, ax: Any = None) -> Any:
+    def plot_trace(self, ax: Axes | None = None) -> Any:
         """Iterates of theta and their running average, in log scale (SOUL, figure 5 left), on one Axes."""
         from .plots import theta_trace
 
         check_is_fitted(self, "result_")
         return theta_trace(self, ax)
 
-    def plot_reconstruction(self, truth: Any = None, ax: Any = None) -> Any:
+    def plot_reconstruction(self, truth: ArrayLike | None = None, ax: AxesLike | None = None) -> Any:
         """The data and x (an image beside y; a vector as lines), with the true x where given, an Axes each."""
         from .plots import reconstruction
 

@@ -71,10 +71,10 @@ class BlockOperator(AbstractOperator):
             row of A lies among the B r padded ones, B r where it is zero. places: (d,), likewise of each column.
     """
 
-    blocks: Any
-    columns: Any
-    rows: Any
-    places: Any
+    blocks: Array | np.ndarray
+    columns: Array | np.ndarray
+    rows: Array | np.ndarray
+    places: Array | np.ndarray
     shape: tuple[int, ...] = eqx.field(static=True)
     out: tuple[int, ...] = eqx.field(static=True)
 
@@ -104,7 +104,9 @@ class FunctionOperator(AbstractOperator):
         return self.backward(r)
 
 
-def as_operator(A: Any, y: np.ndarray, shape: tuple[int, ...] | None, dtype: Any, structure: str = "auto") -> AbstractOperator:
+def as_operator(
+    A: Any, y: np.ndarray, shape: tuple[int, ...] | None, dtype: np.dtype | type, structure: str = "auto"
+) -> AbstractOperator:
     """An operator from a matrix, a scipy sparse matrix or a pair (forward, adjoint) of functions.
 
     Args:
@@ -168,7 +170,9 @@ def _blocks(matrix: Any, shape: tuple[int, ...], out: tuple[int, ...], most: int
     return BlockOperator(blocks=blocks, columns=columns, rows=rows, places=places, shape=shape, out=out)
 
 
-def _from_functions(forward: Any, backward: Any, y: np.ndarray, shape: Any, dtype: Any) -> FunctionOperator:
+def _from_functions(
+    forward: Callable[[Array], Array], backward: Callable[[Array], Array], y: np.ndarray, shape: Any, dtype: np.dtype | type
+) -> FunctionOperator:
     if shape is None:
         raise ValueError("with A = (forward, adjoint) pass shape=, the shape of x")
     shape = tuple(int(side) for side in np.atleast_1d(shape))
@@ -223,8 +227,8 @@ class LinearInverse(AbstractNonSmooth, AbstractPointwise, AbstractPredictive):
 
     operator: AbstractOperator
     prior: AbstractPrior
-    start: Any
-    noise_sd: Any = None
+    start: Array | np.ndarray
+    noise_sd: Array | np.ndarray | None = None
 
     def log_smooth(self, params, z, y):
         log_sigma2 = self._log_sigma2(params, z)
@@ -254,7 +258,13 @@ class LinearInverse(AbstractNonSmooth, AbstractPointwise, AbstractPredictive):
 
 
 def maximum_a_posteriori(
-    operator: AbstractOperator, prior: AbstractPrior, y: Array, weight: Any, start: Array, n_iter: int = 5000, tol: float = 1e-7
+    operator: AbstractOperator,
+    prior: AbstractPrior,
+    y: Array,
+    weight: Array | float,
+    start: Array,
+    n_iter: int = 5000,
+    tol: float = 1e-7,
 ) -> Array:
     r"""$\arg\min_x |y - Ax|^2/2 + w\phi(x)$, with $w = \theta\sigma^2$.
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from scipy import stats
@@ -13,18 +13,22 @@ from ...showing.facts import facts
 from ...showing.figures import drawn
 from ...showing.page import Paragraph, Part, Section, Verdict, attempt, number, section
 
+if TYPE_CHECKING:
+    from .estimator import SparseInverse
+
+
 #: entries of x up to which their posterior is sampled for a page
 ENTRIES = 4000
 WORDS = "A linear operator of x plus normal noise; the prior of x is exp(-theta phi(x)), and theta is estimated."
 
 
-def heading(model: Any) -> tuple[str, str]:
+def heading(model: SparseInverse) -> tuple[str, str]:
     """Title and lead."""
     lead = f"{model.x_.size:,} unknowns from {model.y_.size:,} data; the weight of the prior is estimated."
     return f"Sparse inverse problem: {type(model.prior_).__name__} prior", lead
 
 
-def sections(model: Any, command: str | None = None) -> list[Section]:
+def sections(model: SparseInverse, command: str | None = None) -> list[Section]:
     """The sections of the page."""
     fit = model.result_
     return [
@@ -47,7 +51,7 @@ def sections(model: Any, command: str | None = None) -> list[Section]:
     ]
 
 
-def _convergence(model: Any) -> Section:
+def _convergence(model: SparseInverse) -> Section:
     whole = of_fit.convergence_of(model.result_)
     theta = model.trace()
     alt = f"Iterates of theta over {len(theta):,} iterations, from {number(theta[0])} to {number(theta[-1])}; estimate "
@@ -58,7 +62,7 @@ def _convergence(model: Any) -> Section:
     return section(whole.id, whole.title, [part for part in whole.parts if part.kind != "figure"], plot)
 
 
-def _residuals(model: Any) -> list[Part]:
+def _residuals(model: SparseInverse) -> list[Part]:
     gap = (model.y_ - model.predict()).ravel() / model.sigma_
     n, value = gap.size, float(np.sum(gap**2))
     told = facts(
@@ -88,7 +92,7 @@ def _residuals(model: Any) -> list[Part]:
     return [told, verdict, drawn(draw, alt, "Residuals at the maximum a posteriori, over the noise level.", ranges=False)]
 
 
-def _reconstruction(model: Any) -> list[Part]:
+def _reconstruction(model: SparseInverse) -> list[Part]:
     x = np.asarray(model.x_, float)
     count = int(np.sum(np.abs(x) > 1e-6 * max(np.abs(x).max(), 1e-300)))
     alt = f"The maximum a posteriori x, of {x.size:,} entries from {number(x.min(), 3)} to {number(x.max(), 3)}, {count:,} not 0."
@@ -104,7 +108,7 @@ def _reconstruction(model: Any) -> list[Part]:
     )
 
 
-def _posterior(model: Any) -> list[Part]:
+def _posterior(model: SparseInverse) -> list[Part]:
     if model.result_.result.failed:
         return []
     if model.x_.size > ENTRIES:
@@ -117,7 +121,7 @@ def _posterior(model: Any) -> list[Part]:
     return attempt("The posterior of x", lambda: _band(model))
 
 
-def _band(model: Any) -> list[Part]:
+def _band(model: SparseInverse) -> list[Part]:
     moments = model.result_.latents(n_draws=1000)
     mean, sd = (np.ravel(moments[name]) for name in ("mean", "sd"))
     if mean.size != model.x_.size:

@@ -12,6 +12,10 @@ from ...showing.axes import Panels, several, single
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from numpy.typing import ArrayLike
+
+    from ...showing.axes import AxesLike
+    from .estimator import SparseInverse
 
 
 def theta_trace(fitted: Any, ax: Axes | None = None) -> Axes:
@@ -37,7 +41,7 @@ def theta_trace(fitted: Any, ax: Axes | None = None) -> Axes:
     return axis
 
 
-def reconstruction(fitted: Any, truth: Any = None, ax: Any = None) -> Panels:
+def reconstruction(fitted: SparseInverse, truth: ArrayLike | None = None, ax: AxesLike | None = None) -> Panels:
     """Images of the data (where they are one), of x and of the true x; or of vectors A x against y, and the entries of x."""
     truth, x, y = None if truth is None else np.asarray(truth), fitted.x_, fitted.y_
     if x.ndim == 2:

@@ -7,13 +7,18 @@ $\int e^{-\theta\phi(x)}dx = \theta^{-d'/k}\int e^{-\phi(u)}du$: the log normali
 from __future__ import annotations
 
 import abc
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, PyTree, Scalar
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from numpy.typing import ArrayLike
 
 
 class AbstractPrior(eqx.Module):
@@ -86,7 +91,7 @@ class HuberPrior(AbstractPrior):
         ValueError: smoothing is not positive.
     """
 
-    smoothing: Any
+    smoothing: Array | np.ndarray
     smooth: ClassVar[bool] = True
 
     def __init__(self, smoothing: float = 4e-5) -> None:
@@ -131,7 +136,7 @@ class GroupL2(AbstractPrior):
     sizes: tuple[int, ...] = eqx.field(static=True)
     smooth: ClassVar[bool] = False
 
-    def __init__(self, groups: Any) -> None:
+    def __init__(self, groups: ArrayLike) -> None:
         groups = np.asarray(groups)
         if groups.dtype.kind not in "iu" or groups.size == 0:
             raise TypeError(f"groups must be integers, one an entry of x; got {groups.size} of dtype {groups.dtype}")
@@ -261,7 +266,13 @@ def _gradient_transposed(q: Array) -> Array:
 
 
 def _dual_ascent(
-    x: Array, dual: Array, difference: Any, transposed: Any, project: Any, norm: float, n_iter: int
+    x: Array,
+    dual: Array,
+    difference: Callable[[Array], Array],
+    transposed: Callable[[Array], Array],
+    project: Callable[[Array], Array],
+    norm: float,
+    n_iter: int,
 ) -> tuple[Array, Array]:
     """min |u - x|^2 / 2 + step |D u| is u = x - D^T q at the projection of D^-T x on |q| <= step: Nesterov on q."""
 

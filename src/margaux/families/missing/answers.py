@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax.numpy as jnp
 import numpy as np
@@ -19,6 +19,11 @@ from .multinomial import Multinomial, given_observed_each
 from .observed import Groups, Params, Rows, by_group, given_observed
 from .table import Table
 
+if TYPE_CHECKING:
+    from jaxtyping import Array, PyTree
+
+    from ...tables.kinds import Column
+
 
 @compiled
 def predictors(params: Params, rows: Rows, groups: Groups) -> tuple[Any, Any]:
@@ -28,12 +33,12 @@ def predictors(params: Params, rows: Rows, groups: Groups) -> tuple[Any, Any]:
 
 
 @compiled
-def _shares(family: Any, params: Params, sample: Sample, groups: Groups, outcome: bool) -> Any:
+def _shares(family: AbstractFamily | Multinomial, params: Params, sample: Sample, groups: Groups, outcome: bool) -> Any:
     _, after, before = log_densities(family, groups, params, sample)
     return sample.completions.gather(after if outcome else before)[1]  # type: ignore[union-attr]
 
 
-def shares(family: Any, params: Params, data: Arranged, outcome: bool) -> np.ndarray | None:
+def shares(family: AbstractFamily | Multinomial, params: Params, data: Arranged, outcome: bool) -> np.ndarray | None:
     """Probabilities of the completions given what is observed of their rows, with the outcome or without; None without any."""
     if data.completions is None:
         return None
@@ -47,12 +52,12 @@ def _class_probabilities(family: Multinomial, params: Params, rows: Rows, groups
 
 
 @compiled
-def _means(family: Any, params: Params, rows: Rows, groups: Groups) -> Any:
+def _means(family: AbstractFamily | Multinomial, params: Params, rows: Rows, groups: Groups) -> Any:
     return moments(family, groups, params, rows)[0].x
 
 
 @compiled
-def _expected(family: AbstractFamily, mean: Any, variance: Any) -> Any:
+def _expected(family: AbstractFamily, mean: Array, variance: Array) -> Any:
     return family.mean(mean, variance)
 
 
@@ -62,16 +67,16 @@ def _given(params: Params, rows: Rows, groups: Groups) -> Any:
 
 
 @compiled
-def _mode(family: Multinomial, y: Any, mean: Any, root: Any) -> Any:
+def _mode(family: Multinomial, y: Array, mean: Array, root: Array) -> Any:
     return family.mode(y, mean, root)[0]
 
 
 @compiled
-def _log_posterior(family: AbstractFamily, y: Any, mean: Any, sd: Any, grid: Any, scale: Any) -> Any:
+def _log_posterior(family: AbstractFamily, y: Array, mean: Array, sd: Array, grid: Array, scale: Array) -> Any:
     return family.log_density(y[:, None], mean[:, None] + sd[:, None] * grid, scale) - grid**2 / 2
 
 
-def codes(y: Any, classes: np.ndarray | None) -> np.ndarray:
+def codes(y: Column, classes: np.ndarray | None) -> np.ndarray:
     """Numbers, or places among the classes.
 
     Raises:
@@ -104,7 +109,7 @@ def coefficient_index(names: list[str], classes: np.ndarray | None) -> pd.Index:
     return pd.Index(rows, name=f"against {classes[0]}")
 
 
-def parameter_names(table: Table, params: Any) -> list[str]:
+def parameter_names(table: Table, params: PyTree) -> list[str]:
     """Of every free parameter in the units of the data: coefficients, then the covariates' part."""
     own = [name for name, kept in zip(table.names, table.gaussian, strict=True) if kept]
     out = list(coefficient_index(table.names, table.classes if np.ndim(params["coef"]) == 2 else None))
@@ -115,7 +120,7 @@ def parameter_names(table: Table, params: Any) -> list[str]:
     return out + (["residual variance"] if "scale" in params else [])
 
 
-def expected_outcome(family: Any, params: Params, data: Arranged) -> np.ndarray:
+def expected_outcome(family: AbstractFamily | Multinomial, params: Params, data: Arranged) -> np.ndarray:
     """E[y | x_o], averaged over what is missing, (n,); of a multinomial family P(y | x_o), (n, K)."""
     wide = data.wide(params)
     if isinstance(family, Multinomial):
@@ -125,7 +130,9 @@ def expected_outcome(family: Any, params: Params, data: Arranged) -> np.ndarray:
     return data.totals(found, shares(family, params, data, False))
 
 
-def conditional_mean(family: Any, params: Params, data: Arranged, scores: Any, outcome: bool) -> tuple[np.ndarray, np.ndarray]:
+def conditional_mean(
+    family: AbstractFamily | Multinomial, params: Params, data: Arranged, scores: Any, outcome: bool
+) -> tuple[np.ndarray, np.ndarray]:
     """E[x | x_o, y], or E[x | x_o] without the outcome: Gaussian columns (n, p), and those of discrete covariates (n, s), with
     their values `scores` (C, s) in the cells."""
     share, wide = shares(family, params, data, outcome), data.wide(params)
@@ -138,7 +145,9 @@ def conditional_mean(family: Any, params: Params, data: Arranged, scores: Any, o
     return x, data.totals(scores[data.completions.cell], share)
 
 
-def draw_completed(family: Any, params: Params, data: Arranged, draws: int, key: int) -> tuple[np.ndarray, np.ndarray | None]:
+def draw_completed(
+    family: AbstractFamily | Multinomial, params: Params, data: Arranged, draws: int, key: int
+) -> tuple[np.ndarray, np.ndarray | None]:
     """Independent draws of the table given everything observed: Gaussian columns (draws, n, p), and the cells (draws, n) where
     covariates are discrete."""
     rng = np.random.default_rng(key)
@@ -171,7 +180,7 @@ def draw_completed(family: Any, params: Params, data: Arranged, draws: int, key:
     return np.take_along_axis(out, chosen[:, :, None], axis=1), np.asarray(data.completions.cell)[chosen]
 
 
-def _one_each(owner: np.ndarray, share: np.ndarray, draws: int, rng: Any) -> np.ndarray:
+def _one_each(owner: np.ndarray, share: np.ndarray, draws: int, rng: np.random.Generator) -> np.ndarray:
     """Of each row one of its completions by their shares, (draws, n)."""
     order = np.argsort(owner, kind="stable")
     firsts = np.flatnonzero(np.diff(owner[order], prepend=-1))
@@ -182,7 +191,9 @@ def _one_each(owner: np.ndarray, share: np.ndarray, draws: int, rng: Any) -> np.
     return order[np.clip(np.searchsorted(total, wanted, side="right"), firsts, last)]
 
 
-def _predictors_given_outcome(family: AbstractFamily, params: Params, rows: Rows, found: Any, draws: int, rng: Any) -> np.ndarray:
+def _predictors_given_outcome(
+    family: AbstractFamily, params: Params, rows: Rows, found: Any, draws: int, rng: np.random.Generator
+) -> np.ndarray:
     """Draws of the whitened predictor z given y, (draws, n, 1), by inverting its distribution function on a grid."""
     grid = np.linspace(-9.0, 9.0, 721)
     scale = np.asarray(params.get("scale", 1.0))
@@ -194,7 +205,9 @@ def _predictors_given_outcome(family: AbstractFamily, params: Params, rows: Rows
     return np.stack([np.interp(u, cdf, grid) for u, cdf in zip(uniforms, share, strict=True)], axis=1)[..., None]
 
 
-def _classes_given_outcome(family: Multinomial, params: Params, rows: Rows, found: Any, draws: int, rng: Any) -> np.ndarray:
+def _classes_given_outcome(
+    family: Multinomial, params: Params, rows: Rows, found: Any, draws: int, rng: np.random.Generator
+) -> np.ndarray:
     r"""Draws of z given y, (draws, n, j), by rejection from N(mode, I).
 
     With f = log p(y | m + Lz), concave, whose gradient at the mode is the mode itself, f(z) is at most
@@ -221,7 +234,7 @@ def _classes_given_outcome(family: Multinomial, params: Params, rows: Rows, foun
     return out
 
 
-def score(classes: Any, predicted: np.ndarray, y: Any, weights: Any) -> float:
+def score(classes: np.ndarray | None, predicted: np.ndarray, y: Column, weights: Any) -> float:
     """Accuracy where there are classes, otherwise R^2."""
     truth = np.ravel(np.asarray(y))
     if classes is not None:

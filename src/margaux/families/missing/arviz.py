@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING
 
 import jax.numpy as jnp
 import numpy as np
@@ -13,8 +13,11 @@ from ...numerics.precision import precision
 from ...showing.arviz import Parts
 from ...showing.parts import check_fitted
 
+if TYPE_CHECKING:
+    from .estimator import MissingGLM
 
-def arviz_parts(fitted: Any, n_draws: int, key: int) -> Parts:
+
+def arviz_parts(fitted: MissingGLM, n_draws: int, key: int) -> Parts:
     """Missing entries of the covariates, drawn exactly and independently.
 
     The log-likelihood is that of the rows with holes: the outcome of the others depends on no latent.

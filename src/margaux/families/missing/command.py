@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -12,6 +12,10 @@ from ...showing.answer import Answer
 from ...showing.command import Run
 from ...showing.inputs import among, outcome_name, read_table, regression_of
 from ...showing.options import Columns, Data, Formula, Iterations, OptionalY, words
+
+if TYPE_CHECKING:
+    from .estimator import MissingGLM
+
 
 METHODS = ("exact", "saem", "mcem", "misso")
 LIKELIHOODS = ("logistic", "probit", "gaussian", "poisson", "multinomial")
@@ -122,7 +126,7 @@ def _fit(
     more: dict[str, Any] = {} if n_iter is None else {"n_iter": n_iter}
     more |= {} if discrete is None else {"discrete": [name.strip() for name in discrete.split(",")]}
     with run.fitting():
-        fitted: Any = getattr(estimators, kind)(method=method, **settings, **more, **run.settings).fit(*regression)
+        fitted: MissingGLM = getattr(estimators, kind)(method=method, **settings, **more, **run.settings).fit(*regression)
         if select:
             fitted = fitted.select(select)
     return answer(fitted, f"{title} of {outcome_name(y, formula)} on {data.name}", run.level, draws, run.seed, errors)
@@ -167,7 +171,7 @@ def answer(fitted: Any, title: str, level: float = 0.95, draws: int = 0, seed: i
     )
 
 
-def covariates(fitted: Any) -> Any:
+def covariates(fitted: MissingGLM) -> Any:
     """Mean and covariance of the covariates that have a distribution."""
     import numpy as np
     import pandas as pd

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-from typing import Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pandas as pd
 
 from ...tables.checks import listed
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
 
 #: distinct values up to which a column can be called discrete; cells of all discrete columns; completions of all rows
 LEVELS, CELLS, COMPLETIONS = 20, 1024, 5_000_000
@@ -158,7 +162,7 @@ def _pairs_seen(codes: np.ndarray, sizes: list[int]) -> int:
     return min(least)
 
 
-def find(discrete: Any, made: dict[str, list[int]], x: np.ndarray) -> tuple[Discrete, ...]:
+def find(discrete: str | int | Sequence[str | int] | None, made: dict[str, list[int]], x: np.ndarray) -> tuple[Discrete, ...]:
     """The discrete covariates that are asked for, by name or position, of those that make columns of the table.
 
     Raises:
@@ -178,7 +182,7 @@ def find(discrete: Any, made: dict[str, list[int]], x: np.ndarray) -> tuple[Disc
     return tuple(out)
 
 
-def asked(discrete: Any, known: list[str]) -> list[str]:
+def asked(discrete: str | int | Sequence[str | int] | None, known: list[str]) -> list[str]:
     """Names, each once, from names or positions among the known ones.
 
     Raises:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import warnings
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 import numpy as np
@@ -38,6 +38,14 @@ from .of_rows import OUTCOMES, AbstractRowAnswers
 from .selection import search
 from .table import Table, table
 from .verdict import ERRORS, Verdict
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from numpy.typing import DTypeLike
+
+    from ...tables.kinds import Column, Tabular
+
 
 METHODS = ("exact", "saem", "mcem", "misso")
 #: chains of all rows together, at least
@@ -103,9 +111,9 @@ class MissingGLM(AbstractRowAnswers):
         n_chains: int | None = None,
         kernel: AbstractKernel | None = None,
         random_state: int = 0,
-        dtype: Any = None,
+        dtype: DTypeLike | None = None,
         verbose: bool = True,
-        discrete: Any = None,
+        discrete: str | int | Sequence[str | int] | None = None,
         polish: bool = True,
     ) -> None:
         self.family = family
@@ -123,7 +131,7 @@ class MissingGLM(AbstractRowAnswers):
         self.discrete = discrete
         self.polish = polish
 
-    def fit(self, X: Any, y: Any = None, sample_weight: Any = None, offset: Any = None) -> Any:
+    def fit(self, X: Tabular, y: Column | None = None, sample_weight: Column | None = None, offset: Column | None = None) -> Any:
         """Estimate.
 
         Args:
@@ -368,9 +376,9 @@ class MissingLinear(RegressorMixin, MissingGLM):
         n_chains: int | None = None,
         kernel: AbstractKernel | None = None,
         random_state: int = 0,
-        dtype: Any = None,
+        dtype: DTypeLike | None = None,
         verbose: bool = True,
-        discrete: Any = None,
+        discrete: str | int | Sequence[str | int] | None = None,
         polish: bool = True,
     ) -> None:
         super().__init__(

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import functools
 import math
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import jax.numpy as jnp
 from jaxtyping import Array, Float
@@ -19,6 +19,9 @@ from jaxtyping import Array, Float
 from ...numerics.packing import symmetric
 from .families import AbstractFamily, Gaussian, marginal_scale_slope
 from .observed import Groups, Params, Rows, filled, given_observed, spread
+
+if TYPE_CHECKING:
+    from .multinomial import Multinomial
 
 
 class Moments(NamedTuple):
@@ -39,7 +42,7 @@ class Moments(NamedTuple):
 
 
 @functools.singledispatch
-def moments(family: Any, groups: Groups, params: Params, rows: Rows) -> tuple[Moments, Array]:
+def moments(family: AbstractFamily | Multinomial, groups: Groups, params: Params, rows: Rows) -> tuple[Moments, Array]:
     r"""And $\sum_i w_i Cov(x_i\mid x_{i,o}, y_i)$, (p, p)."""
     raise TypeError(f"no exact likelihood for {type(family).__name__}")
 
@@ -57,7 +60,9 @@ def _(family: AbstractFamily, groups: Groups, params: Params, rows: Rows) -> tup
     return Moments(log_z, before.log_x, before.mean, variance, g1, g2, x, along), covariance
 
 
-def score(family: Any, params: Params, rows: Rows, found: Moments, covariance: Array) -> dict[str, Array]:
+def score(
+    family: AbstractFamily | Multinomial, params: Params, rows: Rows, found: Moments, covariance: Array
+) -> dict[str, Array]:
     """Gradient of the observed log-likelihood in beta, mean, covariance and scale: Fisher's identity."""
     w, g1 = rows.weights, found.first
     gap = found.x - rows.c @ params["mean"]

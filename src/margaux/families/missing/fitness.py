@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import scipy
@@ -11,6 +11,12 @@ from ...answers.certificate import Check
 from .families import Gaussian, Poisson
 from .layout import Arranged
 from .observed import Params
+
+if TYPE_CHECKING:
+    from .exact import Moments
+    from .families import AbstractFamily
+    from .multinomial import Multinomial
+
 
 #: chance of a right model failing a check; rows below which nothing can be told, and those that are looked at, at most
 RARE, ENOUGH, MOST = 0.005, 50, 20_000
@@ -151,7 +157,9 @@ def covariates(residuals: np.ndarray, names: list[str]) -> Check | None:
     return _check("covariates", chance, RARE / count, chance >= RARE / count, good, bad)
 
 
-def outcome_residuals(family: Any, params: Params, data: Arranged, found: Any, share: Any, seed: int = 0) -> tuple[Any, Any]:
+def outcome_residuals(
+    family: AbstractFamily | Multinomial, params: Params, data: Arranged, found: Moments, share: np.ndarray | None, seed: int = 0
+) -> tuple[Any, Any]:
     """Normal residuals of the outcome given the observed covariates, randomised where it is discrete (Dunn and Smyth 1996), and
     its mean, (n,) both. `share`: of the completions before the outcome is seen."""
     y, m, v = (np.asarray(part, float) for part in (data.rows.y, found.predictor, found.variance))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import re
 import warnings
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pandas as pd
@@ -13,6 +13,10 @@ import pandas as pd
 from ...tables.checks import check_category, is_number, level_codes, listed, numbers_of
 from ...tables.faults import fault
 from .discrete import asked
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
 
 #: what a formula says that fills or marks holes on purpose
 DELIBERATE = re.compile(r"(fill|is|not)(na|null|nan)\(|nan_to_num\(")
@@ -29,7 +33,7 @@ class Columns:
     spec: Any = None
 
 
-def of_formula(formula: str, frame: Any, discrete: Any = None) -> tuple[Columns, Any, str]:
+def of_formula(formula: str, frame: object, discrete: str | int | Sequence[str | int] | None = None) -> tuple[Columns, Any, str]:
     """Covariates, outcome and the outcome's name."""
     if not isinstance(frame, pd.DataFrame):
         raise TypeError(f"after a formula pass the data frame it is about, got {type(frame).__name__}")
@@ -38,7 +42,7 @@ def of_formula(formula: str, frame: Any, discrete: Any = None) -> tuple[Columns,
     return by_formula(formula, frame, discrete)
 
 
-def _tidy(frame: Any) -> pd.DataFrame:
+def _tidy(frame: pd.DataFrame) -> pd.DataFrame:
     """Objects that are numbers as floats, truth values as plain ones, no empty categories; rows counted from zero."""
     changed = {}
     for name in frame.columns[~frame.columns.duplicated(keep=False)]:
@@ -66,7 +70,7 @@ def _closed(frame: pd.DataFrame, names: list[str]) -> tuple[pd.DataFrame, dict[s
     return frame, holes
 
 
-def by_formula(source: Any, frame: Any, discrete: Any = None) -> tuple[Columns, Any, str]:
+def by_formula(source: Any, frame: Any, discrete: str | int | Sequence[str | int] | None = None) -> tuple[Columns, Any, str]:
     """Covariates, outcome and its name by a formula, or covariates by the specification of an earlier one."""
     from formulaic.errors import FormulaicError
     from formulaic.materializers import FormulaMaterializer

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -16,6 +16,12 @@ from .completed import Completions
 from .exact import Moments, moments, score
 from .families import AbstractFamily, Gaussian
 from .observed import Groups, Params, Rows
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from .multinomial import Multinomial
+
 
 #: Newton steps at most; the step, in standard errors, below which an estimate is at the maximum
 NEWTON, NEAR = 50, 1e-7
@@ -92,7 +98,9 @@ class Sample(NamedTuple):
     completions: Completions | None = None
 
 
-def log_densities(family: Any, groups: Groups, params: Params, sample: Sample) -> tuple[Moments, Array, Array]:
+def log_densities(
+    family: AbstractFamily | Multinomial, groups: Groups, params: Params, sample: Sample
+) -> tuple[Moments, Array, Array]:
     """Of each (completed) row its moments, log p(y, x_o, d), and log p(x_o, d)."""
     rows, completions = sample
     per_row = moments(family, groups, params if completions is None else completions.widened(params), rows)[0]
@@ -113,7 +121,9 @@ def _weights(sample: Sample) -> Array:
 
 
 @compiled
-def value_and_gradient(family: Any, groups: tuple, struct: Struct, flat: Array, sample: Sample) -> tuple[Array, Array]:
+def value_and_gradient(
+    family: AbstractFamily | Multinomial, groups: tuple, struct: Struct, flat: Array, sample: Sample
+) -> tuple[Array, Array]:
     """Observed log-likelihood and its gradient in the free coordinates."""
     rows, completions = sample
     params, back = jax.vjp(struct.natural, flat)
@@ -131,13 +141,13 @@ def value_and_gradient(family: Any, groups: tuple, struct: Struct, flat: Array, 
 
 
 @compiled
-def _log_outcome(family: Any, groups: Groups, struct: Struct, flat: Array, sample: Sample) -> Array:
+def _log_outcome(family: AbstractFamily | Multinomial, groups: Groups, struct: Struct, flat: Array, sample: Sample) -> Array:
     _, after, before = log_densities(family, groups, struct.natural(flat), sample)
     return _weights(sample) @ (_per_row(sample, after) - _per_row(sample, before))
 
 
 @compiled
-def _scores(family: Any, struct: Struct, flat: Array, sample: Sample) -> Array:
+def _scores(family: AbstractFamily | Multinomial, struct: Struct, flat: Array, sample: Sample) -> Array:
     """Gradients of the rows one by one, (n, size), each as it counts in the sum."""
     rows, completions = sample
     params, back = jax.vjp(struct.natural, flat)
@@ -177,7 +187,12 @@ class Likelihood:
     """
 
     def __init__(
-        self, family: Any, rows: Rows, groups: tuple, dropped: tuple[int, ...] = (), completions: Completions | None = None
+        self,
+        family: AbstractFamily | Multinomial,
+        rows: Rows,
+        groups: tuple,
+        dropped: tuple[int, ...] = (),
+        completions: Completions | None = None,
     ) -> None:
         self.family, self.groups = family, groups
         lead = () if isinstance(family, AbstractFamily) else (family.n_classes - 1,)
@@ -229,7 +244,9 @@ class Likelihood:
         matrix = self.size * np.stack(columns)
         return (matrix + matrix.T) / 2
 
-    def climb(self, start: Params, max_iter: int = 1000, callback: Any = None) -> tuple[np.ndarray, float, int]:
+    def climb(
+        self, start: Params, max_iter: int = 1000, callback: Callable[..., Any] | None = None
+    ) -> tuple[np.ndarray, float, int]:
         """L-BFGS: free coordinates, log-likelihood, iterations."""
         found = scipy.optimize.minimize(
             self.objective,
@@ -241,7 +258,9 @@ class Likelihood:
         )
         return found.x, -float(found.fun) * self.size, int(found.nit)
 
-    def maximise(self, start: Params, max_iter: int = 1000, callback: Any = None) -> tuple[Maximum, np.ndarray]:
+    def maximise(
+        self, start: Params, max_iter: int = 1000, callback: Callable[..., Any] | None = None
+    ) -> tuple[Maximum, np.ndarray]:
         """L-BFGS, polished; and the observed information there."""
         flat, _, n_iter = self.climb(start, max_iter, callback)
         flat, information, more = self.polish(flat)
@@ -307,7 +326,7 @@ def newton_step(information: np.ndarray, gradient: np.ndarray) -> tuple[np.ndarr
     return vectors @ (along / values), float(np.sqrt(np.sum(along**2 / values)))
 
 
-def start(family: Any, rows: Rows, completions: Completions | None = None) -> Params:
+def start(family: AbstractFamily | Multinomial, rows: Rows, completions: Completions | None = None) -> Params:
     """Where to begin with standardised covariates: no slopes, and intercepts that suit the outcome's mean or shares."""
     k, p = rows.c.shape[1], rows.x.shape[1]
     out: Params = {"mean": np.zeros((k, p)), "covariance": np.eye(p)}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import abc
 import dataclasses
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import equinox as eqx
 import jax
@@ -17,6 +17,10 @@ from ...problem.model import AbstractBatchSurrogate, AbstractPointwise, Abstract
 from ...problem.space import AbstractSpace, Positive, PositiveDefinite, Real
 from .families import AbstractFamily, Gaussian
 from .observed import Groups, Params, Rows, filled, given_observed, spread, spreads
+
+if TYPE_CHECKING:
+    from jaxtyping import PyTree
+
 
 #: how the surrogate of beta is curved: the tightest bound at the current predictor, the largest, or the curvature itself
 CURVATURES = ("tight", "largest", "newton")
@@ -158,7 +162,7 @@ class MissingCovariates(AbstractMissing):
         covariances = [spread(batch[0], self.known, self.groups, *pair) for pair in centred.spreads]
         return self._coefficients(packed, target, covariances, jnp.sum(centred.weight), batch[0])
 
-    def _centred(self, params: dict, moments: _Moments, batch: Any) -> _Centred:
+    def _centred(self, params: dict, moments: _Moments, batch: PyTree) -> _Centred:
         """A row is its point at the mean of z plus the rest of z times a direction."""
         rows, known = batch
         s, w = moments, rows.weights

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import equinox as eqx
 import jax
@@ -13,6 +13,9 @@ from ...problem.space import AbstractSpace, PositiveDefinite, Real
 from .model import AbstractMissing
 from .multinomial import Multinomial, Predictors, filled_each, given_observed_each, spread_each
 from .observed import Rows
+
+if TYPE_CHECKING:
+    from jaxtyping import PyTree
 
 
 class MissingMultinomial(AbstractMissing):
@@ -84,7 +87,7 @@ class MissingMultinomial(AbstractMissing):
     def total_surrogate(self, params, moments, batch):
         return self._coefficients(params, moments, batch, total=True)
 
-    def _coefficients(self, params: Any, s: _Moments, batch: tuple[Rows, Predictors], total: bool) -> dict[str, Array]:
+    def _coefficients(self, params: PyTree, s: _Moments, batch: tuple[Rows, Predictors], total: bool) -> dict[str, Array]:
         """Of each row, or summed: E[uu'], what multiplies beta, and with "newton" the curvature."""
         rows, weights, beta = batch[0], batch[0].weights, params["beta"]
         k = rows.c.shape[1]
@@ -137,6 +140,6 @@ class _Moments(NamedTuple):
     zz: Float[Array, "b l l"]
     first: Float[Array, "b j"]
     firstz: Float[Array, "b j l"]
-    h: Any
-    hz: Any
-    hzz: Any
+    h: Array
+    hz: Array
+    hzz: Array

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from sklearn.utils.metaestimators import available_if
@@ -14,6 +14,10 @@ from . import answers
 from .layout import Arranged, Layout
 from .multinomial import family_of
 from .table import Table, covariates
+
+if TYPE_CHECKING:
+    from ...tables.kinds import Column, Tabular
+
 
 OUTCOMES = {"logistic": "binary", "probit": "binary", "gaussian": "continuous", "poisson": "count", "multinomial": "categorical"}
 
@@ -28,7 +32,7 @@ class AbstractRowAnswers(AbstractEstimator):
     def _family(self) -> Any:
         return family_of(self.family, self.table_.classes)
 
-    def _rows(self, X: Any, y: Any = None, offset: Any = None) -> Arranged:
+    def _rows(self, X: Tabular, y: Column | None = None, offset: Column | None = None) -> Arranged:
         """New rows, whose outcome is of no account where it is None."""
         x = covariates(X, self.table_)
         outcome = np.zeros(len(x)) if y is None else answers.codes(y, self.table_.classes)
@@ -40,18 +44,18 @@ class AbstractRowAnswers(AbstractEstimator):
         data = self.table_
         return self._layout.arranged(data.x, data.y, data.weights, data.offset)
 
-    def _refuse_offset(self, offset: Any) -> None:
+    def _refuse_offset(self, offset: Column | None) -> None:
         if self.family == "multinomial" and offset is not None:
             raise ValueError("a multinomial outcome has a predictor a class, so one offset a row says too little; leave it out")
 
-    def _expected(self, X: Any, offset: Any = None) -> np.ndarray:
+    def _expected(self, X: Tabular, offset: Column | None = None) -> np.ndarray:
         check_fitted(self)
         self._refuse_offset(offset)
         rows = self._rows(X, offset=offset)
         with precision(np.dtype("float64")):
             return answers.expected_outcome(self._family(), self.result_.params, rows)
 
-    def conditional_mean(self, X: Any = None, y: Any = None) -> np.ndarray:
+    def conditional_mean(self, X: Tabular | None = None, y: Column | None = None) -> np.ndarray:
         """E[x | observed x] of each row, (n, p), in the table's columns; E[x | observed x, y] of the training rows."""
         check_fitted(self)
         out = (self.table_.x if X is None else covariates(X, self.table_)).copy()
@@ -88,7 +92,7 @@ class AbstractRowAnswers(AbstractEstimator):
         check_fitted(self)
         return MissingPlots(self)
 
-    def predict(self, X: Any, offset: Any = None) -> np.ndarray:
+    def predict(self, X: Tabular, offset: Column | None = None) -> np.ndarray:
         """E[y | observed x], averaged over what is missing; where there are classes, the likeliest."""
         expected = self._expected(X, offset)
         if self.table_.classes is None:
@@ -96,11 +100,11 @@ class AbstractRowAnswers(AbstractEstimator):
         return self.table_.classes[expected.argmax(axis=1) if expected.ndim == 2 else (expected > 0.5).astype(int)]
 
     @available_if(lambda self: OUTCOMES.get(self.family) in ("binary", "categorical"))
-    def predict_proba(self, X: Any, offset: Any = None) -> np.ndarray:
+    def predict_proba(self, X: Tabular, offset: Column | None = None) -> np.ndarray:
         """P(y = k | observed x), (n, K), averaged over what is missing; of outcomes with classes."""
         expected = self._expected(X, offset)
         return expected if expected.ndim == 2 else np.stack([1 - expected, expected], axis=1)
 
-    def score(self, X: Any, y: Any, sample_weight: Any = None) -> float:
+    def score(self, X: Tabular, y: Column, sample_weight: Column | None = None) -> float:
         """Accuracy where there are classes, otherwise R^2."""
         return answers.score(self.table_.classes, self.predict(X), y, sample_weight)

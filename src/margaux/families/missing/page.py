@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pandas as pd
@@ -16,19 +16,23 @@ from ...showing.figures import drawn
 from ...showing.page import Paragraph, Part, Section, Verdict, attempt, framed, listed, nats, number, section
 from . import answers
 
+if TYPE_CHECKING:
+    from .estimator import MissingGLM
+
+
 #: classes of an outcome whose calibration is drawn
 CLASSES = 3
 WORDS = "A generalised linear model whose normal covariates are missing at random; rows with holes count for what they tell."
 
 
-def heading(model: Any) -> tuple[str, str]:
+def heading(model: MissingGLM) -> tuple[str, str]:
     """Title and lead."""
     x = model.table_.x
     lead = f"{len(x):,} rows, {x.shape[1]} covariates, {number(100 * float(np.isnan(x).mean()), 3)}% of the entries missing."
     return f"{type(model).__name__}: {model.family} regression with missing covariates", lead
 
 
-def sections(model: Any, command: str | None = None) -> list[Section]:
+def sections(model: MissingGLM, command: str | None = None) -> list[Section]:
     """The sections of the page."""
     table = model.table_
     missing = np.isnan(table.x)
@@ -57,7 +61,7 @@ def sections(model: Any, command: str | None = None) -> list[Section]:
     ]
 
 
-def _outcome(model: Any) -> str:
+def _outcome(model: MissingGLM) -> str:
     return "" if model.result_.result.failed else nats(model.loglik_outcome_)
 
 
@@ -65,7 +69,7 @@ def _outcome(model: Any) -> str:
 MARKS = {"pass": "good", "careful": "careful", "failed": "bad"}
 
 
-def _convergence(model: Any) -> Section:
+def _convergence(model: MissingGLM) -> Section:
     """The checks, a sentence each, with their figures; and the traces of methods that have some."""
     fit = model.result_
     checks = [
@@ -128,7 +132,7 @@ def _goodness(model: Any) -> list[Part]:
     return [*coefficients, *fitted.figure(model, "Calibration", calibrated), *holes]
 
 
-def _entries(model: Any) -> list[Part]:
+def _entries(model: MissingGLM) -> list[Part]:
     def table() -> list[Part]:
         given, filled = model.table_.x, model.conditional_mean()
         rows: dict[str, dict[str, float]] = {}

@@ -11,6 +11,8 @@ from ...showing.axes import Panels, grid, single
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
+    from ...showing.axes import AxesLike
+
 
 class MissingPlots:
     """`model.plot.coefficients()`, on one Axes, and `.missingness()`, on two."""
@@ -35,7 +37,7 @@ class MissingPlots:
         axis.set(xlabel=f"coefficient a standard deviation, {100 * level:g}% interval", ylim=(-0.7, len(frame) - 0.3))
         return axis
 
-    def missingness(self, n_patterns: int = 25, ax: Any = None) -> Panels:
+    def missingness(self, n_patterns: int = 25, ax: AxesLike | None = None) -> Panels:
         """Share missing in each column, and the commonest patterns of what is missing together with their numbers of rows."""
         table = self._fitted.table_
         missing = np.isnan(table.x)

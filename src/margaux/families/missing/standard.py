@@ -38,7 +38,7 @@ class Standard:
     def restore(self, x: np.ndarray) -> np.ndarray:
         return self.centre + self.width * x
 
-    def _sloped(self, beta: Any) -> tuple[int, Any, Any]:
+    def _sloped(self, beta: np.ndarray) -> tuple[int, Any, Any]:
         """The number of fixed columns, and centres and widths of those that follow."""
         joined = np.concatenate if isinstance(self.centre, np.ndarray) else jnp.concatenate
         centre, width = (joined([a, b]) for a, b in zip(self.scored, (self.centre, self.width), strict=True))

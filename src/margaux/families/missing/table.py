@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import warnings
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pandas as pd
@@ -23,6 +23,12 @@ from ...tables.checks import (
 from .discrete import Discrete, asked, find
 from .formula import Columns, by_formula, of_formula
 from .suspicion import Suspicion, suspicions
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from ...tables.kinds import Column, Tabular
+
 
 OUTCOMES = ("binary", "categorical", "continuous", "count")
 
@@ -84,7 +90,14 @@ class Coding:
     open: tuple[str, ...] = ()
 
 
-def table(X: Any, y: Any, outcome: str, weights: Any = None, offset: Any = None, discrete: Any = None) -> Table:
+def table(
+    X: Tabular,
+    y: Column | None,
+    outcome: str,
+    weights: Column | None = None,
+    offset: Column | None = None,
+    discrete: str | int | Sequence[str | int] | None = None,
+) -> Table:
     """Checked arrays from arrays or a frame, and from a formula and a frame: `table("y ~ a + b", frame, "binary")`.
 
     Missing (NaN, None, NA) may be any numeric covariate, and any discrete one. Text, categories and truth values of a frame
@@ -161,7 +174,7 @@ def covariates(X: Any, like: Table) -> np.ndarray:
     return columns.x
 
 
-def _vector(values: Any, rows: int, what: str) -> pd.Series:
+def _vector(values: Column | None, rows: int, what: str) -> pd.Series:
     """One entry a row."""
     if isinstance(values, pd.DataFrame) and values.shape[1] == 1:
         values = values.iloc[:, 0]
@@ -209,7 +222,7 @@ def _outcome(y: pd.Series, outcome: str, label: str) -> tuple[np.ndarray, np.nda
     return codes, classes
 
 
-def _plain(X: Any, discrete: Any = None) -> Columns:
+def _plain(X: Tabular, discrete: str | int | Sequence[str | int] | None = None) -> Columns:
     """Covariates of an array or a frame."""
     if isinstance(X, pd.DataFrame):
         return _frame(X, discrete=discrete)
@@ -232,7 +245,7 @@ def _plain(X: Any, discrete: Any = None) -> Columns:
     return Columns(x, names, np.ones(len(names), bool), {name: [j] for j, name in enumerate(names)})
 
 
-def _frame(X: pd.DataFrame, coding: Coding | None = None, discrete: Any = None) -> Columns:
+def _frame(X: pd.DataFrame, coding: Coding | None = None, discrete: str | int | Sequence[str | int] | None = None) -> Columns:
     """Covariates of a frame without formula, coded as before where there is a coding."""
     columns = list(map(str, X.columns))
     may_lack = tuple(asked(discrete, columns)) if coding is None else coding.open

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax.numpy as jnp
 import numpy as np
@@ -16,6 +16,12 @@ from .families import AbstractFamily, Gaussian, Poisson
 from .layout import Arranged, Layout
 from .likelihood import CLOSE, UNDEFINED, Likelihood, Sample, log_densities, newton_step
 from .multinomial import Multinomial
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from jaxtyping import Array, PyTree
+
 
 #: standard errors from the maximum up to which an estimate is at it, and from which on it is nowhere
 AT, OFF = 0.03, 0.25
@@ -55,8 +61,8 @@ class Verdict(NamedTuple):
     certificate: Certificate
 
     @staticmethod
-    def of(layout: Layout, likelihood: Likelihood, flat: np.ndarray, data: Arranged, information: Any = None,
-           others: Any = ()) -> Verdict:  # fmt: skip
+    def of(layout: Layout, likelihood: Likelihood, flat: np.ndarray, data: Arranged, information: np.ndarray | None = None,
+           others: np.ndarray | Sequence[float] = ()) -> Verdict:  # fmt: skip
         """Args: information: where it is known. others: log-likelihoods that other starts reached."""
         value, slope = likelihood.objective(flat)
         information, table = likelihood.information(flat) if information is None else information, layout.table
@@ -119,7 +125,7 @@ class Verdict(NamedTuple):
         return out
 
     @staticmethod
-    def cell_shares(likelihood: Likelihood, params: Any) -> np.ndarray:
+    def cell_shares(likelihood: Likelihood, params: PyTree) -> np.ndarray:
         """Probabilities of the cells, (C,), averaged over the rows."""
         one = likelihood.sample.completions
         assert one is not None
@@ -166,7 +172,7 @@ def _settled(information: np.ndarray, gradient: np.ndarray, kept: np.ndarray) ->
     return (newton_step(part, kept.T @ gradient)[1] if least > 0 else float("nan")), least
 
 
-def goodness(family: Any, params: Any, data: Arranged, layout: Layout) -> Certificate:
+def goodness(family: AbstractFamily | Multinomial, params: PyTree, data: Arranged, layout: Layout) -> Certificate:
     """Checks that tell whether the model is that of the data."""
     kept = np.bincount(data.owner, np.asarray(data.rows.weights), data.n) > 0
     y = np.empty(data.n)
@@ -195,11 +201,11 @@ def goodness(family: Any, params: Any, data: Arranged, layout: Layout) -> Certif
 
 
 @compiled
-def _densities(family: Any, groups: Any, params: Any, sample: Any) -> Any:
+def _densities(family: AbstractFamily | Multinomial, groups: tuple, params: PyTree, sample: Sample) -> Any:
     return log_densities(family, groups, params, sample)
 
 
-def likelihood_error(likelihood: Likelihood, params: Any, share: Any) -> tuple[float, float]:
+def likelihood_error(likelihood: Likelihood, params: PyTree, share: np.ndarray | None) -> tuple[float, float]:
     """How far the log-likelihood is from that of another, finer rule, on a thousand rows at most, and its sampling error."""
     family, rows = likelihood.family, likelihood.data
     if isinstance(family, Gaussian):
@@ -247,7 +253,7 @@ def _reach(y: np.ndarray, m: np.ndarray, v: np.ndarray) -> tuple[np.ndarray, np.
 
 
 @compiled
-def _log_density(family: AbstractFamily, y: Any, eta: Any) -> Any:
+def _log_density(family: AbstractFamily, y: Array, eta: Array) -> Any:
     return family.log_density(y, eta, jnp.ones((), eta.dtype))
 
 
@@ -258,7 +264,7 @@ def _finer(family: Multinomial, y: np.ndarray, m: np.ndarray, v: np.ndarray) -> 
 
 
 @compiled
-def _finer_marginal(family: Multinomial, y: Any, mean: Any, root: Any) -> Any:
+def _finer_marginal(family: Multinomial, y: Array, mean: Array, root: Array) -> Any:
     return family.marginal(y, mean, root, finer=True)[0]
 
 
@@ -352,7 +358,7 @@ def _starts(loglik: float, others: np.ndarray) -> Check | None:
                  "with so few complete rows there may be a higher one.")  # fmt: skip
 
 
-def _boundary(layout: Layout, likelihood: Likelihood, params: Any, distance: float) -> Check:
+def _boundary(layout: Layout, likelihood: Likelihood, params: PyTree, distance: float) -> Check:
     table = layout.table
     names = [name for name, own in zip(table.names, table.gaussian, strict=True) if own]
     covariance = np.asarray(params["covariance"])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
@@ -27,6 +27,11 @@ from .individual import Individual, LogNormal, Normal
 from .linearised import check_linearisable, linearised_information
 from .model import MixedEffects
 from .modes import conditional_modes
+
+if TYPE_CHECKING:
+    from numpy.typing import ArrayLike
+
+    from .estimator import NLME
 
 
 def natural_names(model: MixedEffects, labels: list[str], dropped: tuple[str, ...]) -> list[str]:
@@ -76,25 +81,25 @@ def natural_values(model: MixedEffects, params: dict, dropped: tuple[str, ...]) 
     return jnp.stack(out + [params["error"][j] for j in range(len(model.outcome.error_names))])
 
 
-def _rule(fitted: Any) -> Rule:
+def _rule(fitted: NLME) -> Rule:
     """How the posterior of each subject is averaged over at the estimate."""
     fit = fitted.result_
     done = examined(fit)
     return fit.remembered("rule", lambda: best_rule(fit)) if done is None else done.rule
 
 
-def _covariances(fitted: Any) -> tuple[np.ndarray, np.ndarray, str]:
+def _covariances(fitted: NLME) -> tuple[np.ndarray, np.ndarray, str]:
     """Covariance of the natural parameters, its replicates, and what is wrong."""
     return fitted.result_.remembered("covariances of natural parameters", lambda: _computed_covariances(fitted))
 
 
-def covariance(fitted: Any) -> pd.DataFrame:
+def covariance(fitted: NLME) -> pd.DataFrame:
     """Of the natural parameters, named as in `params_`."""
     names = list(fitted.params_)
     return pd.DataFrame(_covariances(fitted)[0], index=names, columns=names)
 
 
-def _computed_covariances(fitted: Any) -> tuple[np.ndarray, np.ndarray, str]:
+def _computed_covariances(fitted: NLME) -> tuple[np.ndarray, np.ndarray, str]:
     model, fit = fitted.model_, fitted.result_
     singular = fit.result is RESULTS.boundary and bool(model.blocks)
     if singular:
@@ -155,7 +160,7 @@ def lifted(params: dict) -> dict:
     return params | {"omega": tuple(lift(np.asarray(matrix)) for matrix in params["omega"])}
 
 
-def _linearised(fitted: Any) -> tuple[np.ndarray, np.ndarray, str]:
+def _linearised(fitted: NLME) -> tuple[np.ndarray, np.ndarray, str]:
     """As `_covariances`, from the linearised model."""
     check_linearisable(fitted)
     model, fit = fitted.model_, fitted.result_
@@ -173,7 +178,7 @@ def _linearised(fitted: Any) -> tuple[np.ndarray, np.ndarray, str]:
     return covariance, np.stack([covariance, covariance]), "standard errors are from the linearised model"
 
 
-def table(fitted: Any, method: str = "louis") -> pd.DataFrame:
+def table(fitted: NLME, method: str = "louis") -> pd.DataFrame:
     """Estimate, standard error and its Monte Carlo error, relative standard error in %, natural scale.
 
     Raises:
@@ -199,7 +204,7 @@ def table(fitted: Any, method: str = "louis") -> pd.DataFrame:
     return out
 
 
-def scales(fitted: Any) -> dict[str, Individual]:
+def scales(fitted: NLME) -> dict[str, Individual]:
     """The distribution whose Gaussian scale a parameter's interval is taken on."""
     out: dict[str, Individual] = {}
     individual = dict(fitted.model_.individual)
@@ -209,7 +214,7 @@ def scales(fitted: Any) -> dict[str, Individual]:
     return out
 
 
-def with_intervals(fitted: Any, frame: pd.DataFrame, level: float) -> pd.DataFrame:
+def with_intervals(fitted: NLME, frame: pd.DataFrame, level: float) -> pd.DataFrame:
     """See `NLME.summary`."""
     check_level(level)
     out = frame.copy()
@@ -233,7 +238,7 @@ def with_intervals(fitted: Any, frame: pd.DataFrame, level: float) -> pd.DataFra
     return out
 
 
-def degrees_of_freedom(fitted: Any) -> np.ndarray:
+def degrees_of_freedom(fitted: NLME) -> np.ndarray:
     """Of Student's t: subjects less one for variances and covariances of random effects; for the rest observations less
     subjects less parameters, the within-subject degrees of freedom (Pinheiro and Bates 2000, section 2.4.2)."""
     between = [name.startswith(("omega2_", "cov_")) for name in fitted.params_]
@@ -241,7 +246,7 @@ def degrees_of_freedom(fitted: Any) -> np.ndarray:
     return np.where(between, max(fitted.n_subjects_ - 1, 1), within).astype(float)
 
 
-def correlations(fitted: Any) -> pd.DataFrame:
+def correlations(fitted: NLME) -> pd.DataFrame:
     """See `NLME.correlations`."""
     covariance = _covariances(fitted)[0]
     with np.errstate(all="ignore"):
@@ -249,14 +254,14 @@ def correlations(fitted: Any) -> pd.DataFrame:
         return pd.DataFrame(covariance / np.outer(sd, sd), index=list(fitted.params_), columns=list(fitted.params_))
 
 
-def loglik(fitted: Any, method: str, n_draws: int | None, n_nodes: int) -> Any:
+def loglik(fitted: NLME, method: str, n_draws: int | None, n_nodes: int) -> Any:
     """See `NLME.loglik`."""
     if method == "quadrature":
         return fitted.result_.loglik(method="quadrature", n_nodes=n_nodes)
     return fitted.result_.loglik(method=method, n_draws=n_draws)
 
 
-def carried_by_observations(fitted: Any) -> int:
+def carried_by_observations(fitted: NLME) -> int:
     """Parameters whose information grows with observations, not subjects: fixed effects without random ones, and errors."""
     params = fitted.result_.params
     return sum(int(np.size(params[name])) for name in ("fixed", "error") if name in params)
@@ -267,7 +272,7 @@ def _moments(model, params, z, w, batch):
     return {name: (w[:, 0] @ value, w[:, 0] @ value**2) for name, value in psi.items()}
 
 
-def _modes(fitted: Any) -> np.ndarray:
+def _modes(fitted: NLME) -> np.ndarray:
     """Conditional modes of phi (n, d)."""
 
     def computed() -> np.ndarray:
@@ -277,7 +282,7 @@ def _modes(fitted: Any) -> np.ndarray:
     return fitted.result_.remembered("conditional modes", computed)
 
 
-def individual(fitted: Any) -> pd.DataFrame:
+def individual(fitted: NLME) -> pd.DataFrame:
     """See `NLME.individual_`."""
     fit, model = fitted.result_, fitted.model_
     rule = _rule(fitted)
@@ -294,7 +299,7 @@ def individual(fitted: Any) -> pd.DataFrame:
     return pd.DataFrame(out, index=pd.Index(fitted.data_.labels, name=fitted.data_.roles["id"]))
 
 
-def effects(fitted: Any) -> pd.DataFrame:
+def effects(fitted: NLME) -> pd.DataFrame:
     """Conditional modes of the random effects eta, one row a subject, a column a random parameter."""
     fit, model = fitted.result_, fitted.model_
     names = [model.names[j] for j in model.random]
@@ -304,14 +309,14 @@ def effects(fitted: Any) -> pd.DataFrame:
     return pd.DataFrame(_modes(fitted) - means, columns=names, index=fitted.data_.labels)
 
 
-def shrinkage(fitted: Any) -> pd.Series:
+def shrinkage(fitted: NLME) -> pd.Series:
     """See `NLME.shrinkage`."""
     eta = effects(fitted)
     variances = np.asarray([fitted.params_[f"omega2_{name}"] for name in eta.columns])
     return pd.Series(1 - eta.var(axis=0, ddof=1).to_numpy() / variances, index=eta.columns, name="shrinkage")
 
 
-def along(fitted: Any, name: str, grid: Any, maximised: bool, level: float = 0.95) -> pd.DataFrame:
+def along(fitted: NLME, name: str, grid: ArrayLike, maximised: bool, level: float = 0.95) -> pd.DataFrame:
     """See `NLME.profile` and `NLME.slice`."""
     places = {own: place for place, own in engine_names(fitted.model_, fitted._design.labels).items()}
     if name not in places:
@@ -336,7 +341,7 @@ def along(fitted: Any, name: str, grid: Any, maximised: bool, level: float = 0.9
     return frame
 
 
-def wald_test(fitted: Any, names: str | list[str], value: Any = 0.0) -> WaldTest:
+def wald_test(fitted: NLME, names: str | list[str], value: ArrayLike = 0.0) -> WaldTest:
     """See `NLME.wald_test`."""
     wanted = [names] if isinstance(names, str) else list(names)
     known = list(fitted.params_)

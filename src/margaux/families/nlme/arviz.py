@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING
 
 import jax
 import jax.numpy as jnp
@@ -14,8 +14,11 @@ from ...showing.arviz import Parts
 from ...showing.parts import check_fitted
 from .prediction import _restored
 
+if TYPE_CHECKING:
+    from .estimator import NLME
 
-def arviz_parts(fitted: Any, n_draws: int, key: int) -> Parts:
+
+def arviz_parts(fitted: NLME, n_draws: int, key: int) -> Parts:
     """Individual parameters a subject, and the observations in the order of the data."""
 
     check_fitted(fitted)

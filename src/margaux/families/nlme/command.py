@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -13,6 +13,10 @@ from ...showing.command import Run
 from ...showing.errors import UserError
 from ...showing.inputs import among, check_column, check_numeric, read_table
 from ...showing.options import Data, Iterations, Y, words
+
+if TYPE_CHECKING:
+    from .estimator import NLME
+
 
 ERRORS = ("constant", "proportional", "combined", "combined1", "power", "exponential")
 #: figures of `NLME.plot`, in the order that one reads them
@@ -74,7 +78,7 @@ def nlme(
                 raise UserError(f"--start {name}={starts[name]:g}: {problem}") from problem
         # A short run has half of its iterations at gain one.
         more: dict[str, Any] = {} if n_iter is None else {"n_iter": n_iter, "n_burn": min(200, n_iter // 2)}
-        fitted: Any = NLME(structural=structural, individual=individual, omega=omega, error=error, **run.settings, **more)
+        fitted = NLME(structural=structural, individual=individual, omega=omega, error=error, **run.settings, **more)
         fitted.fit(frame, **roles)
     return answer(fitted, f"{model} on {data.name}", run.level)
 
@@ -96,7 +100,7 @@ def _number(text: str, option: str) -> float:
         raise UserError(f"{option}={text} is no number") from problem
 
 
-def answer(fitted: Any, title: str, level: float = 0.95) -> Answer:
+def answer(fitted: NLME, title: str, level: float = 0.95) -> Answer:
     """What is said and written of a fitted `NLME`."""
     tables: dict[str, Callable[[], Any]] = {
         "individual": lambda: fitted.individual_,
@@ -130,7 +134,7 @@ def _write_text(path: Path, says: list[str]) -> None:
     path.write_text("\n".join(says) + "\n", encoding="utf-8")
 
 
-def lines(fitted: Any) -> list[str]:
+def lines(fitted: NLME) -> list[str]:
     """The fit in a few sentences."""
     loglik = fitted.loglik_
     shrinkage = ", ".join(f"{name} {100 * value:.0f}%" for name, value in fitted.shrinkage().items())

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pandas as pd
 import scipy
+
+if TYPE_CHECKING:
+    from .estimator import NLME
 
 
 @dataclasses.dataclass(frozen=True)
@@ -22,7 +25,7 @@ class LikelihoodRatioTest:
     note: str = ""
 
 
-def lr_test(reduced: Any, full: Any) -> LikelihoodRatioTest:
+def lr_test(reduced: NLME, full: NLME) -> LikelihoodRatioTest:
     r"""Likelihood-ratio test of nested fits to the same data.
 
     A variance that is zero under the reduced model lies on the boundary of its space: twice the difference is then distributed as

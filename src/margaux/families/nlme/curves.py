@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 import numpy as np
@@ -10,11 +10,15 @@ import pandas as pd
 
 from ...numerics.precision import precision
 
+if TYPE_CHECKING:
+    from .estimator import NLME
+
+
 #: points of a curve
 FINE = 120
 
 
-def predicted_rows(fitted: Any, level: str, frame: pd.DataFrame | None = None) -> np.ndarray:
+def predicted_rows(fitted: NLME, level: str, frame: pd.DataFrame | None = None) -> np.ndarray:
     """`fitted.predict`, as float64."""
     with precision(fitted.result_.dtype):
         return np.asarray(fitted.predict(frame, level=level), float)
@@ -42,7 +46,7 @@ def fine_curves(fitted: Any, subjects: list) -> pd.DataFrame:
     return grid[[key, time]].assign(**levels)
 
 
-def _columns_read(fitted: Any) -> set[str]:
+def _columns_read(fitted: NLME) -> set[str]:
     """Columns and roles that the prediction depends on, seen in the program it compiles to."""
     outcome, rows = fitted.model_.outcome, fitted.data_.units["rows"]
     with precision(fitted.result_.dtype):

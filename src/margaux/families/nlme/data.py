@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import warnings
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pandas as pd
@@ -13,6 +13,10 @@ from ...tables.faults import fault
 from .individual import Individual
 from .outcomes import AbstractOutcome, Continuous
 from .refusals import refuse_events, refuse_rows
+
+if TYPE_CHECKING:
+    from numpy.typing import ArrayLike
+
 
 #: roles a column can have, besides the subject's identifier
 ROLES = ("time", "y", "dose")
@@ -41,7 +45,7 @@ class LongData:
         """The first row of each subject."""
         return self.frame.iloc[np.flatnonzero(self.column == 0)]
 
-    def flat(self, padded: Any) -> np.ndarray:
+    def flat(self, padded: ArrayLike) -> np.ndarray:
         """Values (..., n, T) of the rows, (..., N)."""
         return np.asarray(padded)[..., self.codes, self.column]
 

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
 import numpy as np
 import pandas as pd
+from numpy.typing import ArrayLike, DTypeLike
 
 from ...answers.certificate import Certificate
+from ...answers.fit import Fit
 from ...answers.fitted import Fitted, Parameters
 from ...kernels import AbstractKernel
 from ...numerics.compiling import keep_compilations
@@ -76,11 +78,11 @@ class NLME(Parameters, Fitted):
     def __init__(
         self,
         *,
-        structural: Any = None,
+        structural: Callable[..., Any] | None = None,
         individual: Mapping[str, Individual] | None = None,
-        omega: Any = "diagonal",
+        omega: str | Sequence[Sequence[str]] = "diagonal",
         error: ResidualError | str = "constant",
-        log_likelihood: Any = None,
+        log_likelihood: Callable[..., Any] | AbstractOutcome | None = None,
         n_iter: int = 2000,
         n_burn: int = 200,
         power: float = 0.7,
@@ -95,7 +97,7 @@ class NLME(Parameters, Fitted):
         batch_size: int | None = None,
         polish: bool | None = None,
         random_state: int = 0,
-        dtype: Any = None,
+        dtype: DTypeLike | None = None,
         verbose: bool = True,
     ) -> None:
         self.structural = structural
@@ -120,7 +122,7 @@ class NLME(Parameters, Fitted):
         self.dtype = dtype
         self.verbose = verbose
 
-    def __setattr__(self, name: str, value: Any) -> None:
+    def __setattr__(self, name: str, value: object) -> None:
         # Answers are worked out when they are asked for, from settings as much as from estimates.
         known = "result_" in vars(self) and name != "verbose" and name in self.get_params()
         if known and value != getattr(self, name):
@@ -174,15 +176,14 @@ class NLME(Parameters, Fitted):
     def _outcome(self) -> AbstractOutcome:
         if (self.structural is None) == (self.log_likelihood is None):
             raise ValueError("give either structural (with error) or log_likelihood")
-        structural: Any = self.structural
-        log_likelihood: Any = self.log_likelihood
+        structural, log_likelihood = self.structural, self.log_likelihood
         if log_likelihood is None:
-            if not callable(self.structural):
+            if not callable(structural):
                 raise TypeError(f"structural must be a function of (parameters, row), got {structural!r}")
             return Continuous(structural, as_error(self.error))
         if isinstance(log_likelihood, AbstractOutcome):
             return log_likelihood
-        if not callable(self.log_likelihood):
+        if not callable(log_likelihood):
             raise TypeError(f"log_likelihood must be a function of (parameters, row), got {log_likelihood!r}")
         return Custom(log_likelihood)
 
@@ -220,7 +221,7 @@ class NLME(Parameters, Fitted):
             out.append(tuple(block))
         return out
 
-    def _keep(self, fit: Any) -> None:
+    def _keep(self, fit: Fit) -> None:
         super()._keep(fit)
         for name in ("individual_", "_table", "certificate_"):
             vars(self).pop(name, None)
@@ -295,14 +296,14 @@ class NLME(Parameters, Fitted):
         check_fitted(self)
         return answers.loglik(self, method, n_draws, n_nodes)
 
-    def profile(self, name: str, grid: Any, level: float = 0.95) -> pd.DataFrame:
+    def profile(self, name: str, grid: ArrayLike, level: float = 0.95) -> pd.DataFrame:
         """The profile likelihood of one parameter of `params_` over a grid of its values, maximised over all others, on the
         natural scale: `loglik`, `mc_error`, `away` and the maximisers; `attrs["interval"]` is the likelihood interval. See
         `margaux.answers.profile`."""
         check_fitted(self)
         return answers.along(self, name, grid, True, level)
 
-    def slice(self, name: str, grid: Any) -> pd.DataFrame:
+    def slice(self, name: str, grid: ArrayLike) -> pd.DataFrame:
         """The log-likelihood over a grid of one parameter, the others held: see `margaux.answers.profile.slice`."""
         check_fitted(self)
         return answers.along(self, name, grid, False)
@@ -380,7 +381,7 @@ class NLME(Parameters, Fitted):
         """Likelihood-ratio test against a nested fit: see `margaux.nlme.lr_test`."""
         return comparison.lr_test(reduced, self)
 
-    def wald_test(self, names: str | list[str], value: Any = 0.0) -> Any:
+    def wald_test(self, names: str | list[str], value: ArrayLike = 0.0) -> Any:
         """Wald test that the named parameters equal `value`."""
         check_fitted(self)
         return answers.wald_test(self, names, value)

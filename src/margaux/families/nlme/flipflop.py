@@ -10,12 +10,15 @@ Reference: Gibaldi and Perrier, Pharmacokinetics (2nd ed., 1982), ch. 1.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from .pharmacokinetics import within
 
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
-def mirrored(structural: Any, psi: Mapping[str, float]) -> dict[str, float] | None:
+
+def mirrored(structural: Callable[..., Any] | None, psi: Mapping[str, float]) -> dict[str, float] | None:
     """Other parameters of the same curve, or None where the model has none.
 
     >>> from margaux.nlme import oral1cpt
@@ -31,13 +34,13 @@ def mirrored(structural: Any, psi: Mapping[str, float]) -> dict[str, float] | No
     return {name: other.get(name, psi[name]) for name in model.parameters}
 
 
-def flipped(structural: Any, psi: Mapping[str, float]) -> bool | None:
+def flipped(structural: Callable[..., Any] | None, psi: Mapping[str, float]) -> bool | None:
     """Whether absorption is slower than elimination; None where the model has no other parameters of the same curve."""
     other = mirrored(structural, psi)
     return None if other is None else other["ka"] > psi["ka"]
 
 
-def note(structural: Any, psi: Mapping[str, float]) -> str:
+def note(structural: Callable[..., Any] | None, psi: Mapping[str, float]) -> str:
     """A sentence where absorption is slower than elimination; "" elsewhere."""
     other = mirrored(structural, psi)
     if other is None or other["ka"] <= psi["ka"]:

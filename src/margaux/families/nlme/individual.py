@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import abc
 import dataclasses
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
@@ -12,6 +12,9 @@ import numpy as np
 import scipy
 from jax.scipy.stats import norm
 from jaxtyping import Array
+
+if TYPE_CHECKING:
+    from numpy.typing import ArrayLike
 
 
 @dataclasses.dataclass(frozen=True)
@@ -43,7 +46,7 @@ class Individual(abc.ABC):
     def gaussian(self, psi: Any) -> Any:
         """Inverse of h, of numbers."""
 
-    def values(self, phi: Any) -> np.ndarray:
+    def values(self, phi: ArrayLike) -> np.ndarray:
         """h of numbers, without a program where it is overridden."""
         return np.asarray(self.natural(jnp.asarray(phi, float)), float)
 

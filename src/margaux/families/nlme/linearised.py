@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
@@ -11,9 +11,15 @@ from jax.flatten_util import ravel_pytree
 
 from ...numerics.compiling import compiled
 
+if TYPE_CHECKING:
+    from jaxtyping import Array
+
+    from ...problem.space import AbstractSpace
+    from .estimator import NLME
+
 
 @compiled
-def linearised_information(model: Any, space: Any, params: dict, modes: Any, units: dict) -> Any:
+def linearised_information(model: Any, space: AbstractSpace, params: dict, modes: Array, units: dict) -> Any:
     r"""Minus the Hessian, in unconstrained coordinates, of the linearised log-likelihood
     $\sum_i\log N(y_i; f_i - J_i(\hat\phi_i - C_i\beta), J_i\Omega J_i^\top + \Sigma_i)$.
 
@@ -46,7 +52,7 @@ def linearised_information(model: Any, space: Any, params: dict, modes: Any, uni
     return -jax.hessian(total)(u)
 
 
-def check_linearisable(fitted: Any) -> None:
+def check_linearisable(fitted: NLME) -> None:
     """Raises: ValueError: no tangent to take, or a fit on the boundary."""
     if not fitted.model_.outcome.continuous:
         raise ValueError('linearised information is for continuous outcomes; use method="louis"')

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -12,6 +12,11 @@ from jaxtyping import Array, Bool, Float, Scalar
 from ...numerics.compiling import compiled
 from ...numerics.gaussian import normals
 from ...numerics.keys import key_of
+
+if TYPE_CHECKING:
+    from ...problem.model import Unit
+    from .model import MixedEffects
+
 
 #: a mode is there when Newton's step promises to raise the log density by less than this
 TOLERANCE = 1e-8
@@ -29,7 +34,7 @@ class Mode(NamedTuple):
     reached: Bool[Array, ""]
 
 
-def find_mode(model: Any, params: dict, y: Any) -> Mode:
+def find_mode(model: MixedEffects, params: dict, y: Unit) -> Mode:
     r"""The highest of the modes of $p(\phi_i\mid y_i)$ that Newton's method reaches from the population's mean and from
     the best of `DRAWS` draws of it.
 
@@ -112,7 +117,7 @@ def _inverse_root(curvature: Array) -> Array:
 
 
 @compiled
-def conditional_modes(model: Any, params: dict, units: dict) -> tuple[Array, Array]:
+def conditional_modes(model: MixedEffects, params: dict, units: dict) -> tuple[Array, Array]:
     """Conditional modes of phi (n, d), and which subjects' were reached (n,)."""
     found = jax.vmap(lambda y: find_mode(model, params, y))(units)
     return found.place, found.reached

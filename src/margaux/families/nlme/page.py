@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pandas as pd
@@ -16,18 +16,22 @@ from ...showing.page import Paragraph, Part, Section, Verdict, attempt, framed, 
 from . import words
 from .answers import engine_names
 
+if TYPE_CHECKING:
+    from .estimator import NLME
+
+
 #: observations times simulations of the checks by simulation, and observations up to which there are any
 SIMULATED, OBSERVATIONS = 4_000_000, 40_000
 WORDS = "A nonlinear curve a subject, whose parameters vary normally between subjects on a scale of their own; by SAEM."
 
 
-def heading(model: Any) -> tuple[str, str]:
+def heading(model: NLME) -> tuple[str, str]:
     """Title and lead."""
     lead = f"Nonlinear mixed effects: {model.n_subjects_:,} subjects, {model.n_observations_:,} observations."
     return _curve(model), lead
 
 
-def sections(model: Any, command: str | None = None) -> list[Section]:
+def sections(model: NLME, command: str | None = None) -> list[Section]:
     """The sections of the page."""
     fit, data = model.result_, model.data_
     roles = ", ".join(f'{role}="{column}"' for role, column in data.roles.items())
@@ -62,23 +66,23 @@ def sections(model: Any, command: str | None = None) -> list[Section]:
     ]
 
 
-def _curve(model: Any) -> str:
+def _curve(model: NLME) -> str:
     curve = model.structural if model.structural is not None else model.log_likelihood
     return str(getattr(curve, "name", None) or getattr(curve, "__name__", None) or type(curve).__name__)
 
 
-def _individual(model: Any) -> str:
+def _individual(model: NLME) -> str:
     kinds = [
         f"{name} ({type(one).__name__}{'' if one.random else ', no random effect'})" for name, one in model.model_.individual
     ]
     return listed(kinds)
 
 
-def _criterion(model: Any, name: str) -> str:
+def _criterion(model: NLME, name: str) -> str:
     return "" if model.result_.result.failed else nats(getattr(model, name))
 
 
-def _convergence(model: Any) -> Section:
+def _convergence(model: NLME) -> Section:
     count, n = len(model.params_), model.n_iter_
     alt = f"Iterates of {count} parameters over {n:,} iterations, {model.n_burn} of them burn-in."
     caption = "Iterates on the natural scale; the estimate is the horizontal line and the burn-in ends at the dotted one."
@@ -93,7 +97,7 @@ def _convergence(model: Any) -> Section:
     return section(convergence.ID, convergence.TITLE, checks, convergence.course(model.result_), trace, starts)
 
 
-def _goodness(model: Any) -> list[Part]:
+def _goodness(model: NLME) -> list[Part]:
     n, y = model.n_observations_, model.data_.roles["y"]
     parts: list[Part] = []
     shown = min(12, model.n_subjects_)
@@ -136,7 +140,7 @@ def _goodness(model: Any) -> list[Part]:
     return parts
 
 
-def _npde(model: Any) -> list[Part]:
+def _npde(model: NLME) -> list[Part]:
     times = int(np.clip(SIMULATED // model.n_observations_, 200, 1000))
     p = model.npde(times).test()["p"]
     fine = p["global"] > 0.05
@@ -151,7 +155,7 @@ def _npde(model: Any) -> list[Part]:
     return [verdict, drawn(lambda: model.plot.npde(times), alt, caption)]
 
 
-def _individuals(model: Any) -> list[Part]:
+def _individuals(model: NLME) -> list[Part]:
     def table() -> list[Part]:
         frame = model.individual_
         shrinkage = ", ".join(f"{name} {100 * value:.0f}%" for name, value in model.shrinkage().items())

@@ -146,7 +146,7 @@ def two_rates(parameters: Mapping[str, Any]) -> tuple[tuple[Array, Array], tuple
     return (alpha, k10 * k21 / alpha), (above, below)
 
 
-def within(structural: Any) -> Compartments | None:
+def within(structural: Callable[..., Any] | None) -> Compartments | None:
     """The compartments inside a curve, repeated doses of it, or one with constants; None where there are none."""
     model = structural
     while model is not None and not isinstance(model, Compartments):

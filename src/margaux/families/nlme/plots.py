@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 import numpy as np
@@ -20,6 +20,10 @@ from . import vpc as checks
 from .curves import fine_curves, predicted_rows
 from .outcomes import Bernoulli, Ordinal
 
+if TYPE_CHECKING:
+    from ...showing.axes import AxesLike
+    from .estimator import NLME
+
 
 class NLMEPlots:
     """`fitted.plot.<figure>(ax=None)`; each returns the Axes it draws on, an array of them.
@@ -31,7 +35,7 @@ class NLMEPlots:
     def __init__(self, fitted: Any) -> None:
         self._fitted = fitted
 
-    def convergence(self, names: list[str] | None = None, ax: Any = None) -> Panels:
+    def convergence(self, names: list[str] | None = None, ax: AxesLike | None = None) -> Panels:
         """Natural-scale parameters over the iterations, the estimate, and the end of the burn-in.
 
         Args:
@@ -53,7 +57,7 @@ class NLMEPlots:
         legend(figure, axes[0])
         return axes
 
-    def fits(self, page: int = 1, n: int = 12, subjects: list | None = None, ax: Any = None) -> Panels:
+    def fits(self, page: int = 1, n: int = 12, subjects: list | None = None, ax: AxesLike | None = None) -> Panels:
         """Observations of each subject under its own curve and the population's.
 
         Curves are drawn on a fine grid of times where other columns that the model reads are constant within subjects,
@@ -98,7 +102,7 @@ class NLMEPlots:
         headline(figure, "Individual fits" + (f" (page {page} of {pages})" if pages > 1 else ""))
         return axes
 
-    def predictions(self, log: bool = False, ax: Any = None) -> Panels:
+    def predictions(self, log: bool = False, ax: AxesLike | None = None) -> Panels:
         """Observations against population and individual predictions, with the identity line."""
         fitted = self._fitted
         outcome, y = fitted.model_.outcome, fitted.data_.roles["y"]
@@ -123,7 +127,7 @@ class NLMEPlots:
         headline(figure, "Observed against predicted")
         return axes
 
-    def residuals(self, n_simulations: int = 1000, key: int = 0, ax: Any = None) -> Panels:
+    def residuals(self, n_simulations: int = 1000, key: int = 0, ax: AxesLike | None = None) -> Panels:
         """Population weighted residuals (WRES), individual ones (IWRES) and npde: against time and prediction, and against
         the standard normal distribution. Continuous outcomes only."""
         fitted = self._fitted
@@ -142,7 +146,7 @@ class NLMEPlots:
         headline(figure, "Residuals: by simulation (WRES, npde) and at the conditional modes (IWRES)")
         return axes
 
-    def npde(self, n_simulations: int = 1000, key: int = 0, ax: Any = None) -> Panels:
+    def npde(self, n_simulations: int = 1000, key: int = 0, ax: AxesLike | None = None) -> Panels:
         """npde with their tests: quantiles, histogram, and percentiles against time and prediction over the bands of
         independent N(0, 1). Continuous outcomes only."""
         fitted = self._fitted
@@ -178,7 +182,7 @@ class NLMEPlots:
         level: float = 0.95,
         log: bool = False,
         key: int = 0,
-        ax: Any = None,
+        ax: AxesLike | None = None,
     ) -> Panels:
         """Visual predictive check: the observed over bands of simulated data of the same design.
 
@@ -192,7 +196,7 @@ class NLMEPlots:
         """
         return checks.vpc(self._fitted, n_simulations, n_bins, by, level, log, key, ax)
 
-    def effects(self, ax: Any = None) -> Panels:
+    def effects(self, ax: AxesLike | None = None) -> Panels:
         """Conditional modes of the random effects with the estimated normal density, and their shrinkage."""
         fitted = self._fitted
         eta, shrinkage = self._effects(), fitted.shrinkage()
@@ -208,7 +212,7 @@ class NLMEPlots:
         legend(figure, axes[0])
         return axes
 
-    def pairs(self, ax: Any = None) -> Panels:
+    def pairs(self, ax: AxesLike | None = None) -> Panels:
         """Conditional modes of the random effects against each other, with the 95% ellipse of the estimated covariance."""
         fitted, eta = self._fitted, self._effects()
         d = eta.shape[1]
@@ -242,7 +246,7 @@ class NLMEPlots:
         headline(figure, "Conditional modes of the random effects,\nand the 95% ellipse of their covariance", fontsize=10)
         return axes
 
-    def covariates(self, columns: list[str] | None = None, ax: Any = None) -> Panels:
+    def covariates(self, columns: list[str] | None = None, ax: AxesLike | None = None) -> Panels:
         """Conditional modes of the random effects against covariates: scatter for numbers, boxes for categories.
 
         Args:
@@ -271,7 +275,7 @@ class NLMEPlots:
         return answers.effects(self._fitted)
 
 
-def natural_trace(fitted: Any) -> np.ndarray:
+def natural_trace(fitted: NLME) -> np.ndarray:
     """Natural parameters by iteration and run, (iterations, runs, p), in the order of `params_`."""
     fit, model = fitted.result_, fitted.model_
     if "params" not in fit.trace:

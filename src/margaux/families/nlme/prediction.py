@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
@@ -14,22 +14,28 @@ from ...numerics.precision import precision
 from . import answers
 from .data import LongData, group
 
+if TYPE_CHECKING:
+    from numpy.typing import ArrayLike
 
-def _data(fitted: Any, frame: pd.DataFrame | None) -> LongData:
+    from .estimator import NLME
+    from .model import MixedEffects
+
+
+def _data(fitted: NLME, frame: pd.DataFrame | None) -> LongData:
     if frame is None:
         return fitted.data_
     roles = {"id": None, "time": None, "y": None, "dose": None} | fitted.data_.roles
     return group(frame, roles, fitted.model_.outcome, observed=False)
 
 
-def _restored(data: LongData, padded: Any) -> np.ndarray:
+def _restored(data: LongData, padded: ArrayLike) -> np.ndarray:
     """(..., n, T) to (..., N) in the order of the user's rows."""
     flat = data.flat(padded)
     order = np.argsort(data.frame.index.to_numpy(), kind="stable")
     return flat[..., order]
 
 
-def predict(fitted: Any, frame: pd.DataFrame | None, level: str) -> np.ndarray:
+def predict(fitted: NLME, frame: pd.DataFrame | None, level: str) -> np.ndarray:
     """See `NLME.predict`."""
     if level not in ("individual", "population"):
         raise ValueError(f'level must be "individual" or "population", got {level!r}')
@@ -49,7 +55,7 @@ def predict(fitted: Any, frame: pd.DataFrame | None, level: str) -> np.ndarray:
         return _restored(data, values(phi, units))
 
 
-def drawn(fitted: Any, data: LongData, n_draws: int, key: int) -> np.ndarray:
+def drawn(fitted: NLME, data: LongData, n_draws: int, key: int) -> np.ndarray:
     """Outcomes of new subjects with the designs of `data`: (n_draws, n, T)."""
     model, units = fitted.model_, fitted._units(data)
     with precision(fitted.result_.dtype):
@@ -71,7 +77,7 @@ def drawn(fitted: Any, data: LongData, n_draws: int, key: int) -> np.ndarray:
         return np.asarray(jax.jit(lambda keys: jax.lax.map(once, keys))(keys))
 
 
-def _root(model: Any, params: dict) -> Any:
+def _root(model: MixedEffects, params: dict) -> Any:
     """A square root of Omega, singular or not."""
     if not model.random:
         return jnp.zeros((1, 1))
@@ -79,7 +85,7 @@ def _root(model: Any, params: dict) -> Any:
     return vectors * jnp.sqrt(jnp.maximum(values, 0.0))
 
 
-def simulate(fitted: Any, frame: pd.DataFrame | None, n_draws: int, key: int) -> np.ndarray:
+def simulate(fitted: NLME, frame: pd.DataFrame | None, n_draws: int, key: int) -> np.ndarray:
     """See `NLME.simulate`."""
     if n_draws < 1:
         raise ValueError(f"n_draws must be at least 1, got {n_draws}")
@@ -87,7 +93,7 @@ def simulate(fitted: Any, frame: pd.DataFrame | None, n_draws: int, key: int) ->
     return _restored(data, drawn(fitted, data, n_draws, key))
 
 
-def conditional(fitted: Any, n_draws: int, key: int) -> dict[str, np.ndarray]:
+def conditional(fitted: NLME, n_draws: int, key: int) -> dict[str, np.ndarray]:
     """See `NLME.sample_individual`."""
     model, fit = fitted.model_, fitted.result_
     phi = fit.draws(n_draws, thin=5, key=key)[:, 0]

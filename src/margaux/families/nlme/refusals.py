@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 import numpy as np
@@ -13,6 +13,14 @@ from ...numerics.compiling import compiled
 from .outcomes import AbstractOutcome, Continuous
 from .pharmacokinetics import within
 from .start import spread
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from jaxtyping import Array
+
+    from .data import LongData
+
 
 #: columns of event tables that mark a row as no observation
 MARKS = ("evid", "mdv")
@@ -64,7 +72,7 @@ def refuse_events(frame: pd.DataFrame, roles: dict[str, str], outcome: AbstractO
             )
 
 
-def refuse_rows(data: Any, outcome: AbstractOutcome) -> None:
+def refuse_rows(data: LongData, outcome: AbstractOutcome) -> None:
     """Refuse times before the dose and concentrations without one; warn of rows that count twice, and of zeros that a
     relative error cannot explain.
 
@@ -110,7 +118,7 @@ def refuse_rows(data: Any, outcome: AbstractOutcome) -> None:
         )
 
 
-def refuse_zero_predictions(outcome: AbstractOutcome, individual: dict[str, Any], rows: dict, data: Any) -> None:
+def refuse_zero_predictions(outcome: AbstractOutcome, individual: dict[str, Any], rows: dict, data: LongData) -> None:
     """Refuse rows that are predicted as zero whatever the parameters, under an error in proportion to the prediction.
 
     Raises:
@@ -128,7 +136,7 @@ def refuse_zero_predictions(outcome: AbstractOutcome, individual: dict[str, Any]
         )
 
 
-def _repeated(curve: Any) -> bool:
+def _repeated(curve: Callable[..., Any] | None) -> bool:
     """Whether doses have times of their own, which may lie before zero."""
     while curve is not None and not hasattr(curve, "times"):
         curve = getattr(curve, "function", None) or getattr(curve, "curve", None)
@@ -136,7 +144,7 @@ def _repeated(curve: Any) -> bool:
 
 
 @compiled
-def _predictions(outcome: Any, individual: tuple, phi: Any, rows: dict) -> Any:
+def _predictions(outcome: AbstractOutcome, individual: tuple, phi: Array, rows: dict) -> Any:
     """Predictions (places, n, T)."""
 
     def at(phi):

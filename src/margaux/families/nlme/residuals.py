@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import warnings
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
 import numpy as np
@@ -16,6 +16,10 @@ import scipy
 
 from ...numerics.precision import precision
 from . import prediction
+
+if TYPE_CHECKING:
+    from .estimator import NLME
+
 
 #: parts that simulations are ranked in, each by the moments of the others
 FOLDS = 5
@@ -163,7 +167,7 @@ class NPDE:
         return standard_normal(self.frame["npde"].to_numpy())
 
 
-def npde(fitted: Any, n_simulations: int = 1000, key: int = 0, method: str = "cholesky") -> NPDE:
+def npde(fitted: NLME, n_simulations: int = 1000, key: int = 0, method: str = "cholesky") -> NPDE:
     """Normalised prediction distribution errors of a fit to a continuous outcome: see `discrepancies`.
 
     The estimates are taken as known, so the tests of the data that were fitted are slightly conservative. Every simulation
@@ -206,7 +210,7 @@ def iwres(fitted: Any) -> np.ndarray:
         return np.asarray(gap / error.sd(jax.numpy.asarray(fitted.result_.params["error"]), f), float)
 
 
-def check_continuous(fitted: Any, what: str) -> None:
+def check_continuous(fitted: NLME, what: str) -> None:
     """Raises: ValueError: the outcome has no residual error."""
     outcome = fitted.model_.outcome
     if not outcome.continuous:
@@ -216,7 +220,7 @@ def check_continuous(fitted: Any, what: str) -> None:
         )
 
 
-def residuals(fitted: Any, n_simulations: int = 1000, key: int = 0) -> pd.DataFrame:
+def residuals(fitted: NLME, n_simulations: int = 1000, key: int = 0) -> pd.DataFrame:
     """All of a fit's residuals, in the order of the data: `npde(fitted).frame` with the predictions `population` and
     `individual`, and `iwres`, the individual weighted residuals."""
     check_continuous(fitted, "residuals")

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 import numpy as np
 
 from ...engine.callbacks import AbstractCallback, Progress
 from .model import MixedEffects
+
+if TYPE_CHECKING:
+    from jaxtyping import PyTree
+
 
 #: how far the last thirds of a trace may lie apart: in standard errors, and in standard deviations of the trace at gain one
 IN_ERRORS, IN_NOISE, AT_LEAST = 0.25, 0.4, 0.1
@@ -46,7 +50,7 @@ class Settled(AbstractCallback):
         return None
 
 
-def _like(tree: Any, flat: np.ndarray) -> Any:
+def _like(tree: PyTree, flat: np.ndarray) -> Any:
     """A flat vector in the structure of a pytree."""
     leaves, structure = jax.tree.flatten(tree)
     parts = np.split(flat, np.cumsum([np.size(leaf) for leaf in leaves])[:-1])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -14,6 +14,13 @@ from ...numerics.gaussian import lattice
 from .flipflop import mirrored
 from .individual import Bounded, Individual, LogNormal, Normal
 from .outcomes import Continuous
+
+if TYPE_CHECKING:
+    from jaxtyping import Array
+
+    from .fitting import Settings
+    from .model import MixedEffects
+
 
 #: places of the first search, and of the local ones
 MANY, FEW = 4096, 6
@@ -36,7 +43,7 @@ class Point(NamedTuple):
     information: np.ndarray
 
 
-def at_point(model: Any, units: dict, u: np.ndarray, params: dict | None = None) -> Point:
+def at_point(model: MixedEffects, units: dict, u: np.ndarray, params: dict | None = None) -> Point:
     """At typical individual parameters on the Gaussian scale (d,); the information at engine parameters, where they are given."""
     if params is None:
         names = model.outcome.error_names
@@ -45,7 +52,7 @@ def at_point(model: Any, units: dict, u: np.ndarray, params: dict | None = None)
     return _at_point(model, u, own, {name: units[name] for name in ("rows", "mask", "design")})
 
 
-def coefficients(model: Any, u: np.ndarray) -> dict[str, np.ndarray]:
+def coefficients(model: MixedEffects, u: np.ndarray) -> dict[str, np.ndarray]:
     """Engine parameters of typical individual parameters on the Gaussian scale (d,): covariates without effect."""
     values = np.zeros(len(model.owner))
     for j, typical in enumerate(u):
@@ -54,19 +61,19 @@ def coefficients(model: Any, u: np.ndarray) -> dict[str, np.ndarray]:
     return out | ({"fixed": values[model.split :]} if model.split < len(model.owner) else {})
 
 
-def intercepts(model: Any, params: dict) -> np.ndarray:
+def intercepts(model: MixedEffects, params: dict) -> np.ndarray:
     """Typical individual parameters on the Gaussian scale, (d,)."""
     values = np.concatenate([np.ravel(params[name]) for name in ("beta", "fixed") if name in params])
     return np.asarray([values[model.coefficients(j)[0]] for j in range(len(model.names))], float)
 
 
 @compiled
-def _at_point(model: Any, u: Any, params: dict, units: dict) -> Point:
+def _at_point(model: MixedEffects, u: Array | np.ndarray, params: dict, units: dict) -> Point:
     (misfit, rows), slope = jax.value_and_grad(lambda u: _pooled(model, u, units), has_aux=True)(u)
     return Point(misfit, slope, rows, _information(model, params, units))
 
 
-def _pooled(model: Any, u: Any, units: dict) -> tuple[jax.Array, jax.Array]:
+def _pooled(model: MixedEffects, u: Array | np.ndarray, units: dict) -> tuple[jax.Array, jax.Array]:
     outcome, mask = model.outcome, units["mask"]
     psi = {name: one.natural(u[j]) for j, (name, one) in enumerate(model.individual)}
     if isinstance(outcome, Continuous):
@@ -78,7 +85,7 @@ def _pooled(model: Any, u: Any, units: dict) -> tuple[jax.Array, jax.Array]:
     return -jnp.sum(jnp.where(mask > 0, rows, 0.0)), rows
 
 
-def find_starts(model: Any, units: dict, seed: int, most: int) -> list[tuple[str, dict[str, float]]]:
+def find_starts(model: MixedEffects, units: dict, seed: int, most: int) -> list[tuple[str, dict[str, float]]]:
     """Places to start from, on the natural scale, each with where it comes from; the best pooled minimum first.
 
     What a user gives is one of them (completed from the data where it names some parameters only) and hides no other:
@@ -124,7 +131,7 @@ def _different(individual: dict[str, Individual], places: list) -> list:
     return out
 
 
-def _minima(model: Any, data: dict, grid: np.ndarray, held: np.ndarray) -> list[np.ndarray]:
+def _minima(model: MixedEffects, data: dict, grid: np.ndarray, held: np.ndarray) -> list[np.ndarray]:
     """Local minima of the pooled misfit from the best places of a grid, coordinates that are held as they are; best first."""
     misfit = np.asarray(_misfits(model, grid, data), float)
     misfit = np.where(np.isfinite(misfit), misfit, np.inf)
@@ -144,7 +151,7 @@ def _minima(model: Any, data: dict, grid: np.ndarray, held: np.ndarray) -> list[
 
 
 @compiled
-def _misfits(model: Any, grid: Any, data: dict) -> jax.Array:
+def _misfits(model: MixedEffects, grid: Array, data: dict) -> jax.Array:
     return jax.lax.map(lambda u: _pooled(model, u, data)[0], grid, batch_size=64)
 
 
@@ -176,7 +183,7 @@ def _apart(grid: np.ndarray, misfit: np.ndarray) -> list[np.ndarray]:
     return out
 
 
-def between_subjects(model: Any, units: dict, params: dict) -> np.ndarray:
+def between_subjects(model: MixedEffects, units: dict, params: dict) -> np.ndarray:
     r"""Plausible SDs of the random effects, (d,): twice the precision that one subject's data alone would give.
 
     With $J_j$ the mean over subjects of the information $\sum_t(\partial f_{it}/\partial\phi_j)^2/g_{it}^2$ (of discrete
@@ -215,7 +222,7 @@ def _information(model: Any, params: dict, units: dict) -> jax.Array:
     return jnp.mean(jax.vmap(unit)(units), axis=0)
 
 
-def first_guess(model: Any, units: dict, psi: dict[str, float]) -> dict[str, Any]:
+def first_guess(model: MixedEffects, units: dict, psi: dict[str, float]) -> dict[str, Any]:
     """Engine parameters around typical individual parameters: wide random effects, covariates without effect."""
     u = np.asarray([one.gaussian(psi[name]) for name, one in model.individual], float)
     out: dict[str, Any] = coefficients(model, u)
@@ -236,7 +243,7 @@ def first_guess(model: Any, units: dict, psi: dict[str, float]) -> dict[str, Any
     return out
 
 
-def first_parameters(model: Any, units: dict, settings: Any) -> list[tuple[str, dict]]:
+def first_parameters(model: MixedEffects, units: dict, settings: Settings) -> list[tuple[str, dict]]:
     """Where starts come from, and their engine parameters: what `find_starts` finds, then random moves around it until there are
     `n_starts` and `OTHERS`. One start alone is the user's, if there is one."""
     rng = np.random.default_rng(settings.seed)

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import warnings
-from typing import Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from ...answers.certificate import Certificate, Check
 from . import answers, flipflop, residuals
+
+if TYPE_CHECKING:
+    from .estimator import NLME
+
 
 NAN = float("nan")
 #: by how much modes that starts reached may differ in log-likelihood before it is told
@@ -19,7 +23,7 @@ DOUBTFUL = 0.01
 SIMULATED, LEAST, MOST = 4_000_000, 200, 1000
 
 
-def checks(fitted: Any) -> list[Check]:
+def checks(fitted: NLME) -> list[Check]:
     """Of `NLME.certificate_`, besides those of `Fit.certificate`."""
     if fitted.result_.result.failed:
         return []
@@ -27,7 +31,7 @@ def checks(fitted: Any) -> list[Check]:
     return [check for check in found if check is not None]
 
 
-def renamed(certificate: Certificate, fitted: Any) -> Certificate:
+def renamed(certificate: Certificate, fitted: NLME) -> Certificate:
     """The same checks, whose sentences name parameters as `params_` does."""
     names = answers.engine_names(fitted.model_, fitted._design.labels)
     # Longer names first: beta[10] before beta[1].
@@ -41,7 +45,7 @@ def renamed(certificate: Certificate, fitted: Any) -> Certificate:
     return Certificate(tuple(check._replace(sentence=told(check.sentence)) for check in certificate.checks))
 
 
-def starts(fitted: Any) -> Check | None:
+def starts(fitted: NLME) -> Check | None:
     """Modes of the likelihood that were reached from several starts; "careful" where the one that was kept is not the highest."""
     reached = fitted.starts_["reached"].to_numpy(float)
     reached = reached[np.isfinite(reached)]
@@ -60,7 +64,7 @@ def starts(fitted: Any) -> Check | None:
     return Check("starts", spread, NAN, APART, "pass", "The starts that were continued agree.")
 
 
-def mirror(fitted: Any) -> Check | None:
+def mirror(fitted: NLME) -> Check | None:
     """Absorption slower than elimination, where the same curve has parameters the other way round."""
     said = flipflop.note(fitted.structural, fitted.params_)
     if flipflop.flipped(fitted.structural, fitted.params_) is None:
@@ -69,7 +73,7 @@ def mirror(fitted: Any) -> Check | None:
     return Check("flip-flop", NAN, NAN, NAN, "careful" if said else "pass", sentence)
 
 
-def npde(fitted: Any) -> Check | None:
+def npde(fitted: NLME) -> Check | None:
     """The least of three p-values of the npde (mean, variance, normality) times three; None for outcomes without residuals."""
     n = fitted.n_observations_
     if not fitted.model_.outcome.continuous or n > SIMULATED // LEAST:

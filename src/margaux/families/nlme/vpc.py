@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import scipy
@@ -14,6 +14,14 @@ from ...numerics.wald import check_level
 from ...showing.axes import Panels, headline, legend, several
 from . import prediction
 from .outcomes import Bernoulli, Ordinal
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+    from ...showing.axes import AxesLike
+    from .estimator import NLME
+    from .outcomes import AbstractOutcome
+
 
 #: percentiles of the outcome that are checked
 LEVELS = (0.05, 0.5, 0.95)
@@ -102,14 +110,14 @@ def followed_until(time: np.ndarray, event: np.ndarray, rng: np.random.Generator
 
 
 def vpc(
-    fitted: Any,
+    fitted: NLME,
     n_simulations: int = 500,
     n_bins: int | None = None,
     by: str | None = None,
     level: float = 0.95,
     log: bool = False,
     key: int = 0,
-    ax: Any = None,
+    ax: AxesLike | None = None,
 ) -> Panels:
     """See `NLMEPlots.vpc`."""
     if n_simulations < 20:
@@ -142,7 +150,7 @@ def vpc(
     return axes
 
 
-def _panels(outcome: Any, y: np.ndarray, name: str) -> list[tuple[str, Callable, bool]]:
+def _panels(outcome: AbstractOutcome, y: np.ndarray, name: str) -> list[tuple[str, Callable, bool]]:
     """What is checked of an outcome: axis label, statistic, and whether observations are shown."""
     whole = not outcome.continuous and bool(np.all(y == np.round(y)))
     values = np.unique(y)
@@ -162,7 +170,7 @@ def _panels(outcome: Any, y: np.ndarray, name: str) -> list[tuple[str, Callable,
     return [spread, mean, *zeros]
 
 
-def strata(fitted: Any, by: str | None) -> list[tuple[str, np.ndarray]]:
+def strata(fitted: NLME, by: str | None) -> list[tuple[str, np.ndarray]]:
     """Rows of each value of a column that is constant within subjects: label, (N,) of bool. Numbers of more than six values
     are parted at their median.
 
@@ -186,7 +194,7 @@ def strata(fitted: Any, by: str | None) -> list[tuple[str, np.ndarray]]:
     return [(f"{by} <= {middle:g}", values <= middle), (f"{by} > {middle:g}", values > middle)]
 
 
-def draw(axis: Any, band: Bands) -> None:
+def draw(axis: Axes, band: Bands) -> None:
     """Bands with their medians, and the observed statistics."""
     colours = COLOURS if band.observed.shape[1] == 3 else ("tab:blue",) * band.observed.shape[1]
     for s, colour in enumerate(colours):
@@ -213,7 +221,7 @@ def survival_bands(
     return Bands(grid, kaplan_meier(time, event, grid)[:, None], low, middle, high)
 
 
-def _survival(fitted: Any, simulations: np.ndarray, groups: list, level: float, key: int, ax: Any) -> Panels:
+def _survival(fitted: NLME, simulations: np.ndarray, groups: list, level: float, key: int, ax: AxesLike | None) -> Panels:
     data = fitted.data_
     time = data.frame[data.roles["time"]].to_numpy(float)
     # A subject's last row in time holds the event or the censoring.

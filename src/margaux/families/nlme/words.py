@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from .error import Combined, ConstantError, Exponential, Power, Proportional
 from .individual import Bounded, LogNormal
+
+if TYPE_CHECKING:
+    from .estimator import NLME
+
 
 ERRORS = {
     ConstantError: "an error of the same size everywhere (additive, SD a)",
@@ -30,7 +34,7 @@ def error(fitted: Any) -> str:
     return f"{words}; {fitted.data_.roles['y']} in {unit}" if unit else words
 
 
-def effects(fitted: Any) -> str:
+def effects(fitted: NLME) -> str:
     """Which parameters differ between subjects, on what scale, and which of them together."""
     model, dropped = fitted.model_, fitted._dropped
     kinds: dict[str, list[str]] = {}
@@ -52,19 +56,19 @@ def effects(fitted: Any) -> str:
     return "; ".join(parts)
 
 
-def covariates(fitted: Any) -> str:
+def covariates(fitted: NLME) -> str:
     """Which parameters depend on which covariates."""
     found = [f"{name} on {one.covariates}" for name, one in fitted.model_.individual if one.covariates]
     return "; ".join(found) or "none"
 
 
-def units(fitted: Any) -> dict[str, str]:
+def units(fitted: NLME) -> dict[str, str]:
     """Units of columns, as `data.attrs["units"]` gave them: {"Time": "h", "Concentration": "mg/L"}."""
     given = fitted.data_.frame.attrs.get("units", {})
     return {str(column): str(unit) for column, unit in given.items()} if isinstance(given, dict) else {}
 
 
-def roles(fitted: Any) -> str:
+def roles(fitted: NLME) -> str:
     """The columns and what they are, with their units."""
     known = units(fitted)
     return ", ".join(

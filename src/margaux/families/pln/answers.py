@@ -2,6 +2,8 @@ r"""What a fit of PLN-PCA says of units: its own axes, posteriors of new units, 
 
 from __future__ import annotations
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -51,13 +53,14 @@ def _settled(loadings: Loadings, units: Units) -> Posterior:
 
 def principal(loadings: Loadings, posterior: Posterior) -> tuple[Loadings, Posterior]:
     """Turned so that loadings are orthogonal, by falling variance, with the largest entry of each positive."""
-    C, mean, packed = np.asarray(loadings.C), np.asarray(posterior.mean), np.asarray(posterior.spread)
+    B, C, mean, packed = (np.asarray(leaf) for leaf in (*loadings, *posterior))
     u, d, vt = np.linalg.svd(C, full_matrices=False)
     sign = np.sign(np.take_along_axis(u, np.argmax(np.abs(u), axis=0)[None], axis=0)[0])
     turn = vt * sign[:, None]
     j, k, _ = lower_indices(len(d))
-    spread = turn @ symmetric(packed) @ turn.T
-    return Loadings(np.asarray(loadings.B), u * d * sign), Posterior(mean @ turn.T, spread[:, j, k])
+    whole: Any = packed
+    parts: Any = B, u * d * sign, mean @ turn.T, (turn @ symmetric(whole) @ turn.T)[:, j, k]
+    return Loadings(*parts[:2]), Posterior(*parts[2:])
 
 
 def entropy(posterior: Posterior) -> float:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING
 
 import jax
 import jax.numpy as jnp
@@ -18,11 +18,15 @@ from .importance import blocks, drawn
 from .model import PLN, units
 from .proposals import PROPOSALS, Plan, nets
 
+if TYPE_CHECKING:
+    from .estimator import PLNPCA
+
+
 #: numbers of a block of units' draws
 BLOCK = 1 << 24
 
 
-def arviz_parts(fitted: Any, n_draws: int, key: int) -> Parts:
+def arviz_parts(fitted: PLNPCA, n_draws: int, key: int) -> Parts:
     """Scores of the units, by importance sampling from their variational posteriors."""
     check_fitted(fitted)
     table, design = fitted.table_, fitted._design(fitted.table_)

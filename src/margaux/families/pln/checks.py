@@ -97,7 +97,7 @@ def check_names(features: pd.Index) -> None:
         )
 
 
-def check_rank(rank: Any, n: int, p: int) -> None:
+def check_rank(rank: object, n: int, p: int) -> None:
     """The number of latent dimensions is between 1 and min(n, p).
 
     Examples:

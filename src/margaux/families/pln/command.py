@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -13,6 +13,13 @@ from ...showing.command import Run
 from ...showing.errors import UserError
 from ...showing.inputs import among, check_column, check_file, check_numeric, read_table
 from ...showing.options import TABLES, files, words
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from .estimator import PLNPCA
+    from .ranks import RankChoice
+
 
 METHODS = ("auto", "variational", "isgd-vem", "isgd-vemmix", "aisgd-snis", "aisgd-hessian", "student")
 
@@ -133,7 +140,7 @@ def read_frame(path: Path, index: str | None = None) -> Any:
     return frame.set_index(index)
 
 
-def aligned(frame: Any, table: Any, name: str) -> Any:
+def aligned(frame: pd.DataFrame, table: Any, name: str) -> Any:
     """Covariates in the order of the counts, by the units' names where both tables have them."""
     import pandas as pd
 
@@ -149,7 +156,7 @@ def aligned(frame: Any, table: Any, name: str) -> Any:
     return frame.loc[names].set_axis(units)
 
 
-def answer(fitted: Any, title: str, level: float = 0.95, choice: Any = None, errors: Any = "model") -> Answer:
+def answer(fitted: PLNPCA, title: str, level: float = 0.95, choice: RankChoice | None = None, errors: Any = "model") -> Answer:
     """What is said and written of a fitted `PLNPCA`, and of the `RankChoice` it comes from.
 
     Tables: certificate, loadings, scores, importance (how well proposals serve), starts, and refinement and ranks where there
@@ -190,7 +197,7 @@ def answer(fitted: Any, title: str, level: float = 0.95, choice: Any = None, err
     return Answer(fitted, title, fitted.summary(level, errors), says, tables, figures, facts=facts, shown=shown, level=level)
 
 
-def rows(fitted: Any) -> Iterator[tuple[str, str]]:
+def rows(fitted: PLNPCA) -> Iterator[tuple[str, str]]:
     """The fit in a few names and values."""
     table, loglik, starts = fitted.table_, fitted.loglik_, fitted.starts_
     yield "certificate", fitted.message_

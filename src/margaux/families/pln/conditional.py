@@ -2,7 +2,7 @@ r"""The E-step of algorithms 1 and 2: draws of the latents given the counts, fro
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import equinox as eqx
 import jax
@@ -17,6 +17,10 @@ from .model import PLN
 from .proposals import LOG_2PI, PROPOSALS, Plan, Proposal, nets, proposed
 from .variational import HIGHEST, Loadings, Posterior, Units
 from .weighted import Weighted, weighted
+
+if TYPE_CHECKING:
+    from jaxtyping import PyTree
+
 
 Follow = Literal["nothing", "moments", "mean and curvature"]
 
@@ -87,7 +91,7 @@ class ConditionalSampling(AbstractEStep):
         value = f(jnp.moveaxis(v, 1, 0), w.T)
         return value, rows, {"ess": jnp.sum(1 / jnp.sum(w**2, axis=1))}
 
-    def expectations(self, noise: Any, params: Any, rows: Any, batch: Any) -> tuple[Weighted, Any, dict[str, Array]]:
+    def expectations(self, noise: PyTree, params: PyTree, rows: PyTree, batch: PyTree) -> tuple[Weighted, Any, dict[str, Array]]:
         """What the score of a batch needs, the rows moved, and figures to trace."""
         loadings, units, gaussian = self._read(params, rows, batch)
         moments = weighted(loadings, units, gaussian, noise, self._net, self.proposal, self.control)
@@ -104,7 +108,7 @@ class ConditionalSampling(AbstractEStep):
     def _net(self) -> Array:
         return jnp.asarray(self.net, jnp.uint32)
 
-    def _read(self, params: Any, rows: Any, batch: Any) -> tuple[Loadings, Units, Posterior]:
+    def _read(self, params: PyTree, rows: PyTree, batch: PyTree) -> tuple[Loadings, Units, Posterior]:
         loadings = Loadings(params["B"], params["C"])
         units = Units(batch["x"], batch["offset"], batch["counts"].astype(loadings.C.dtype) @ loadings.C)
         gaussian = Posterior(rows["mean"], rows["spread"])

@@ -30,7 +30,7 @@ class Counts:
         self.n, self.p = self.values.shape
 
     def blocks(
-        self, dtype: Any = np.float64, of: Callable[[np.ndarray], np.ndarray] | None = None
+        self, dtype: np.dtype | type = np.float64, of: Callable[[np.ndarray], np.ndarray] | None = None
     ) -> Iterator[tuple[slice, Any]]:
         """Blocks of rows of f(Y), entries of the given dtype, with the places of their rows; `of` is an f with f(0) = 0."""
         change = of or (lambda entries: entries)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import warnings
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pandas as pd
@@ -12,6 +12,9 @@ import pandas as pd
 from ...tables.checks import check_category, is_number, level_codes, listed, numbers_of
 from ...tables.faults import fault
 from .checks import check_finite
+
+if TYPE_CHECKING:
+    from .kinds import Covariates
 
 
 @dataclasses.dataclass(frozen=True)
@@ -26,7 +29,7 @@ class Spec:
     columns: list[str] | None
 
 
-def plain(covariates: Any) -> pd.DataFrame:
+def plain(covariates: Covariates) -> pd.DataFrame:
     """Covariates as a data frame with names that are text, rows counted from zero, and numbers where there are numbers."""
     if isinstance(covariates, pd.Series):
         covariates = covariates.to_frame("x0" if covariates.name is None else covariates.name)

@@ -28,6 +28,7 @@ from .checks import check_rank, check_settings
 from .fitting import Design, Solution
 from .goodness import frequencies, goodness
 from .growth import LIGHT, Adapted, precise
+from .kinds import CountsLike, Covariates, Offsets
 from .of_coefficients import OfCoefficients
 from .of_units import OfUnits
 from .outcome import as_fit
@@ -116,7 +117,10 @@ class PLNPCA(OfUnits, OfCoefficients, Answering, BaseEstimator):
         self.dtype = dtype
         self.verbose = verbose
 
-    def fit(self, counts: Any, y: Any = None, *, covariates: Any = None, formula: str | None = None, offsets: Any = None) -> Any:
+    def fit(
+        self, counts: CountsLike, y: Covariates | None = None, *, covariates: Covariates | None = None,
+        formula: str | None = None, offsets: Offsets | None = None,
+    ) -> Any:  # fmt: skip
         """Estimate. `counts` (n, p), `covariates`, `formula` and `offsets` as in `margaux.families.pln.table.read`.
 
         Args:
@@ -357,14 +361,15 @@ class PLNPCA(OfUnits, OfCoefficients, Answering, BaseEstimator):
         check_fitted(self)
         return frames.by_unit(self.table_, self.scores_)
 
-    def get_feature_names_out(self, input_features: Any = None) -> np.ndarray:
+    def get_feature_names_out(self, input_features: object = None) -> np.ndarray:
         """Names of the components."""
         check_fitted(self)
         return np.asarray(frames.components(self.loadings_.shape[1]), object)
 
     def fit_transform(
-        self, counts: Any, y: Any = None, *, covariates: Any = None, formula: str | None = None, offsets: Any = None
-    ) -> np.ndarray:
+        self, counts: CountsLike, y: object = None, *, covariates: Covariates | None = None,
+        formula: str | None = None, offsets: Offsets | None = None,
+    ) -> np.ndarray:  # fmt: skip
         """`fit`, and the scores of every unit given, (m, q); NaN where a unit was left out for want of an offset."""
         fitted = self.fit(counts, covariates=covariates, formula=formula, offsets=offsets)
         return frames.everywhere(fitted.table_.kept_rows, fitted.scores_)

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from importlib import import_module
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 import scipy
 
 from . import frames
 
+if TYPE_CHECKING:
+    from .estimator import PLNPCA
 
-def as_anndata(fitted: Any) -> Any:
+
+def as_anndata(fitted: PLNPCA) -> Any:
     """The units and features of a fitted `PLNPCA` that have counts, with what was found, under the names of scanpy's PCA.
 
     `.X` has the counts, `.obs` the covariates but the intercept, and offsets if there is one a unit (otherwise

@@ -28,7 +28,7 @@ class Design(NamedTuple):
     x: Float[np.ndarray, "n k"]
     offset: Float[np.ndarray, "n o"]
 
-    def rows(self, rows: Any) -> Design:
+    def rows(self, rows: slice | np.ndarray) -> Design:
         """Some units."""
         return Design(Counts(self.counts.values[rows]), self.x[rows], self.offset[rows])
 
@@ -114,7 +114,7 @@ class Sweeps:
     def __init__(
         self,
         design: Design,
-        dtype: Any,
+        dtype: np.dtype,
         covariance: Literal["full", "diagonal"] = "full",
         tol: float = 1e-3,
         relative: float = 1e-9,
@@ -205,7 +205,8 @@ def _begun(loadings: Loadings, posterior: Posterior, diagonal: bool) -> State:
         j, k = np.tril_indices(C.shape[1])
         posterior = posterior._replace(spread=posterior.spread * np.asarray(j == k, C.dtype))
     place = Place(loadings, posterior.mean)
-    here = _Here(loadings, posterior, loadings, np.zeros_like(C[:, 0]), jax.tree.map(np.zeros_like, loadings), place)
+    none: Any = np.zeros_like(C[:, 0])
+    here = _Here(loadings, posterior, loadings, none, jax.tree.map(np.zeros_like, loadings), place)
     zero, yes, no = np.asarray(0, np.int32), np.asarray(True), np.asarray(False)
     state: Any = (loadings, posterior, here, np.asarray(-np.inf, C.dtype), np.ones_like(C[:, 0]), place, zero, zero, yes, no)
     return State(*state)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 import pandas as pd
 from jaxtyping import Float
@@ -37,7 +35,7 @@ def coefficients(
     return wald_table(estimate.ravel().astype(float), errors.ravel(), level, index)
 
 
-def by_feature(table: Table, values: Float[np.ndarray, "p c"], columns: Any = None) -> pd.DataFrame:
+def by_feature(table: Table, values: Float[np.ndarray, "p c"], columns: pd.Index | list[str] | None = None) -> pd.DataFrame:
     """A row a feature, and a column a component unless others are named."""
     columns = pd.Index(components(values.shape[1])) if columns is None else columns
     return pd.DataFrame(values, index=table.features, columns=columns)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
@@ -12,6 +12,9 @@ import scipy
 from ...problem.model import AbstractModel, AbstractPointwise, AbstractPredictive
 from .fitting import Design
 from .variational import HIGHEST, Posterior
+
+if TYPE_CHECKING:
+    from numpy.typing import ArrayLike
 
 
 class PLN(AbstractModel, AbstractPointwise, AbstractPredictive):
@@ -48,7 +51,7 @@ class PLN(AbstractModel, AbstractPointwise, AbstractPredictive):
         return jnp.zeros(params["C"].shape[1], params["C"].dtype)
 
 
-def units(design: Design, posterior: Posterior, dtype: Any) -> dict[str, Any]:
+def units(design: Design, posterior: Posterior, dtype: np.dtype | type) -> dict[str, Any]:
     """The data of `PLN`; a sparse table stays one, of which the rows of a batch alone are made dense."""
     values = design.counts.values
     rows = SparseRows(values, dtype) if scipy.sparse.issparse(values) else np.asarray(values, dtype)
@@ -60,14 +63,14 @@ def units(design: Design, posterior: Posterior, dtype: Any) -> dict[str, Any]:
 class SparseRows:
     """A CSR matrix (n, p) that gives rows as dense arrays, as `margaux.fit` reads data on the host."""
 
-    def __init__(self, values: Any, dtype: Any) -> None:
+    def __init__(self, values: Any, dtype: np.dtype | type) -> None:
         self._values, self.shape, self.dtype, self.ndim = values, values.shape, np.dtype(dtype), 2
         self.nbytes = self.shape[0] * self.shape[1] * self.dtype.itemsize
 
-    def __getitem__(self, ids: Any) -> np.ndarray:
+    def __getitem__(self, ids: slice | ArrayLike) -> np.ndarray:
         flat = ids if isinstance(ids, slice) else np.ravel(ids)
         dense = self._values[flat].toarray().astype(self.dtype, copy=False)
         return dense if isinstance(ids, slice) else dense.reshape(*np.shape(ids), self.shape[1])
 
-    def __array__(self, dtype: Any = None, copy: Any = None) -> np.ndarray:
+    def __array__(self, dtype: np.dtype | None = None, copy: bool | None = None) -> np.ndarray:
         return self[:].astype(self.dtype if dtype is None else dtype, copy=False)

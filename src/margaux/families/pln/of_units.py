@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
@@ -21,6 +21,11 @@ from .simulation import check_scores, expected, simulated, units_of
 from .table import Table, like
 from .variational import Loadings
 
+if TYPE_CHECKING:
+    from numpy.typing import ArrayLike
+
+    from .kinds import CountsLike, Covariates, Offsets
+
 
 class OfUnits(TransformerMixin):
     """A part of `PLNPCA`, which sets what is declared here."""
@@ -31,7 +36,9 @@ class OfUnits(TransformerMixin):
     random_state: int
     _loadings: Loadings
 
-    def transform(self, counts: Any, covariates: Any = None, offsets: Any = None, covariance: bool = False) -> Any:
+    def transform(
+        self, counts: CountsLike, covariates: Covariates | None = None, offsets: Offsets | None = None, covariance: bool = False
+    ) -> Any:
         """Posterior means of the latents of other units, (m, q), and if wanted their covariances, (m, q, q).
 
         Args:
@@ -45,7 +52,9 @@ class OfUnits(TransformerMixin):
             mean = frames.everywhere(table.kept_rows, np.asarray(found.mean))
             return (mean, frames.everywhere(table.kept_rows, np.asarray(symmetric(found.spread)))) if covariance else mean
 
-    def score(self, counts: Any, y: Any = None, *, covariates: Any = None, offsets: Any = None) -> float:
+    def score(
+        self, counts: CountsLike, y: object = None, *, covariates: Covariates | None = None, offsets: Offsets | None = None
+    ) -> float:
         """Mean over units of log p(counts), with every constant, by importance sampling from their own posteriors.
 
         Args:
@@ -59,11 +68,15 @@ class OfUnits(TransformerMixin):
             found = precise(_design(table), loadings, posterior, "light student", self.loglik_tol, self.random_state)
         return float(found.loglik.mean())
 
-    def inverse_transform(self, scores: Any, covariates: Any = None, offsets: Any = None) -> np.ndarray:
+    def inverse_transform(
+        self, scores: ArrayLike, covariates: Covariates | None = None, offsets: Offsets | None = None
+    ) -> np.ndarray:
         """Expected counts (m, p) of units at scores (m, q); see `predict`."""
         return self.predict(covariates, offsets, scores)
 
-    def predict(self, covariates: Any = None, offsets: Any = None, scores: Any = None) -> np.ndarray:
+    def predict(
+        self, covariates: Covariates | None = None, offsets: Offsets | None = None, scores: ArrayLike | None = None
+    ) -> np.ndarray:
         """Expected counts of units, (m, p), over the features that have counts: at given scores, or averaged over N(0, I).
 
         Args:
@@ -81,10 +94,10 @@ class OfUnits(TransformerMixin):
         self,
         n_units: int | None = None,
         *,
-        covariates: Any = None,
-        offsets: Any = None,
-        scores: Any = None,
-        random_state: Any = 0,
+        covariates: Covariates | None = None,
+        offsets: Offsets | None = None,
+        scores: ArrayLike | None = None,
+        random_state: int | np.random.Generator = 0,
     ) -> pd.DataFrame:
         """Counts drawn from the fitted model, a row a unit and a column a feature: at given scores, or at scores from N(0, I).
 

@@ -31,7 +31,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -39,6 +39,10 @@ import scipy
 from jaxtyping import Float
 
 from .counts import Counts
+
+if TYPE_CHECKING:
+    from .kinds import Offsets
+
 
 #: entries sorted together
 BLOCK = 1 << 22
@@ -102,7 +106,7 @@ class ByName:
         return logs[:, None] - self._centre
 
 
-def from_counts(offsets: Any) -> bool:
+def from_counts(offsets: Offsets | None) -> bool:
     """Whether offsets are named, and computed from the counts, so that a unit without counts has none.
 
     >>> [from_counts(offsets) for offsets in (None, "none", [0.0, 0.5], "TSS")]
@@ -111,7 +115,7 @@ def from_counts(offsets: Any) -> bool:
     return isinstance(offsets, str) and offsets.lower() != "none"
 
 
-def given(offsets: Any, n: int, p: int, units: pd.Index, features: pd.Index) -> Float[np.ndarray, "n o"]:
+def given(offsets: Offsets, n: int, p: int, units: pd.Index, features: pd.Index) -> Float[np.ndarray, "n o"]:
     """Offsets (n,), (n, 1) or (n, p) as they are given, checked, as (n, 1) or (n, p).
 
     Raises:

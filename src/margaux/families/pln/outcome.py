@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from ...answers.fit import Fit
 from ...engine.outcome import RESULTS
 
+if TYPE_CHECKING:
+    from .estimator import PLNPCA
 
-def as_fit(fitted: Any) -> Fit:
+
+def as_fit(fitted: PLNPCA) -> Fit:
     """Parameters B (k, p) and C (p, q), and the bound of each sweep. Its model is not in it: a table may be sparse or on disk,
     and what is asked of the likelihood is answered by the estimator."""
     params = {"B": np.asarray(fitted.coef_, float), "C": np.asarray(fitted.loadings_, float)}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pandas as pd
@@ -13,18 +13,22 @@ from ...showing import convergence, estimates, facts, reproducing
 from ...showing.figures import drawn
 from ...showing.page import Paragraph, Part, Section, Verdict, attempt, framed, listed, nats, number, section
 
+if TYPE_CHECKING:
+    from .estimator import PLNPCA
+
+
 #: entries of the table up to which errors and the likelihood are computed for a page
 ENTRIES = 500_000
 WORDS = "Counts are Poisson; their logarithmic means are offset, covariates and a few latent components a unit."
 
 
-def heading(model: Any) -> tuple[str, str]:
+def heading(model: PLNPCA) -> tuple[str, str]:
     """Title and lead."""
     n, p = model.table_.counts.n, model.table_.counts.p
     return f"Poisson log-normal PCA of rank {model.loadings_.shape[1]}", f"Counts of {p:,} features in {n:,} units."
 
 
-def sections(model: Any, command: str | None = None) -> list[Section]:
+def sections(model: PLNPCA, command: str | None = None) -> list[Section]:
     """The sections of the page."""
     table = model.table_
     data = (table.counts.values, table.x, table.offset)
@@ -47,7 +51,7 @@ def sections(model: Any, command: str | None = None) -> list[Section]:
     ]
 
 
-def _what(model: Any) -> Section:
+def _what(model: PLNPCA) -> Section:
     table = model.table_
     spread = table.offset if table.offset.shape[1] > 1 else table.offset[:, 0]
     flat = bool(np.ptp(spread) == 0)
@@ -84,13 +88,13 @@ def _ended(model: Any) -> list[Part]:
     ]
 
 
-def _affordable(model: Any, name: str) -> None:
+def _affordable(model: PLNPCA, name: str) -> None:
     size = model.table_.counts.n * model.table_.counts.p
     if size > ENTRIES and name not in model.__dict__:
         raise ValueError(f"for a table of {size:,} entries it takes long; ask the model for {name} first, and the page has it")
 
 
-def _estimates(model: Any) -> Section:
+def _estimates(model: PLNPCA) -> Section:
     names = [name for name in model.table_.covariate_names if name != "Intercept"] or model.table_.covariate_names
 
     def summary() -> pd.DataFrame:
@@ -126,7 +130,7 @@ def _convergence(model: Any) -> Section:
     return section(convergence.ID, convergence.TITLE, parts)
 
 
-def _likelihood(model: Any) -> list[Part]:
+def _likelihood(model: PLNPCA) -> list[Part]:
     bound = ("Variational bound", nats(model.elbo_))
     _affordable(model, "importance_")
     value, frame = model.loglik_, model.importance_
@@ -151,7 +155,7 @@ def _likelihood(model: Any) -> list[Part]:
     return [told, verdict, *figure, *likelihoods(np.asarray(value.per_unit, float), model.table_.units, len(ess))]
 
 
-def _counts(model: Any) -> list[Part]:
+def _counts(model: PLNPCA) -> list[Part]:
     """Zeros and totals of features, observed and simulated."""
     _affordable(model, "simulated_")
     observed = _dense(model.table_.counts.values)
@@ -183,7 +187,7 @@ def _dense(values: Any) -> np.ndarray:
     return values.toarray() if hasattr(values, "toarray") else np.asarray(values)
 
 
-def _latents(model: Any) -> list[Part]:
+def _latents(model: PLNPCA) -> list[Part]:
     n, p = model.table_.counts.n, model.table_.counts.p
     rank = model.loadings_.shape[1]
     share = model.explained_variance_ratio_

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import textwrap
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pandas as pd
@@ -14,7 +14,15 @@ from scipy.spatial.distance import squareform
 from ...numerics.wald import check_level
 from ...showing import planes
 from ...showing.axes import several, single
-from ...showing.planes import PALETTE, aligned, colouring, label, short
+from ...showing.planes import PALETTE, PerUnit, aligned, colouring, label, short
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+    from ...showing.axes import AxesLike
+    from .ranks import RankChoice
+    from .table import Table
+
 
 BLUE, ORANGE, GREEN, *_ = PALETTE
 #: colour of arrows and their scale
@@ -44,8 +52,8 @@ class PLNPlots:
         self._fitted = fitted
 
     def scores(
-        self, axes: tuple[int, int] = (0, 1), color: Any = None, ellipses: bool = True, level: float = 0.95, labels: Any = None,
-        uncertainty: bool = False, ax: Any = None,
+        self, axes: tuple[int, int] = (0, 1), color: PerUnit | None = None, ellipses: bool = True, level: float = 0.95,
+        labels: PerUnit | None = None, uncertainty: bool = False, ax: Axes | None = None,
     ) -> Any:  # fmt: skip
         """Units on a plane of components.
 
@@ -58,7 +66,7 @@ class PLNPlots:
         """
         pair, _ = self._plane(axes), check_level(level)
         colours, texts = colouring(color, self._fitted.table_), self._texts(labels)
-        axis: Any = single(ax, 6.0, 4.6)
+        axis = single(ax, 6.0, 4.6)
         self._units(axis, pair, colours, level if ellipses else None)
         if uncertainty:
             i, j = np.meshgrid(pair, pair, indexing="ij")
@@ -70,7 +78,7 @@ class PLNPlots:
             label(axis, places[far], [texts[i] for i in far], spare=places)
         return axis
 
-    def correlation_circle(self, axes: tuple[int, int] = (0, 1), n_features: int = 30, ax: Any = None) -> Any:
+    def correlation_circle(self, axes: tuple[int, int] = (0, 1), n_features: int = 30, ax: Axes | None = None) -> Any:
         r"""Correlations of the latents of features with two components given the covariates,
         $\mathrm{corr}(z_{ij}, w_{ik}\mid x_i) = c_{jk}/\sqrt{(CC^\top)_{jj}}$: the `n_features` of the longest arrows.
 
@@ -81,7 +89,7 @@ class PLNPlots:
         length = np.linalg.norm(loadings, axis=1, keepdims=True)
         arrows = (loadings / np.where(length > 0, length, 1))[:, pair]
         chosen = _largest(np.sum(arrows**2, axis=1), n_features)
-        axis: Any = single(ax, 6.0, 6.0)
+        axis = single(ax, 6.0, 6.0)
         axis.add_patch(Circle((0, 0), 1, fill=False, color="0.6", lw=0.8))
         _arrows(axis, arrows[chosen])
         axis.set(xlim=(-1.25, 1.25), ylim=(-1.25, 1.25), aspect="equal", xlabel=self._title(pair[0]), ylabel=self._title(pair[1]))
@@ -89,7 +97,13 @@ class PLNPlots:
         label(axis, arrows[chosen], self._features(chosen), spare=_along(arrows[chosen]))
         return axis
 
-    def biplot(self, axes: tuple[int, int] = (0, 1), n_features: int = 15, color: Any = None, ax: Any = None) -> Any:
+    def biplot(
+        self,
+        axes: tuple[int, int] = (0, 1),
+        n_features: int = 15,
+        color: PerUnit | None = None,
+        ax: Axes | None = None,
+    ) -> Any:
         """Scores of units, and loadings of the features of the longest ones as arrows on a scale of their own (top and right).
 
         The product of an arrow and a score is the part of the latent that lies in the plane.
@@ -114,7 +128,7 @@ class PLNPlots:
 
     def coefficients(
         self, covariate: str | list[str] | None = None, n_features: int = 40, level: float = 0.95, order: str = "estimate",
-        ax: Any = None,
+        ax: AxesLike | None = None,
     ) -> Any:  # fmt: skip
         """Coefficients with their intervals, a panel a covariate, in grey those whose interval holds 0; a note names the
         features without finite estimate.
@@ -139,7 +153,7 @@ class PLNPlots:
             axis.set_xlabel(f"coefficient, {100 * level:g}% interval" + note, fontsize=7)
         return panels
 
-    def importance(self, ax: Any = None) -> Any:
+    def importance(self, ax: AxesLike | None = None) -> Any:
         r"""How well the proposals of `loglik_` serve: the effective share of the draws of each unit and the divergences from its
         proposal and to it of the conditional law of its latents (figure 1 of the paper), by rising share.
 
@@ -160,7 +174,7 @@ class PLNPlots:
         panels[-1].set_xlabel("units by rising share of effective draws")
         return panels
 
-    def rootogram(self, feature: str | None = None, most: int | None = None, ax: Any = None) -> Any:
+    def rootogram(self, feature: str | None = None, most: int | None = None, ax: Axes | None = None) -> Any:
         """How often each count is there (bars, of square roots) and is expected given the latents (line), from which bars hang:
         they end at zero under the model (Tukey 1977; Kleiber and Zeileis 2016). Excess zeros hang below at zero; counts that
         vary more than Poisson counts hang below at both ends.
@@ -189,7 +203,7 @@ class PLNPlots:
         axis.legend(frameon=False, fontsize=8)
         return axis
 
-    def convergence(self, ax: Any = None) -> Any:
+    def convergence(self, ax: AxesLike | None = None) -> Any:
         """The distance of the bound to its last value, sweep by sweep; after a refinement also the marginal log-likelihood and
         the norm of its gradient by epoch, with bands of two Monte Carlo errors (figure 4 of the paper)."""
         bounds, refined = np.asarray(self._fitted.bounds_, float), self._fitted.refinement_
@@ -215,7 +229,7 @@ class PLNPlots:
             panels[1].legend(frameon=False, fontsize=8)
         return panels
 
-    def starts(self, ax: Any = None) -> Any:
+    def starts(self, ax: Axes | None = None) -> Any:
         """Bounds of the starts below the best one, sorted: steps are basins of attraction. Below each, its sweeps: starts that
         others had outdone were left early, so that their bounds would have risen."""
         frame = self._fitted.starts_
@@ -239,7 +253,7 @@ class PLNPlots:
         axis.legend(frameon=False, fontsize=8)
         return axis
 
-    def covariance(self, n_features: int = 40, ax: Any = None) -> Any:
+    def covariance(self, n_features: int = 40, ax: Axes | None = None) -> Any:
         r"""Correlations of the latents of features given the covariates, by $\Sigma = CC^\top$: the `n_features` of largest
         variance, those that vary together side by side (average linkage of $1 - r$). Names are there for at most 60."""
         _check_count(n_features)
@@ -253,7 +267,7 @@ class PLNPlots:
         np.fill_diagonal(correlation, 1.0)
         order = leaves_list(linkage(squareform(1 - correlation, checks=False), "average", optimal_ordering=True))
         side = max(5.6, 1.6 + 0.1 * min(len(chosen), NAMED))
-        axis: Any = single(ax, side + 0.8, side)
+        axis = single(ax, side + 0.8, side)
         image = axis.imshow(correlation[np.ix_(order, order)], cmap="RdBu_r", vmin=-1, vmax=1, interpolation="nearest")
         names = [short(name) for name in self._features(chosen[order])]
         if len(names) > NAMED:
@@ -265,7 +279,7 @@ class PLNPlots:
         axis.figure.colorbar(image, ax=axis, label="correlation of the latents", shrink=0.8)
         return axis
 
-    def _units(self, axis: Any, pair: list[int], colours: Any, level: float | None) -> None:
+    def _units(self, axis: Axes, pair: list[int], colours: Any, level: float | None) -> None:
         axis.set(xlabel=self._title(pair[0]), ylabel=self._title(pair[1]))
         planes.scatter(axis, self._places(pair), colours, level)
         axis.set_aspect("equal", adjustable="datalim")
@@ -302,21 +316,21 @@ class PLNPlots:
             raise ValueError(f"covariate names none; give some of {known}")
         return names
 
-    def _texts(self, labels: Any) -> list[Any] | None:
+    def _texts(self, labels: PerUnit | None) -> list[Any] | None:
         if labels is None or labels is False:
             return None
         table = self._fitted.table_
         return list(table.units) if labels is True else list(aligned(labels, table, "labels"))
 
 
-def _share_up_to(table: Any, count: int, feature: int | None) -> float:
+def _share_up_to(table: Table, count: int, feature: int | None) -> float:
     """The share of entries of at most so many counts."""
     values = table.counts.values if feature is None else table.counts.values[:, [feature]]
     stored = values.data if hasattr(values, "indptr") else np.asarray(values).ravel()
     return 1 - float((stored > count).sum()) / (values.shape[0] * values.shape[1])
 
 
-def rank_selection(choice: Any, ax: Any = None) -> Any:
+def rank_selection(choice: RankChoice, ax: Axes | None = None) -> Any:
     """AIC, BIC and ICL of each rank above the least of each, which is marked (smaller is better), with bars of one Monte Carlo
     error. The first ranks are often thousands worse, so that the scale is logarithmic from 10 on.
 
@@ -337,7 +351,7 @@ def rank_selection(choice: Any, ax: Any = None) -> Any:
     return axis
 
 
-def _forest(axis: Any, part: pd.DataFrame, n_features: int, order: str) -> None:
+def _forest(axis: Axes, part: pd.DataFrame, n_features: int, order: str) -> None:
     z = part["z"].abs().fillna(-1.0).to_numpy()
     part = part.iloc[np.sort(_largest(z, n_features))]
     if order != "table":
@@ -354,7 +368,7 @@ def _forest(axis: Any, part: pd.DataFrame, n_features: int, order: str) -> None:
     axis.set_ylim(-0.7, len(part) - 0.3)
 
 
-def _arrows(axis: Any, tips: np.ndarray) -> None:
+def _arrows(axis: Axes, tips: np.ndarray) -> None:
     start = np.zeros(len(tips))
     axis.quiver(start, start, *tips.T, angles="xy", scale_units="xy", scale=1, width=0.003, color=INK, zorder=3)
     axis.update_datalim(1.1 * tips)
@@ -366,7 +380,7 @@ def _along(tips: np.ndarray) -> np.ndarray:
     return (np.linspace(0, 1, 40)[:, None, None] * tips).reshape(-1, 2)
 
 
-def _origin(axis: Any) -> None:
+def _origin(axis: Axes) -> None:
     axis.axhline(0, color="0.85", lw=0.7, zorder=0)
     axis.axvline(0, color="0.85", lw=0.7, zorder=0)
 
@@ -380,6 +394,6 @@ def _listed(head: str, names: pd.Index, most: int = 12) -> str:
     return textwrap.fill(head + ", ".join(short(name) for name in names[:most]) + more, 42, break_on_hyphens=False)
 
 
-def _check_count(n_features: Any) -> None:
+def _check_count(n_features: object) -> None:
     if not isinstance(n_features, (int, np.integer)) or isinstance(n_features, bool) or n_features < 1:
         raise ValueError(f"n_features must be a whole number from 1, not {n_features!r}")

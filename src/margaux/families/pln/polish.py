@@ -12,7 +12,7 @@ come close where many features tell the latents.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
 import numpy as np
@@ -27,6 +27,10 @@ from .importance import Marginal, scores
 from .inference import affordable, complete, louis, rotations
 from .proposals import Plan
 from .variational import Loadings, Posterior
+
+if TYPE_CHECKING:
+    from jaxtyping import Array
+
 
 #: standard errors: how far off an estimate may be by its draws, and the error of that over parameters
 OFF, NOISE = 0.02, 0.007
@@ -173,7 +177,7 @@ def distance(design: Design, loadings: Loadings, posterior: Posterior, by: str, 
     return Distance(jax.tree.map(lambda *leaf: np.mean(leaf, axis=0), *every), off, error, norm, norm_error)
 
 
-def _flat(B: Any, C: Any) -> np.ndarray:
+def _flat(B: Array | np.ndarray, C: Array | np.ndarray) -> np.ndarray:
     return np.concatenate([np.ravel(B), np.ravel(C)]).astype(float)
 
 

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import time
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ...engine.progress import Line
 from .restarts import FIRST
+
+if TYPE_CHECKING:
+    from rich.console import Console
 
 
 class SweepLine:
@@ -15,7 +18,7 @@ class SweepLine:
     A sweep 0 begins another start; sweeps beyond those of the first round are of the better starts.
     """
 
-    def __init__(self, title: str, n_starts: int = 1, delay: float = 2.0, console: Any = None) -> None:
+    def __init__(self, title: str, n_starts: int = 1, delay: float = 2.0, console: Console | None = None) -> None:
         self._title, self._n_starts, self._delay, self._console = title, n_starts, delay, console
         self._begun, self._since = 0, time.monotonic()
         self._line: Line | None = None

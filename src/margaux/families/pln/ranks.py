@@ -6,7 +6,7 @@ import dataclasses
 import time
 import warnings
 from collections.abc import Iterable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pandas as pd
@@ -18,6 +18,12 @@ from .restarts import Search, best_of
 from .table import diverging_message, read
 from .variational import Loadings, Posterior
 from .widening import padded, widened
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+    from .kinds import CountsLike, Covariates, Offsets
+
 
 CRITERIA = ("bic", "aic", "icl")
 
@@ -40,7 +46,7 @@ class RankChoice:
         """The model of the smallest criterion."""
         return self.models[int(self.table.index[np.argmin(self.table[self.criterion])])]
 
-    def plot(self, ax: Any = None) -> Any:
+    def plot(self, ax: Axes | None = None) -> Any:
         """Criteria against rank."""
         from .plots import rank_selection
 
@@ -48,12 +54,12 @@ class RankChoice:
 
 
 def pln_ranks(
-    counts: Any,
+    counts: CountsLike,
     ranks: Iterable[int] = range(1, 11),
     *,
-    covariates: Any = None,
+    covariates: Covariates | None = None,
     formula: str | None = None,
-    offsets: Any = None,
+    offsets: Offsets | None = None,
     criterion: str = "bic",
     **settings: Any,
 ) -> RankChoice:

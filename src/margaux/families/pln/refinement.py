@@ -8,7 +8,7 @@ curvature, a control variate, and steps scaled by the information, so that a few
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -19,7 +19,7 @@ import scipy
 from ...algorithms.average import PolyakRuppert
 from ...algorithms.base import Algorithm
 from ...algorithms.memory import NoMemory
-from ...algorithms.updates import Ascent, Optax
+from ...algorithms.updates import AbstractUpdate, Ascent, Optax
 from ...engine.outcome import RESULTS
 from ...fitting import fit
 from ...problem.schedule import Constant, Polynomial
@@ -34,6 +34,10 @@ from .inference import complete
 from .model import PLN, units
 from .proposals import Plan
 from .variational import Loadings, Posterior
+
+if TYPE_CHECKING:
+    from jaxtyping import PyTree
+
 
 #: entries of a table up to which all units are visited an iteration, and beyond which no ascent is made unless a method is named
 WHOLE = 20_000_000
@@ -264,7 +268,7 @@ def _ascended(
     if warm:
         import optax
 
-        update: Any = Optax(optax.rprop(1e-3), Constant(1.0))
+        update: AbstractUpdate = Optax(optax.rprop(1e-3), Constant(1.0))
     elif settings.preconditioned:
         size, gain = n / batch, settings.gain
         assert gain is not None
@@ -297,7 +301,7 @@ def _searched(design: Design, place: _Here, settings: Refinement, batch: int, se
 
 
 def _run(
-    design: Design, place: _Here, settings: Refinement, update: Any, batch: int, length: int, seed: int, progress: bool
+    design: Design, place: _Here, settings: Refinement, update: AbstractUpdate, batch: int, length: int, seed: int, progress: bool
 ) -> Any:
     C = place.loadings.C
     dtype, q = np.asarray(C).dtype, C.shape[1]
@@ -333,7 +337,7 @@ def _run(
     )
 
 
-def _loadings(params: Any, dtype: Any) -> Loadings:
+def _loadings(params: PyTree, dtype: np.dtype) -> Loadings:
     return Loadings(jnp.asarray(params["B"], dtype), jnp.asarray(params["C"], dtype))
 
 

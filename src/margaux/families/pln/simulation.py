@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pandas as pd
@@ -12,9 +12,14 @@ from .offsets import given
 from .table import Table, design
 from .variational import Loadings
 
+if TYPE_CHECKING:
+    from numpy.typing import ArrayLike
+
+    from .kinds import Covariates, Offsets
+
 
 def units_of(
-    table: Table, covariates: Any = None, offsets: Any = None, n_units: int | None = None
+    table: Table, covariates: Covariates | None = None, offsets: Offsets | None = None, n_units: int | None = None
 ) -> tuple[Float[np.ndarray, "m k"], Float[np.ndarray, "m o"]]:
     """Covariates and offsets of m units.
 
@@ -65,7 +70,7 @@ def _check_no_offsets(table: Table, own: bool) -> None:
     )
 
 
-def check_scores(scores: Any, q: int) -> Float[np.ndarray, "m q"]:
+def check_scores(scores: ArrayLike, q: int) -> Float[np.ndarray, "m q"]:
     """Scores as an array of q columns.
 
     Raises:
@@ -94,7 +99,7 @@ def simulated(
     x: Float[np.ndarray, "m k"],
     offset: Float[np.ndarray, "m o"],
     scores: Float[np.ndarray, "m q"] | None,
-    random_state: Any,
+    random_state: int | np.random.Generator,
 ) -> pd.DataFrame:
     """Counts of units at scores, or at scores from N(0, I); a column a feature."""
     rng = np.random.default_rng(random_state)

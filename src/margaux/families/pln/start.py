@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import jax.numpy as jnp
 import numpy as np
 
@@ -11,7 +9,7 @@ from .fitting import Design
 from .variational import Loadings, Posterior
 
 
-def by_log_counts(design: Design, rank: int, seed: int = 0, dtype: Any = np.float64) -> tuple[Loadings, Posterior]:
+def by_log_counts(design: Design, rank: int, seed: int = 0, dtype: np.dtype | type = np.float64) -> tuple[Loadings, Posterior]:
     """Regression and principal components of log(1 + y) less the offsets, by a randomised range finder (Halko, Martinsson and
     Tropp 2011, algorithm 4.4), which sees products with the table only."""
     counts = design.counts
@@ -44,7 +42,7 @@ def by_log_counts(design: Design, rank: int, seed: int = 0, dtype: Any = np.floa
 
 
 def at_random(
-    design: Design, rank: int, seed: int = 0, scale: float = 0.3, dtype: Any = np.float64
+    design: Design, rank: int, seed: int = 0, scale: float = 0.3, dtype: np.dtype | type = np.float64
 ) -> tuple[Loadings, Posterior]:
     """Rates that fit each feature's total, loadings from N(0, scale^2), and the prior as posterior."""
     n, p = design.counts.n, design.counts.p

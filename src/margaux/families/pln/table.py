@@ -8,7 +8,7 @@ from __future__ import annotations
 import dataclasses
 import sys
 import warnings
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pandas as pd
@@ -21,6 +21,9 @@ from .covariates import Spec, coded, coded_like, plain
 from .disk import from_disk, on_disk
 from .offsets import ByName, from_counts, given
 from .separation import diverging
+
+if TYPE_CHECKING:
+    from .kinds import CountsLike, Covariates, Offsets
 
 
 @dataclasses.dataclass(frozen=True)
@@ -61,7 +64,7 @@ class _Given:
     obs: pd.DataFrame | None
 
 
-def read(counts: Any, covariates: Any = None, formula: str | None = None, offsets: Any = None) -> Table:
+def read(counts: CountsLike, covariates: Covariates | None = None, formula: str | None = None, offsets: Any = None) -> Table:
     """A table of counts, a row a unit and a column a feature, checked and coded.
 
     Args:
@@ -120,7 +123,7 @@ def read(counts: Any, covariates: Any = None, formula: str | None = None, offset
     )
 
 
-def like(table: Table, counts: Any, covariates: Any = None, offsets: Any = None) -> Table:
+def like(table: Table, counts: CountsLike, covariates: Covariates | None = None, offsets: Offsets | None = None) -> Table:
     """Counts of new units with the features, the coding and the offsets of a fit.
 
     Args:
@@ -164,7 +167,7 @@ def like(table: Table, counts: Any, covariates: Any = None, offsets: Any = None)
     return dataclasses.replace(table, counts=kept, x=x[rows], offset=offset, units=units, kept_rows=rows)
 
 
-def design(table: Table, covariates: Any) -> np.ndarray:
+def design(table: Table, covariates: Covariates) -> np.ndarray:
     """Covariates (m, k) of new units without counts, coded as in the fit.
 
     Examples:
@@ -252,7 +255,7 @@ def _of_frame(frame: pd.DataFrame) -> Any:
     return frame.to_numpy() if alike else frame.to_numpy(float, na_value=np.nan)
 
 
-def _of_array(counts: Any) -> np.ndarray:
+def _of_array(counts: CountsLike) -> np.ndarray:
     if isinstance(counts, np.ma.MaskedArray):
         counts = np.ma.filled(counts.astype(float), np.nan)
     try:
@@ -262,7 +265,7 @@ def _of_array(counts: Any) -> np.ndarray:
     return _of_frame(pd.DataFrame(values)) if values.dtype.kind in "OUS" and values.ndim == 2 else values
 
 
-def _csr(counts: Any) -> Any:
+def _csr(counts: CountsLike) -> Any:
     """A CSR array without duplicates, stored zeros and disorder; what was given is left as it is."""
     table = scipy.sparse.csr_array(counts)
     if not table.has_canonical_format or not table.data.all():
@@ -295,7 +298,7 @@ def _subset_of_offsets(array: Any, rows: np.ndarray, columns: np.ndarray) -> np.
     return array[rows] if array.shape[1] == 1 else array[rows][:, columns]
 
 
-def _warn_left_out(source: _Given, rows: np.ndarray, columns: np.ndarray, offsets: Any) -> None:
+def _warn_left_out(source: _Given, rows: np.ndarray, columns: np.ndarray, offsets: Offsets | None) -> None:
     """What is left out, and what that does to the answers."""
 
     def those(kept: np.ndarray, names: pd.Index, what: str) -> str:
@@ -318,7 +321,7 @@ def _from(rule: ByName | None) -> str:
     return "" if rule is None else f'offsets="{rule.name}"'
 
 
-def _check_aligned(index: Any, source: _Given, what: str) -> None:
+def _check_aligned(index: pd.Index, source: _Given, what: str) -> None:
     """Labels of rows, where both sides have some, are the same in the same order."""
     if len(index) != len(source.units) or index.equals(source.units):
         return
@@ -360,11 +363,11 @@ def _places(source: _Given, table: Table) -> np.ndarray:
     return places
 
 
-def _frame(covariates: Any, source: _Given, by_formula: bool) -> pd.DataFrame:
+def _frame(covariates: Covariates | None, source: _Given, by_formula: bool) -> pd.DataFrame:
     """Covariates of the units of a table; of an AnnData, .obs for a formula."""
     if covariates is None:
-        used = by_formula and source.obs is not None
-        return plain(source.obs if used else pd.DataFrame(index=range(len(source.units))))
+        own = source.obs if by_formula else None
+        return plain(pd.DataFrame(index=range(len(source.units))) if own is None else own)
     if isinstance(covariates, (pd.Series, pd.DataFrame)):
         _check_aligned(covariates.index, source, "covariates")
     frame = plain(covariates)

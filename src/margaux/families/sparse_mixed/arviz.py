@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -10,8 +10,11 @@ from ...answers.arviz import of_rows, renamed
 from ...showing.arviz import Parts
 from ...showing.parts import check_fitted
 
+if TYPE_CHECKING:
+    from .estimator import SparseMixedLogistic
 
-def arviz_parts(fitted: Any, n_draws: int, key: int) -> Parts:
+
+def arviz_parts(fitted: SparseMixedLogistic, n_draws: int, key: int) -> Parts:
     r"""Random effects $\sigma x_j$ of the groups."""
     check_fitted(fitted)
     parts = of_rows(fitted, n_draws, key, "X")

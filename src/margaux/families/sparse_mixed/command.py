@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -11,6 +11,10 @@ from ...showing.answer import Answer
 from ...showing.command import Run
 from ...showing.inputs import among, check_column, outcome_name, read_table, regression_of
 from ...showing.options import Columns, Data, Formula, Iterations, OptionalY, words
+
+if TYPE_CHECKING:
+    from .estimator import SparseMixedLogistic
+
 
 PENALTIES = ("l1", "huber")
 
@@ -46,7 +50,7 @@ def sparse_mixed_logistic(
     return answer(fitted, f"sparse logistic regression of {outcome_name(y, formula)} on {data.name}")
 
 
-def answer(fitted: Any, title: str) -> Answer:
+def answer(fitted: SparseMixedLogistic, title: str) -> Answer:
     """What is said and written of a fitted `SparseMixedLogistic`."""
     tables: dict[str, Callable[[], Any]] = {"random_effects": lambda: fitted.random_effects_}
     figures: dict[str, Callable[[], Any]] = {"random_effects": lambda: effects(fitted.random_effects_)}

@@ -6,7 +6,7 @@ import copy
 import dataclasses
 import functools
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pandas as pd
@@ -34,6 +34,14 @@ from ..base import AbstractEstimator
 from .groups import check_design, check_length, group_labels, two_classes
 from .model import MixedLogistic, complete_curvature, group_posteriors
 from .verdict import certificate
+
+if TYPE_CHECKING:
+    from jaxtyping import PyTree
+    from numpy.typing import ArrayLike, DTypeLike
+
+    from ...showing.axes import AxesLike
+    from ...tables.kinds import Column, Tabular
+
 
 #: smallest sigma
 SIGMA_FLOOR = 1e-5
@@ -101,7 +109,7 @@ class SparseMixedLogistic(ClassifierMixin, AbstractEstimator):
         start: dict[str, Any] | None = None,
         callbacks: Sequence[AbstractCallback] = (),
         random_state: int = 0,
-        dtype: Any = None,
+        dtype: DTypeLike | None = None,
         verbose: bool = True,
     ) -> None:
         self.penalty_weight = penalty_weight
@@ -119,7 +127,7 @@ class SparseMixedLogistic(ClassifierMixin, AbstractEstimator):
         self.dtype = dtype
         self.verbose = verbose
 
-    def fit(self, X: Any, y: Any = None, groups: Any = None) -> SparseMixedLogistic:
+    def fit(self, X: Tabular, y: Column | None = None, groups: Column | None = None) -> SparseMixedLogistic:
         """Select and estimate.
 
         Args:
@@ -147,9 +155,9 @@ class SparseMixedLogistic(ClassifierMixin, AbstractEstimator):
 
     def path(
         self,
-        X: Any,
-        y: Any = None,
-        groups: Any = None,
+        X: Tabular,
+        y: Column | None = None,
+        groups: Column | None = None,
         penalty_weights: int | Sequence[float] | np.ndarray = 20,
         n_iter: int | None = None,
     ) -> pd.DataFrame:
@@ -190,7 +198,7 @@ class SparseMixedLogistic(ClassifierMixin, AbstractEstimator):
         self.path_ = pd.DataFrame(rows, index=pd.Index(weights, name="penalty_weight"))
         return self.path_
 
-    def plot_path(self, truth: Any = None, labels: int = 8, ax: Any = None) -> Any:
+    def plot_path(self, truth: ArrayLike | None = None, labels: int = 8, ax: AxesLike | None = None) -> Any:
         r"""The last `path`: coefficients against $\lambda$, and how many are selected with $\sigma$ below them.
 
         Args:
@@ -206,7 +214,7 @@ class SparseMixedLogistic(ClassifierMixin, AbstractEstimator):
         own = ["n_selected", "sigma", "objective", *(["intercept"] if self.fit_intercept else [])]
         return selection_path(self.path_, list(self.path_.columns.drop(own)), truth, labels, ax)
 
-    def decision_function(self, X: Any, groups: Any = None) -> np.ndarray:
+    def decision_function(self, X: Tabular, groups: Column | None = None) -> np.ndarray:
         r"""Log odds of the second class (rows,), $a + v^\top\beta + \sigma E[x_g\mid y]$; see `predict_proba`."""
         check_is_fitted(self, "result_")
         labels = None if groups is None else group_labels(groups, X if self._spec is not None else None)
@@ -218,7 +226,7 @@ class SparseMixedLogistic(ClassifierMixin, AbstractEstimator):
         at = pd.Index(self.groups_).get_indexer(pd.Index(labels))
         return eta + np.where(at >= 0, self.random_effects_["mean"].to_numpy()[at], 0.0)
 
-    def predict_proba(self, X: Any, groups: Any = None) -> np.ndarray:
+    def predict_proba(self, X: Tabular, groups: Column | None = None) -> np.ndarray:
         """Probabilities of the two classes (rows, 2).
 
         A group of the fit has its random effect at its posterior mean; a new one, or every row where no groups
@@ -227,11 +235,11 @@ class SparseMixedLogistic(ClassifierMixin, AbstractEstimator):
         eta = self.decision_function(X, groups)
         return expit(np.column_stack([-eta, eta]))
 
-    def predict(self, X: Any, groups: Any = None) -> np.ndarray:
+    def predict(self, X: Tabular, groups: Column | None = None) -> np.ndarray:
         """The class of the larger probability; see `predict_proba`."""
         return self.classes_[(self.decision_function(X, groups) > 0).astype(int)]
 
-    def score(self, X: Any, y: Any, groups: Any = None, sample_weight: Any = None) -> float:  # type: ignore[override]
+    def score(self, X: Tabular, y: Column, groups: Column | None = None, sample_weight: Column | None = None) -> float:  # type: ignore[override]
         """Share of rows classified rightly; see `predict_proba` for the groups."""
         return float(accuracy_score(y, self.predict(X, groups), sample_weight=sample_weight))
 
@@ -291,7 +299,7 @@ class SparseMixedLogistic(ClassifierMixin, AbstractEstimator):
 
     # -- the problem ----------------------------------------------------------------------------
 
-    def _unit(self, X: Any, y: Any, groups: Any) -> dict[str, np.ndarray]:
+    def _unit(self, X: Any, y: Column | None, groups: Column | None) -> dict[str, np.ndarray]:
         """Checked data as one unit; labels, names and classes on the way."""
         if groups is None:
             raise ValueError("groups is missing: pass a label a row, or after a formula the name of a column")
@@ -337,7 +345,9 @@ class SparseMixedLogistic(ClassifierMixin, AbstractEstimator):
             return self.step
         return ConstantThenDecay(1 / complete_curvature(unit["X"], self.fit_intercept), int(CONSTANT * n_iter), DECAY)
 
-    def _run(self, unit: dict[str, np.ndarray], weight: float, params: Any, n_iter: int, step: Any) -> Fit:
+    def _run(
+        self, unit: dict[str, np.ndarray], weight: float, params: PyTree, n_iter: int, step: float | AbstractSchedule
+    ) -> Fit:
         result = run(
             MixedLogistic(len(self.groups_)),
             one_unit(unit),
@@ -361,11 +371,11 @@ class SparseMixedLogistic(ClassifierMixin, AbstractEstimator):
     def _selected(self, beta: np.ndarray) -> np.ndarray:
         return np.abs(beta) > (0.0 if self.penalty == "l1" else self.threshold)
 
-    def _quadrature(self, unit: dict[str, np.ndarray], params: Any) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    def _quadrature(self, unit: dict[str, np.ndarray], params: PyTree) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         beta, sigma, intercept = _split(params)
         return group_posteriors(unit["X"] @ beta + intercept, sigma, unit["y"], unit["group"], len(self.groups_))
 
-    def _objective(self, unit: dict[str, np.ndarray], params: Any, weight: float) -> float:
+    def _objective(self, unit: dict[str, np.ndarray], params: PyTree, weight: float) -> float:
         return weight * float(np.abs(_split(params)[0]).sum()) - float(self._quadrature(unit, params)[0].sum())
 
     def _largest(self, unit: dict[str, np.ndarray]) -> float:
@@ -373,12 +383,12 @@ class SparseMixedLogistic(ClassifierMixin, AbstractEstimator):
         return float(np.max(np.abs(unit["X"].T @ (unit["y"] - mean))))
 
 
-def _split(params: Any) -> tuple[np.ndarray, float, float]:
+def _split(params: PyTree) -> tuple[np.ndarray, float, float]:
     """beta, sigma and the intercept, in float64."""
     return np.asarray(params["beta"], float), float(params["sigma"]), float(params.get("intercept", 0.0))
 
 
-def _weight(name: str, value: Any) -> float:
+def _weight(name: str, value: object) -> float:
     if isinstance(value, bool) or not np.isscalar(value) or not np.isreal(value):
         raise TypeError(f"{name} must be a number, got {value!r}")
     if not 0 <= float(value) < np.inf:  # type: ignore[arg-type]

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pandas as pd
 
+if TYPE_CHECKING:
+    from ...tables.kinds import Column
 
-def group_labels(groups: Any, frame: Any) -> np.ndarray:
+
+def group_labels(groups: Column, frame: object) -> np.ndarray:
     """Group labels: a column of the frame by name, or an array."""
     if isinstance(groups, str):
         if not isinstance(frame, pd.DataFrame):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pandas as pd
@@ -16,16 +16,20 @@ from ...showing.figures import drawn
 from ...showing.forest import forest
 from ...showing.page import Paragraph, Part, Section, Verdict, attempt, nats, number, section
 
+if TYPE_CHECKING:
+    from .estimator import SparseMixedLogistic
+
+
 WORDS = "Logistic regression with a random intercept a group; a penalty selects columns."
 
 
-def heading(model: Any) -> tuple[str, str]:
+def heading(model: SparseMixedLogistic) -> tuple[str, str]:
     """Title and lead."""
     lead = f"{int(model.support_.sum()):,} of {model.support_.size:,} coefficients selected, from {model.n_observations_:,} "
     return "Sparse logistic regression with random effects", lead + f"observations in {len(model.groups_):,} groups."
 
 
-def sections(model: Any, command: str | None = None) -> list[Section]:
+def sections(model: SparseMixedLogistic, command: str | None = None) -> list[Section]:
     """The sections of the page."""
     fit = model.result_
     told = Verdict(
@@ -56,13 +60,13 @@ def sections(model: Any, command: str | None = None) -> list[Section]:
     ]
 
 
-def _convergence(model: Any) -> Section:
+def _convergence(model: SparseMixedLogistic) -> Section:
     """The checks that a penalised estimate has; the gradient of the likelihood is not zero there, and is none of them."""
     names = {f"beta[{j}]": str(name) for j, name in enumerate(model._names)}
     return of_fit.convergence_of(model.result_, informed=False, names=names)
 
 
-def _path(model: Any) -> list[Part]:
+def _path(model: SparseMixedLogistic) -> list[Part]:
     if not hasattr(model, "path_"):
         return [Paragraph("The selection path is left out: model.path(X, y, groups) has not been called.")]
     frame = model.path_
@@ -71,7 +75,7 @@ def _path(model: Any) -> list[Part]:
     return attempt("The selection path", lambda: drawn(model.plot_path, alt, "Selection path.", ranges=False))
 
 
-def _effects(model: Any) -> list[Part]:
+def _effects(model: SparseMixedLogistic) -> list[Part]:
     if model.result_.result.failed:
         return [Paragraph("Random effects are left out: the fit failed.")]
     mean, sd = (model.random_effects_[name].to_numpy(float) for name in ("mean", "sd"))
@@ -88,7 +92,7 @@ def _effects(model: Any) -> list[Part]:
     return [*attempt("The plot of random effects", lambda: forest(frame, what="Random effects")), held]
 
 
-def _calibration(model: Any) -> Part:
+def _calibration(model: SparseMixedLogistic) -> Part:
     unit = {name: np.asarray(value[0]) for name, value in model.result_.data.items()}
     effects = model.random_effects_["mean"].to_numpy(float)
     expected = expit(unit["X"] @ model.coef_[0] + model.intercept_[0] + effects[unit["group"]])

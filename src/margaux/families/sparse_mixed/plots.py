@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -10,9 +10,14 @@ from ...showing.axes import Panels, grid
 
 if TYPE_CHECKING:
     import pandas as pd
+    from numpy.typing import ArrayLike
+
+    from ...showing.axes import AxesLike
 
 
-def selection_path(frame: pd.DataFrame, names: list[str], truth: Any = None, labels: int = 8, ax: Any = None) -> Panels:
+def selection_path(
+    frame: pd.DataFrame, names: list[str], truth: ArrayLike | None = None, labels: int = 8, ax: AxesLike | None = None
+) -> Panels:
     """Coefficients (columns `names`) along the penalty weights (index), with "n_selected" and "sigma" below them."""
     from matplotlib.ticker import ScalarFormatter
 

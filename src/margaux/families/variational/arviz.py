@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
@@ -16,12 +16,17 @@ from ...numerics.precision import precision, settle
 from ...showing.arviz import Parts
 from ...showing.parts import check_fitted
 
+if TYPE_CHECKING:
+    from .answers import WeightPosterior
+    from .networks import Network
+
+
 #: numbers that are drawn at once, at most
 LARGEST = 500_000_000
 HOW = "independent draws of the Gaussian that maximises the ELBO, one chain"
 
 
-def arviz_parts(fitted: Any, n_draws: int, key: int) -> Parts:
+def arviz_parts(fitted: WeightPosterior, n_draws: int, key: int) -> Parts:
     """Of a network, or of a density of one's own."""
     return (of_network if hasattr(fitted, "history_") or hasattr(fitted, "get_params") else of_density)(fitted, n_draws, key)
 
@@ -92,7 +97,7 @@ def of_density(fitted: Any, n_draws: int, key: int) -> Parts:
     return parts
 
 
-def outputs_of(fitted: Any, draws: dict[str, np.ndarray], x: PyTree) -> np.ndarray:
+def outputs_of(fitted: WeightPosterior, draws: dict[str, np.ndarray], x: PyTree) -> np.ndarray:
     """Outputs (draws, n, o) of the network at drawn weights, in double precision."""
     structure = jax.tree.structure(fitted._means)
     dtype = fitted._dtype
@@ -105,5 +110,5 @@ def outputs_of(fitted: Any, draws: dict[str, np.ndarray], x: PyTree) -> np.ndarr
 
 
 @compiled
-def _outputs(network: Any, weights: PyTree, x: PyTree) -> Any:
+def _outputs(network: Network, weights: PyTree, x: PyTree) -> Any:
     return jax.lax.map(lambda one: network.outputs(one, x), weights)

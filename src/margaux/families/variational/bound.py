@@ -58,7 +58,7 @@ class Bound(float):
         return Bound(float(self) * factor + plus, self.se * abs(factor), self.method)
 
 
-def bound(model: Variational, params: dict[str, PyTree], x: PyTree, y: np.ndarray, key: int, dtype: Any) -> Bound:
+def bound(model: Variational, params: dict[str, PyTree], x: PyTree, y: np.ndarray, key: int, dtype: np.dtype) -> Bound:
     """The ELBO an observation: the mean of E_q log p(y | x, w), less the divergence over the observations of the fit.
 
     Args:
@@ -141,7 +141,7 @@ def _sobol(size: int, pairs: int, key: int) -> np.ndarray:
 
 
 @compiled
-def _at_draws(model: Any, params: dict[str, PyTree], x: PyTree, y: Array, z: Array) -> Array:
+def _at_draws(model: Variational, params: dict[str, PyTree], x: PyTree, y: Array, z: Array) -> Array:
     """(draws, 2): the log-likelihood of all observations at each draw of the weights, and less the divergence."""
     natural, unravel = model.natural(params), ravel_pytree(params["mean"])[1]
     own, sigma = {name: value for name, value in natural.items() if name == "log_noise"}, _broadcast(model, params)

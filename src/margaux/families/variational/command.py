@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 
@@ -13,6 +13,13 @@ from ...showing.command import Run
 from ...showing.errors import UserError
 from ...showing.inputs import among, check_column, check_filled, check_sound, chosen_columns, read_table
 from ...showing.options import Columns, Data, Y, words
+
+if TYPE_CHECKING:
+    import numpy as np
+    import pandas as pd
+
+    from .estimator import BayesianNetwork
+
 
 #: categories that a column of text may have, to be one-hot encoded
 CATEGORIES = 50
@@ -72,7 +79,7 @@ class Sample(NamedTuple):
     """Inputs, one-hot encoded, and outcomes, with a mask of the rows that are held out, and what there is to say of them."""
 
     x: Any
-    y: Any
+    y: np.ndarray
     held: Any
     notes: list[str]
 
@@ -119,7 +126,7 @@ def read(path: Path, y: str, columns: str | None, validation: float, seed: int, 
     return Sample(x, outcome, held_out(outcome, validation, seed, classes), notes)
 
 
-def encoded(frame: Any) -> tuple[Any, list[str]]:
+def encoded(frame: pd.DataFrame) -> tuple[Any, list[str]]:
     """Numbers, with a column of zeros and ones for each category of a column of text, and a sentence on each of these.
 
     >>> import pandas as pd
@@ -146,7 +153,7 @@ def encoded(frame: Any) -> tuple[Any, list[str]]:
     return pd.get_dummies(frame, columns=texts, dtype=float).astype(float), notes
 
 
-def held_out(y: Any, share: float, seed: int, classes: bool) -> Any:
+def held_out(y: np.ndarray, share: float, seed: int, classes: bool) -> Any:
     """A mask (n,) of rows at random, which leaves one row of each class at least."""
     import numpy as np
     import pandas as pd
@@ -172,7 +179,7 @@ NAMES = {
 }
 
 
-def answer(fitted: Any, sample: Sample, title: str) -> Answer:
+def answer(fitted: BayesianNetwork, sample: Sample, title: str) -> Answer:
     """What is said and written of a fitted network: its weights by tensor, scores and predictions by part of the sample."""
     from .watching import FELL
 
@@ -218,7 +225,7 @@ def scored(fitted: Any, sample: Sample) -> Any:
     return pd.DataFrame({name: fitted.evaluate(x[rows], sample.y[rows]) for name, rows in sample.parts()})
 
 
-def lines(fitted: Any) -> Iterator[str]:
+def lines(fitted: BayesianNetwork) -> Iterator[str]:
     """The fit in a few sentences."""
     elbo = fitted.elbo_
     n_weights = sum(sd.size for sd in fitted.stderr_.values())
@@ -255,7 +262,7 @@ def inputs(sample: Sample) -> Any:
     return pd.DataFrame({"mean": x.mean(), "sd": x.std(ddof=0)}).rename_axis("input")
 
 
-def figures(fitted: Any, x: Any, y: Any) -> dict[str, Any]:
+def figures(fitted: BayesianNetwork, x: Any, y: np.ndarray) -> dict[str, Any]:
     """Figures by name, of these observations; each is a function."""
     last = "reliability" if hasattr(fitted, "classes_") else "predictions"
     drawn = {name: getattr(fitted.plot, name) for name in ("elbo", "signal_to_noise")}

@@ -20,7 +20,7 @@ DISTANCE = 1e-2
 
 
 def largest_curvature(
-    model: Variational, params: dict[str, PyTree], data: PyTree, seed: int, dtype: Any, n_blocks: int = 4, n_steps: int = 10
+    model: Variational, params: dict[str, PyTree], data: PyTree, seed: int, dtype: np.dtype, n_blocks: int = 4, n_steps: int = 10
 ) -> float:
     r"""The largest eigenvalue in size of $\nabla^2_{\mu\mu}(-\mathrm{ELBO}/n)$ at the starting parameters.
 
@@ -35,7 +35,7 @@ def largest_curvature(
     """
     chosen = np.random.default_rng(seed).permutation(model.n_blocks)[:n_blocks]
 
-    def part(leaf: Any) -> Any:
+    def part(leaf: Array) -> Any:
         some = np.asarray(leaf[np.sort(chosen)])
         return jnp.asarray(some, dtype if np.issubdtype(some.dtype, np.floating) else None)
 

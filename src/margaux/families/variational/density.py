@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
@@ -30,6 +30,18 @@ from .priors import Density
 from .training import Settings, train
 from .verdict import certificate, distance
 
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from numpy.typing import DTypeLike
+
+    from ...algorithms.average import AbstractAverage
+    from ...algorithms.base import AbstractAlgorithm
+    from ...algorithms.recipes import Step
+    from ...problem.schedule import AbstractSchedule
+    from .model import Variational
+
+
 #: scalars up to which a notebook shows their intervals
 LARGE = 10_000
 
@@ -38,7 +50,9 @@ class VariationalFit(WeightPosterior):
     """A fitted Gaussian: `mean` and `sd` (like `start`), `elbo` (a float with `.se`, its Monte Carlo error), `history`, `result`
     (the `margaux.Fit`), `certificate`."""
 
-    def __init__(self, model: Any, fit: Fit, history: pd.DataFrame, data: tuple[PyTree, np.ndarray], by_row: bool = True) -> None:
+    def __init__(
+        self, model: Variational, fit: Fit, history: pd.DataFrame, data: tuple[PyTree, np.ndarray], by_row: bool = True
+    ) -> None:
         params: Any = fit.params
         self._keep(model, params, fit.dtype)
         self.result, self.history, self.message, self.converged = fit, history, fit.message, fit.converged
@@ -82,17 +96,17 @@ def fit_variational(
     log_prior: Callable[[PyTree], Array] | None = None,
     spread: Spread = "weight",
     sigma: float = 0.1,
-    method: Any = "adam",
-    step: Any = None,
-    n_draws: Any = 32,
+    method: str | AbstractAlgorithm = "adam",
+    step: Step | None = None,
+    n_draws: int | AbstractSchedule = 32,
     antithetic: bool = True,
     n_blocks: int = 1,
     epochs: int = 2000,
-    average: Any = None,
-    rows: Any = "device",
+    average: AbstractAverage | None = None,
+    rows: str | Path = "device",
     key: int = 0,
-    dtype: Any = None,
-    checkpoint: Any = None,
+    dtype: DTypeLike | None = None,
+    checkpoint: str | Path | None = None,
     progress: bool = True,
     throw: bool = True,
 ) -> VariationalFit:
@@ -161,7 +175,7 @@ def fit_variational(
     return VariationalFit(trained.model, trained.fit, trained.history, (x, y), by_row=data is not None)
 
 
-def _check_scalars(log_density: Any, log_prior: Any, start: PyTree, x: PyTree) -> None:
+def _check_scalars(log_density: Callable[..., Any], log_prior: Callable[..., Any] | None, start: PyTree, x: PyTree) -> None:
     """Raises: TypeError, ValueError: a density that fails at the start, or is no scalar."""
     row = () if x is None else (jax.tree.map(lambda leaf: leaf[0], x),)
     for name, density, given in (("log_density", log_density, (start, *row)), ("log_prior", log_prior, (start,))):

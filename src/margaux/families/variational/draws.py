@@ -6,7 +6,7 @@ All but `Shared` give each observation its own draw, and so a score whose noise 
 from __future__ import annotations
 
 import abc
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import equinox as eqx
 import jax
@@ -16,6 +16,10 @@ from jaxtyping import Array, PyTree
 from .layers import Convolution, Dense, over_channels, over_observations
 from .networks import ModuleNetwork, Network, floating
 from .priors import AbstractWeightPrior
+
+if TYPE_CHECKING:
+    import numpy as np
+
 
 #: layers that are linear in their weights, whose draws need not be shared
 Linear = eqx.nn.Linear | Dense | eqx.nn.Conv | Convolution
@@ -93,11 +97,11 @@ class AbstractByLayer(AbstractDraws):
     """Draws that the linear layers of an equinox module turn into one of their own for each observation."""
 
     @abc.abstractmethod
-    def rows(self, layer: Any, b: int, dtype: Any) -> PyTree:
+    def rows(self, layer: Any, b: int, dtype: np.dtype) -> PyTree:
         """Zeros in the shape of what b observations have of their own in a layer; None where the draw is shared."""
 
     @abc.abstractmethod
-    def layer(self, mean: Any, sigma: Any, z: Any, row: PyTree) -> Any:
+    def layer(self, mean: PyTree, sigma: PyTree, z: PyTree, row: PyTree) -> Any:
         """The layer of one observation, from those of means, standard deviations and shared normals."""
 
     def requires(self, network):
@@ -187,8 +191,8 @@ class LocalReparameterisation(AbstractByLayer):
 
 
 class _Flipped(eqx.Module):
-    mean: Any
-    shift: Any
+    mean: PyTree
+    shift: PyTree
     into: Array | None
     out: Array
 
@@ -198,8 +202,8 @@ class _Flipped(eqx.Module):
 
 
 class _Sampled(eqx.Module):
-    mean: Any
-    sigma: Any
+    mean: PyTree
+    sigma: PyTree
     z: Array
 
     def __call__(self, x, *, key=None):
@@ -213,7 +217,7 @@ def _of_squares(sigma: Array, x: Array) -> Array:
     return sigma**2 @ x**2 if sigma.ndim else sigma**2 * jnp.sum(x**2, axis=0)
 
 
-def is_linear(part: Any) -> bool:
+def is_linear(part: object) -> bool:
     """Whether it is a layer that is linear in its weights."""
     return isinstance(part, Linear)
 
@@ -235,7 +239,7 @@ def moved(mean: PyTree, sigma: PyTree, z: PyTree) -> PyTree:
     return jax.tree.map(lambda m, s, e: m + s * e, mean, sigma, z)
 
 
-def moved_layer(mean: Any, sigma: Any, z: Any) -> Any:
+def moved_layer(mean: PyTree, sigma: PyTree, z: PyTree) -> Any:
     """A layer at mu + sigma z, or at sigma z without means."""
 
     def arrays(layer):

@@ -5,19 +5,26 @@ from __future__ import annotations
 import abc
 import dataclasses
 import warnings
+from pathlib import Path
 from typing import Any
 
 import jax
 import numpy as np
 import pandas as pd
 from jaxtyping import PyTree
+from numpy.typing import DTypeLike
 from sklearn.base import BaseEstimator, ClassifierMixin, RegressorMixin
 
+from ...algorithms.average import AbstractAverage
+from ...algorithms.base import AbstractAlgorithm
+from ...algorithms.recipes import Step
 from ...engine.outcome import RESULTS
 from ...engine.validate import whole
 from ...numerics.precision import default_dtype
+from ...problem.schedule import AbstractSchedule
 from ...showing.cards import Card
 from ...showing.parts import check_fitted
+from ...tables.kinds import Column, Tabular
 from . import scores
 from .answers import WeightPosterior
 from .architectures import named
@@ -40,12 +47,13 @@ class BayesianNetwork(Stored, Judged, WeightPosterior, BaseEstimator, abc.ABC):
     """What both estimators share: settings, the fit, saving."""
 
     def __init__(
-        self, *, network: Any = "tanh", weights: PyTree = None, method: Any = "adam", step: Any = None, spread: str = "weight",
-        sigma: float | None = None, prior: float | AbstractWeightPrior = 1.0, draws: str | None = None, n_draws: Any = 1,
+        self, *, network: Any = "tanh", weights: PyTree = None, method: str | AbstractAlgorithm = "adam",
+        step: Step | None = None, spread: str = "weight", sigma: float | None = None,
+        prior: float | AbstractWeightPrior = 1.0, draws: str | None = None, n_draws: int | AbstractSchedule = 1,
         antithetic: bool = False, batch_size: int = 128, n_blocks: int | None = None, epochs: int | None = None,
-        average: Any = None, standardize: bool = True, early_stopping: bool = False, validation_fraction: float = 0.1,
-        n_iter_no_change: int = 5,
-        rows: Any = "device", random_state: int = 0, dtype: Any = None, verbose: bool = True,
+        average: AbstractAverage | None = None, standardize: bool = True, early_stopping: bool = False,
+        validation_fraction: float = 0.1, n_iter_no_change: int = 5, rows: str | Path = "device", random_state: int = 0,
+        dtype: DTypeLike | None = None, verbose: bool = True,
     ) -> None:  # fmt: skip
         self.network, self.weights, self.method, self.step = network, weights, method, step
         self.spread, self.sigma, self.prior = spread, sigma, prior
@@ -58,11 +66,11 @@ class BayesianNetwork(Stored, Judged, WeightPosterior, BaseEstimator, abc.ABC):
     # -- what the outcome decides ---------------------------------------------------------------
 
     @abc.abstractmethod
-    def _outcome(self, y: Any, n: int) -> np.ndarray:
+    def _outcome(self, y: Column, n: int) -> np.ndarray:
         """The outcome of a fit, checked; its labels or scale are kept."""
 
     @abc.abstractmethod
-    def _seen(self, y: Any, n: int) -> np.ndarray:
+    def _seen(self, y: Column, n: int) -> np.ndarray:
         """The outcome of other observations, in the terms of the fit."""
 
     @abc.abstractmethod
@@ -75,7 +83,7 @@ class BayesianNetwork(Stored, Judged, WeightPosterior, BaseEstimator, abc.ABC):
 
     # -- fitting --------------------------------------------------------------------------------
 
-    def fit(self, X: Any, y: Any, validation: tuple[Any, Any] | None = None, checkpoint: Any = None) -> Any:
+    def fit(self, X: Tabular, y: Column, validation: tuple[Any, Any] | None = None, checkpoint: str | Path | None = None) -> Any:
         """Fit the posterior of the weights.
 
         Args:
@@ -146,7 +154,7 @@ class BayesianNetwork(Stored, Judged, WeightPosterior, BaseEstimator, abc.ABC):
             dtype=default_dtype(np.float32 if self.dtype is None else self.dtype), progress=self.verbose,
         )  # fmt: skip
 
-    def _network(self, dtype: Any) -> tuple[Any, PyTree]:
+    def _network(self, dtype: DTypeLike) -> tuple[Any, PyTree]:
         """The network and its weights, whose outputs are as many as the outcome needs."""
         wanted = self._n_outputs()
         given = self.network
@@ -163,7 +171,7 @@ class BayesianNetwork(Stored, Judged, WeightPosterior, BaseEstimator, abc.ABC):
             raise ValueError(f"the network has outputs of shape {outputs[1:]} an observation, and the outcome needs ({wanted},)")
         return network, weights
 
-    def _held(self, X: Any, y: Any) -> tuple[np.ndarray, np.ndarray]:
+    def _held(self, X: Tabular, y: Column) -> tuple[np.ndarray, np.ndarray]:
         x = inputs(X, self._shape, self._columns)
         return x, self._seen(y, len(x))
 
@@ -179,7 +187,7 @@ class BayesianNetwork(Stored, Judged, WeightPosterior, BaseEstimator, abc.ABC):
     def _scaled(self, x: np.ndarray) -> np.ndarray:
         return self._scaling.scaled(x)
 
-    def _new(self, X: Any) -> np.ndarray:
+    def _new(self, X: Tabular) -> np.ndarray:
         check_fitted(self)
         return self._scaled(inputs(X, self._shape, self._columns))
 
@@ -262,26 +270,26 @@ class BayesianClassifier(ClassifierMixin, BayesianNetwork):
     def _n_outputs(self):
         return len(self.classes_)
 
-    def _probabilities(self, X: Any, n_draws: int, random_state: int) -> np.ndarray:
+    def _probabilities(self, X: Tabular, n_draws: int, random_state: int) -> np.ndarray:
         """Of each draw, (n_draws, n, K)."""
         logits = self._outputs(self._new(X), whole("n_draws", n_draws, 1), random_state)
         odds = np.exp(logits - logits.max(axis=2, keepdims=True))
         return odds / odds.sum(axis=2, keepdims=True)
 
-    def predict_proba(self, X: Any, n_draws: int = 30, random_state: int = 0) -> np.ndarray:
+    def predict_proba(self, X: Tabular, n_draws: int = 30, random_state: int = 0) -> np.ndarray:
         """Probabilities (n, K), averaged over draws of the weights."""
         return self._probabilities(X, n_draws, random_state).mean(axis=0)
 
-    def predict_std(self, X: Any, n_draws: int = 30, random_state: int = 0) -> np.ndarray:
+    def predict_std(self, X: Tabular, n_draws: int = 30, random_state: int = 0) -> np.ndarray:
         """Standard deviations (n, K) of the probabilities over draws of the weights: what the network does not know."""
         return self._probabilities(X, n_draws, random_state).std(axis=0)
 
-    def predict(self, X: Any, n_draws: int = 30) -> np.ndarray:
+    def predict(self, X: Tabular, n_draws: int = 30) -> np.ndarray:
         """The most probable class."""
         probabilities = self.predict_proba(X, n_draws)
         return self.classes_[probabilities.argmax(axis=1)]
 
-    def evaluate(self, X: Any, y: Any, n_draws: int = 30) -> pd.Series:
+    def evaluate(self, X: Tabular, y: Column, n_draws: int = 30) -> pd.Series:
         """Accuracy, log score, Brier score, expected calibration error, and the ELBO an observation."""
         probabilities, numbers = self.predict_proba(X, n_draws), self._seen(y, len(np.asarray(X)))
         return pd.Series({
@@ -309,12 +317,12 @@ class BayesianRegressor(RegressorMixin, BayesianNetwork):
 
     def __init__(
         self, *, likelihood: str = "gaussian", noise: float = 1.0, noise_fixed: bool = False, network: Any = "tanh",
-        weights: PyTree = None, method: Any = "adam", step: Any = None, spread: str = "weight", sigma: float | None = None,
-        prior: float | AbstractWeightPrior = 1.0, draws: str | None = None, n_draws: Any = 1, antithetic: bool = False,
-        batch_size: int = 128, n_blocks: int | None = None, epochs: int | None = None, average: Any = None,
-        standardize: bool = True, early_stopping: bool = False, validation_fraction: float = 0.1, n_iter_no_change: int = 5,
-        rows: Any = "device",
-        random_state: int = 0, dtype: Any = None, verbose: bool = True,
+        weights: PyTree = None, method: str | AbstractAlgorithm = "adam", step: Step | None = None, spread: str = "weight",
+        sigma: float | None = None, prior: float | AbstractWeightPrior = 1.0, draws: str | None = None,
+        n_draws: int | AbstractSchedule = 1, antithetic: bool = False, batch_size: int = 128, n_blocks: int | None = None,
+        epochs: int | None = None, average: AbstractAverage | None = None, standardize: bool = True,
+        early_stopping: bool = False, validation_fraction: float = 0.1, n_iter_no_change: int = 5, rows: str | Path = "device",
+        random_state: int = 0, dtype: DTypeLike | None = None, verbose: bool = True,
     ) -> None:  # fmt: skip
         super().__init__(
             network=network, weights=weights, method=method, step=step, spread=spread, sigma=sigma, prior=prior, draws=draws,
@@ -332,7 +340,9 @@ class BayesianRegressor(RegressorMixin, BayesianNetwork):
         self._y_scale = (float(values.mean()), float(values.std())) if scaled else (0.0, 1.0)
         return (values - self._y_scale[0]) / self._y_scale[1]
 
-    def fit(self, X: Any, y: Any, validation: Any = None, checkpoint: Any = None) -> Any:
+    def fit(
+        self, X: Tabular, y: Column, validation: tuple[Tabular, Column] | None = None, checkpoint: str | Path | None = None
+    ) -> Any:
         super().fit(X, y, validation, checkpoint)
         self.history_.iloc[:, 1:] -= np.log(self._y_scale[1])  # of y itself
         return self
@@ -358,21 +368,21 @@ class BayesianRegressor(RegressorMixin, BayesianNetwork):
     def _noise(self) -> float:
         return self.params_["noise"] if "noise" in self.params_ else float(self.noise) * self._y_scale[1]
 
-    def _means_of_draws(self, X: Any, n_draws: int, random_state: int) -> np.ndarray:
+    def _means_of_draws(self, X: Tabular, n_draws: int, random_state: int) -> np.ndarray:
         outputs = self._outputs(self._new(X), whole("n_draws", n_draws, 1), random_state)[:, :, 0]
         return np.exp(outputs) if self.likelihood == "poisson" else self._y_scale[0] + self._y_scale[1] * outputs
 
-    def predict(self, X: Any, n_draws: int = 30, random_state: int = 0) -> np.ndarray:
+    def predict(self, X: Tabular, n_draws: int = 30, random_state: int = 0) -> np.ndarray:
         """Mean (n,) of the outcome, over draws of the weights."""
         return self._means_of_draws(X, n_draws, random_state).mean(axis=0)
 
-    def predict_std(self, X: Any, n_draws: int = 30, random_state: int = 0) -> np.ndarray:
+    def predict_std(self, X: Tabular, n_draws: int = 30, random_state: int = 0) -> np.ndarray:
         """Standard deviation (n,) of a new outcome: of its mean over draws of the weights, and of the outcome around it."""
         means = self._means_of_draws(X, n_draws, random_state)
         around = means.mean(axis=0) if self.likelihood == "poisson" else self._noise() ** 2
         return np.sqrt(means.var(axis=0) + around)
 
-    def evaluate(self, X: Any, y: Any, n_draws: int = 100) -> pd.Series:
+    def evaluate(self, X: Tabular, y: Column, n_draws: int = 100) -> pd.Series:
         """R^2, root mean square error, log score (of the mixture over draws), and the ELBO an observation."""
         from scipy.special import logsumexp
         from scipy.stats import norm, poisson

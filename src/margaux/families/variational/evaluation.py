@@ -21,7 +21,7 @@ ACTIVATIONS = {"cpu": 1 << 28, "other": 1 << 32}
 
 
 def outputs_of_draws(
-    network: Network, means: PyTree, deviations: PyTree, x: PyTree, n_draws: int, key: int, dtype: Any
+    network: Network, means: PyTree, deviations: PyTree, x: PyTree, n_draws: int, key: int, dtype: np.dtype
 ) -> np.ndarray:
     """Outputs (n_draws, n, o) of the network: each draw of the weights is one for all observations."""
     posterior = jax.tree.map(lambda leaf: jnp.asarray(leaf, dtype), (means, deviations))
@@ -47,7 +47,7 @@ def _outputs(network: Network, posterior: tuple[PyTree, PyTree], x: PyTree, keys
     return jax.lax.map(single, keys)
 
 
-def slice_size(network: Network, weights: PyTree, x: PyTree, dtype: Any) -> int:
+def slice_size(network: Network, weights: PyTree, x: PyTree, dtype: np.dtype) -> int:
     """Observations whose activations are to be held together, by what one of them, x (1, ...), takes."""
     backend = "cpu" if jax.default_backend() == "cpu" else "other"
 
@@ -75,5 +75,5 @@ def _bytes(jaxpr: Any) -> int:
     return total
 
 
-def _dtype(leaf: Any, dtype: Any) -> Any:
+def _dtype(leaf: Array | np.ndarray, dtype: np.dtype) -> Any:
     return dtype if np.issubdtype(np.asarray(leaf).dtype, np.floating) else None

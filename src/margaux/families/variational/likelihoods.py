@@ -54,7 +54,7 @@ class Gaussian(AbstractLikelihood):
         noise: standard deviation, at the start if it is learned. learned: estimate it.
     """
 
-    noise: Any
+    noise: Array | np.ndarray
     learned: bool = eqx.field(static=True)
 
     def __init__(self, noise: float = 1.0, learned: bool = True) -> None:

@@ -28,14 +28,14 @@ ADAPTIVE = ("adam", "adagrad")
 TABLES = ("sag", "saga", "misso")
 
 
-def check_method(method: Any) -> None:
+def check_method(method: object) -> None:
     """Raises: ValueError: it is neither a name nor an algorithm."""
     if not isinstance(method, AbstractAlgorithm) and method not in get_args(Method):
         names = ", ".join(map(repr, get_args(Method)))
         raise ValueError(f"method must be one of {names}, or an algorithm such as mx.soul(...); got {method!r}")
 
 
-def needs_curvature(method: Any) -> bool:
+def needs_curvature(method: object) -> bool:
     """Whether one step size is to suit means and standard deviations."""
     return isinstance(method, str) and method not in ADAPTIVE
 

@@ -42,10 +42,10 @@ class ModuleNetwork(Network):
         ValueError: layers with batch statistics or with noise of their own.
     """
 
-    function: Any
-    static: Any
+    function: Callable[..., Any] | None
+    static: PyTree
 
-    def __init__(self, module: Any) -> None:
+    def __init__(self, module: eqx.Module) -> None:
         check_module(module)
         self.static = eqx.filter(module, eqx.is_inexact_array, inverse=True)
         self.function = None
@@ -74,7 +74,7 @@ def as_network(network: Any, weights: PyTree = None) -> tuple[Network, PyTree]:
         made: Network = ModuleNetwork(network)
         weights = eqx.filter(network, eqx.is_inexact_array)
     elif callable(network) and weights is not None:
-        function: Any = network
+        function: Callable[..., Any] = network
         made = Network(function)
     else:
         raise TypeError(
@@ -107,7 +107,7 @@ def _check_flax(network: Any) -> None:
             raise TypeError(f"network is a module of {interface} ({name}), which is no function of its weights; pass {recipe}")
 
 
-def check_module(module: Any) -> None:
+def check_module(module: eqx.Module) -> None:
     """Raises: ValueError: layers that couple observations, or draw noise themselves."""
     for layer in jax.tree.leaves(module, is_leaf=lambda x: isinstance(x, eqx.nn.StatefulLayer | eqx.nn.Dropout)):
         if isinstance(layer, eqx.nn.StatefulLayer) and layer.is_stateful():

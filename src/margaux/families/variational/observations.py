@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
+
+if TYPE_CHECKING:
+    from ...tables.kinds import Column, Tabular
 
 
 class Scaling(NamedTuple):
@@ -40,7 +43,7 @@ def columns(X: Any) -> list[str] | None:
     return [str(name) for name in X.columns] if hasattr(X, "columns") else None
 
 
-def inputs(X: Any, shape: tuple[int, ...] | None = None, names: list[str] | None = None) -> np.ndarray:
+def inputs(X: Tabular, shape: tuple[int, ...] | None = None, names: list[str] | None = None) -> np.ndarray:
     """Observations (n, ...) as floats, or images as uint8 pixels.
 
     Args:
@@ -81,7 +84,7 @@ def inputs(X: Any, shape: tuple[int, ...] | None = None, names: list[str] | None
     return x
 
 
-def classes(y: Any, n: int) -> tuple[np.ndarray, np.ndarray]:
+def classes(y: Column, n: int) -> tuple[np.ndarray, np.ndarray]:
     """Sorted labels and class numbers (n,).
 
     Raises:
@@ -96,7 +99,7 @@ def classes(y: Any, n: int) -> tuple[np.ndarray, np.ndarray]:
     return labels, numbers
 
 
-def numbers_of(y: Any, labels: np.ndarray, n: int) -> np.ndarray:
+def numbers_of(y: Column, labels: np.ndarray, n: int) -> np.ndarray:
     """Class numbers of labels that the fit has seen.
 
     Raises:
@@ -113,7 +116,7 @@ def numbers_of(y: Any, labels: np.ndarray, n: int) -> np.ndarray:
     return at
 
 
-def outcomes(y: Any, n: int, likelihood: str, fitting: bool = True) -> np.ndarray:
+def outcomes(y: Column, n: int, likelihood: str, fitting: bool = True) -> np.ndarray:
     """Numbers (n,); counts where the likelihood is Poisson.
 
     Args:
@@ -144,7 +147,7 @@ def outcomes(y: Any, n: int, likelihood: str, fitting: bool = True) -> np.ndarra
     return y
 
 
-def _column(y: Any, n: int) -> np.ndarray:
+def _column(y: Column, n: int) -> np.ndarray:
     y = np.asarray(y)
     if y.ndim == 2 and y.shape[1] == 1:
         y = y[:, 0]

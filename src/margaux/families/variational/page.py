@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 import numpy as np
@@ -13,6 +13,10 @@ from ...answers.fit_page import call
 from ...showing import convergence, estimates, facts, reproducing
 from ...showing.figures import drawn
 from ...showing.page import Paragraph, Part, Section, Verdict, attempt, framed, number, section
+
+if TYPE_CHECKING:
+    from .estimator import BayesianNetwork
+
 
 #: observations that scores are taken of, weights up to which pruning is tried, and shares of them
 OBSERVATIONS, WEIGHTS, SHARES = 2000, 200_000, (0.0, 0.25, 0.5, 0.75, 0.9, 0.95)
@@ -52,21 +56,21 @@ def sections(model: Any, command: str | None = None) -> list[Section]:
     ]  # fmt: skip
 
 
-def _method(model: Any) -> str:
+def _method(model: BayesianNetwork) -> str:
     return model.method if isinstance(model.method, str) else type(model.method).__name__
 
 
-def _step(model: Any) -> str:
+def _step(model: BayesianNetwork) -> str:
     return number(model.step_) if np.isscalar(model.step_) else type(model.step_).__name__
 
 
-def _data(model: Any) -> Any:
+def _data(model: BayesianNetwork) -> Any:
     if model._data is None:
         raise ValueError("the observations of a fit are not saved with it")
     return model._data
 
 
-def _weights(model: Any) -> list[Part]:
+def _weights(model: BayesianNetwork) -> list[Part]:
     heads = {"rms_mean": "rms of means", "median_sd": "median sd", "beyond_1_sd": "beyond 1 sd", "beyond_2_sd": "beyond 2 sd"}
     caption = "Weights by tensor: root mean square of the posterior means, median standard deviation, and the share whose mean "
     caption += "is further from zero than one and two of them."
@@ -78,7 +82,7 @@ def _weights(model: Any) -> list[Part]:
     return [*told, *table]
 
 
-def _course(model: Any) -> list[Part]:
+def _course(model: BayesianNetwork) -> list[Part]:
     history = model.history_
     first, last = (number(float(-history["elbo"].iloc[i]), 4) for i in (0, -1))
     mark = "good" if model.converged_ else "careful"
@@ -91,7 +95,7 @@ def _course(model: Any) -> list[Part]:
     return [*told, *attempt("The plot of the bound", lambda: drawn(model.plot.elbo, alt, caption))]
 
 
-def _signal(model: Any) -> list[Part]:
+def _signal(model: BayesianNetwork) -> list[Part]:
     ratios = model.signal_to_noise()
     share = 100 * float(np.mean(ratios > 1))
     alt = (

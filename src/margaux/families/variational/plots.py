@@ -21,6 +21,9 @@ from .scores import expected_calibration_error, reliability
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
+    from ...showing.axes import AxesLike
+    from ...tables.kinds import Column, Tabular
+
 BLUE, ORANGE, GREEN, PINK, *_ = PALETTE
 #: shares of the weights that are pruned
 SHARES = (0.0, 0.2, 0.4, 0.5, 0.6, 0.7, 0.75, 0.8, 0.85, 0.9, 0.95, 0.98)
@@ -69,7 +72,7 @@ class BayesianPlots:
         axis.grid(color="0.92", which="both", lw=0.6)
         return axis
 
-    def signal_to_noise(self, ax: Any = None) -> Panels:
+    def signal_to_noise(self, ax: AxesLike | None = None) -> Panels:
         """|mean| / standard deviation of the weights: its density by tensor, and the share of all weights below it.
 
         The six largest tensors have a line of their own. Weights that are zero, as after pruning, count in the share alone.
@@ -111,7 +114,9 @@ class BayesianPlots:
             bottom.set_title(f"{100 * zeros:.3g}% of the weights are zero", fontsize=9)
         return Panels.of(axes[:, 0])
 
-    def pruning(self, X: Any, y: Any, shares: Sequence[float] = SHARES, n_draws: int = 30, ax: Any = None) -> Panels:
+    def pruning(
+        self, X: Tabular, y: Column, shares: Sequence[float] = SHARES, n_draws: int = 30, ax: AxesLike | None = None
+    ) -> Panels:
         """Accuracy (R^2 of a regressor) and log score when the weights of the smallest signal-to-noise ratios are zero.
 
         Args:
@@ -133,7 +138,7 @@ class BayesianPlots:
         axes[1].set(xlabel="% of the weights pruned", xlim=(-2, 102))
         return axes
 
-    def reliability(self, X: Any, y: Any, bins: int = 15, n_draws: int = 30, ax: Any = None) -> Panels:
+    def reliability(self, X: Tabular, y: Column, bins: int = 15, n_draws: int = 30, ax: AxesLike | None = None) -> Panels:
         """Accuracy against the confidence of the most probable class, by bins of equal width, with 95% intervals and counts.
 
         Args:
@@ -185,7 +190,7 @@ class BayesianPlots:
             axis.set_axisbelow(True)
         return Panels.of(axes[:, 0])
 
-    def predictions(self, X: Any, y: Any, n_draws: int = 100, ax: Axes | None = None) -> Axes:
+    def predictions(self, X: Tabular, y: Column, n_draws: int = 100, ax: Axes | None = None) -> Axes:
         """Observed outcomes beside their predicted means, with a band of two standard deviations either side.
 
         Against the column where X has one, otherwise against the predicted mean: an observation off its bar is surprising. Of

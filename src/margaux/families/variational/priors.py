@@ -32,7 +32,7 @@ class AbstractWeightPrior(eqx.Module):
         r"""$\mathrm{KL}[q\|p]$; by draws $E\log q - \log p(w)$ at the weights of z, of which it is the mean."""
 
 
-def _summed(function: Any, *trees: PyTree) -> Array:
+def _summed(function: Callable[..., Array], *trees: PyTree) -> Array:
     return sum(jax.tree.leaves(jax.tree.map(lambda *leaf: jnp.sum(function(*leaf)), *trees)))  # type: ignore[return-value]
 
 
@@ -43,7 +43,7 @@ class Normal(AbstractWeightPrior):
         scale: s. learned: estimate it, from there on, by maximum marginal likelihood (empirical Bayes).
     """
 
-    scale: Any
+    scale: Array | np.ndarray
     learned: bool = eqx.field(static=True)
 
     def __init__(self, scale: float = 1.0, learned: bool = False) -> None:
@@ -69,7 +69,7 @@ class Laplace(AbstractWeightPrior):
         scale: b.
     """
 
-    scale: Any
+    scale: Array | np.ndarray
 
     def __init__(self, scale: float = 1.0) -> None:
         self.scale = _positive("scale", scale)
@@ -95,9 +95,9 @@ class ScaleMixture(AbstractWeightPrior):
         share: pi. wide, narrow: s_1 and s_2.
     """
 
-    share: Any
-    wide: Any
-    narrow: Any
+    share: Array | np.ndarray
+    wide: Array | np.ndarray
+    narrow: Array | np.ndarray
 
     def __init__(self, share: float = 0.5, wide: float = 1.0, narrow: float = 0.0025) -> None:
         if not 0 < share < 1:

@@ -129,11 +129,11 @@ class Stored:
 _MISSING = object()
 
 
-def _item(value: Any) -> Any:
+def _item(value: object) -> Any:
     return value.item() if isinstance(value, np.generic) else value
 
 
-def _plain(value: Any) -> bool:
+def _plain(value: object) -> bool:
     try:
         json.dumps(value)
     except TypeError:

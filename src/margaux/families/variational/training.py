@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Sequence
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import jax
 import numpy as np
@@ -31,6 +31,15 @@ from .posterior import GaussianPosterior, Spread
 from .priors import AbstractWeightPrior
 from .watching import Watch
 
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from numpy.typing import DTypeLike
+
+    from ...algorithms.base import AbstractAlgorithm
+    from ...problem.schedule import AbstractSchedule
+
+
 #: bounds of means and of log standard deviations: the compact set of the theory, which no fit should meet
 LARGEST_MEAN, LOG_SIGMA = 1e3, (-16.0, 5.0)
 
@@ -43,22 +52,22 @@ ATTEMPTS = 4
 class Settings:
     """What a variational fit is asked for: see `BayesianClassifier`."""
 
-    method: Any = "adam"
+    method: str | AbstractAlgorithm = "adam"
     step: Any = None
     spread: Spread = "weight"
     sigma: float | None = None
-    n_draws: Any = 1
+    n_draws: int | AbstractSchedule = 1
     antithetic: bool = False
     n_blocks: int = 1
     epochs: int = 20
     average: AbstractAverage | None = None
-    rows: Any = "device"
+    rows: str | Path = "device"
     seed: int = 0
-    dtype: Any = np.float32
+    dtype: DTypeLike = np.float32
     progress: bool = True
     #: keep means and scales in a box that no network should meet
     bounded: bool = True
-    checkpoint: Any = None
+    checkpoint: str | Path | None = None
 
 
 @dataclasses.dataclass

@@ -55,7 +55,7 @@ class Distance(NamedTuple):
 class _Objective:
     """Minus the ELBO over flat parameters, its gradient by replicate, and its Hessian."""
 
-    def __init__(self, model: Variational, params: dict[str, PyTree], x: PyTree, y: Any, z: np.ndarray) -> None:
+    def __init__(self, model: Variational, params: dict[str, PyTree], x: PyTree, y: Array | np.ndarray, z: np.ndarray) -> None:
         def as_array(leaf):
             return jnp.asarray(leaf, float if np.issubdtype(np.asarray(leaf).dtype, np.floating) else None)
 
@@ -64,27 +64,27 @@ class _Objective:
         self.z, self.nodes = as_array(z), tuple(map(as_array, _nodes()))
         self.flat, self.back = ravel_pytree(self.params)
 
-    def at(self, flat: Any) -> tuple[float, np.ndarray]:
+    def at(self, flat: Array | np.ndarray) -> tuple[float, np.ndarray]:
         value, gradients = _slopes(self.model, self.params, jnp.asarray(flat), *self.data, self.z, self.nodes)
         return float(value), np.asarray(gradients)
 
-    def hessian(self, flat: Any) -> np.ndarray:
+    def hessian(self, flat: Array | np.ndarray) -> np.ndarray:
         return np.asarray(_curvature(self.model, self.params, jnp.asarray(flat), *self.data, self.z, self.nodes))
 
-    def log_sigma(self, flat: Any) -> np.ndarray:
+    def log_sigma(self, flat: Array | np.ndarray) -> np.ndarray:
         """Of every weight."""
         params = self.back(jnp.asarray(flat))
         deviations = self.model.posterior.sigma(params)
         spread = jax.tree.map(lambda s, m: jnp.broadcast_to(jnp.log(s), m.shape), deviations, params["mean"])
         return np.asarray(ravel_pytree(spread)[0])
 
-    def moves(self, flat: Any, step: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    def moves(self, flat: Array | np.ndarray, step: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Of the means, in standard deviations, and of the logarithms of these."""
         log_sigma, mean = self.log_sigma(flat), ravel_pytree(self.back(jnp.asarray(step))["mean"])[0]
         return np.asarray(mean) / np.exp(log_sigma), self.log_sigma(flat + step) - log_sigma
 
 
-def _total(model: Any, params: dict[str, PyTree], x: Any, y: Any, z: Array, nodes: Any) -> Array:
+def _total(model: Variational, params: dict[str, PyTree], x: PyTree, y: Array | np.ndarray, z: Array, nodes: tuple) -> Array:
     """Minus the ELBO by the points z (draws, size)."""
     if not one_dimensional(model):
         return -jnp.mean(jnp.sum(_at_draws(model, params, x, y, z), axis=1))
@@ -97,7 +97,15 @@ def _total(model: Any, params: dict[str, PyTree], x: Any, y: Any, z: Array, node
 
 
 @compiled
-def _slopes(model: Any, params: Any, flat: Array, x: Any, y: Any, z: Array, nodes: Any) -> tuple[Array, Array]:
+def _slopes(
+    model: Variational,
+    params: dict[str, PyTree],
+    flat: Array,
+    x: PyTree,
+    y: Array | np.ndarray,
+    z: Array,
+    nodes: tuple,
+) -> tuple[Array, Array]:
     back = ravel_pytree(params)[1]
     one = jax.value_and_grad(lambda flat, z: _total(model, back(flat), x, y, z, nodes))
 
@@ -110,7 +118,15 @@ def _slopes(model: Any, params: Any, flat: Array, x: Any, y: Any, z: Array, node
 
 
 @compiled
-def _curvature(model: Any, params: Any, flat: Array, x: Any, y: Any, z: Array, nodes: Any) -> Array:
+def _curvature(
+    model: Variational,
+    params: dict[str, PyTree],
+    flat: Array,
+    x: PyTree,
+    y: Array | np.ndarray,
+    z: Array,
+    nodes: tuple,
+) -> Array:
     back, rows = ravel_pytree(params)[1], z.reshape(-1, z.shape[-1])
     slope = jax.grad(lambda flat, row: _total(model, back(flat), x, y, row[None], nodes))
 
@@ -244,7 +260,7 @@ def _gradient(away: Distance | None) -> Check:
 class Judged:
     """The certificate of an estimator of weights."""
 
-    result_: Any
+    result_: Fit
     elbo_: Any
     _certificate: Certificate | None
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import jax
 import numpy as np
@@ -64,7 +63,7 @@ class Watch(AbstractCallback):
         validation: tuple[PyTree, np.ndarray] | None,
         patience: int | None,
         seed: int,
-        dtype: Any,
+        dtype: np.dtype,
         guard: bool,
     ) -> None:
         self._model, self._params, self._validation = model, params, validation
