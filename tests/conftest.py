@@ -10,6 +10,7 @@ if "xla_force_host_platform_device_count" not in os.environ.get("XLA_FLAGS", "")
 
 import json
 
+import jax
 import pytest
 
 import margaux.engine.job
