@@ -11,8 +11,9 @@ from jaxtyping import PyTree
 from .algorithms.average import AbstractAverage
 from .algorithms.base import AbstractAlgorithm
 from .algorithms.recipes import describe
+from .answers.ahead import ahead
 from .answers.fit import Fit
-from .answers.polish import ahead, polished
+from .answers.polish import polished
 from .engine.callbacks import AbstractCallback, Checkpoint, ProgressBar
 from .engine.checkpoints import check_path
 from .engine.job import Job

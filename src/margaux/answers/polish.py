@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import time
 from typing import TYPE_CHECKING, Any
@@ -13,10 +12,9 @@ from jaxtyping import PyTree
 
 from ..engine.outcome import RESULTS
 from ..esteps import MCMC, Exact, ImportanceSampling, Quadrature
-from ..problem.model import AbstractDiscrete, AbstractModel
 from ..problem.penalty import NoPenalty
 from .likelihood import TOLERANCE, agreed, loglik
-from .posterior import UndefinedDensity, each_unit, latent_size, nothing, proposals_ahead
+from .posterior import UndefinedDensity, each_unit, latent_size, nothing
 from .rules import NODES, Rule, best_rule
 from .scores import Coordinates, Evaluation, evaluate
 
@@ -83,15 +81,6 @@ def unpolishable(fit: Fit) -> str | None:
     if len(fit.names) > LARGEST:
         return f"there are more than {LARGEST} parameters"
     return None
-
-
-def ahead(model: AbstractModel, estep: Any, params: PyTree, data: PyTree) -> None:
-    """While a fit that is likely to be polished goes on, its polish is compiled."""
-    known = isinstance(estep, MCMC | ImportanceSampling | Quadrature) and not isinstance(model, AbstractDiscrete)
-    few = sum(np.size(leaf) for leaf in jax.tree.leaves(params)) <= LARGEST
-    if known and few and len(jax.tree.leaves(data)[0]) <= FEW_UNITS:
-        with contextlib.suppress(Exception):  # what is wrong is said where it is met
-            proposals_ahead(model, params, data)
 
 
 def polish(fit: Fit, rule: Rule | None = None, most: int = MOST) -> tuple[PyTree, Polish]:

@@ -108,7 +108,7 @@ def each_unit(
     with precision(dtype):
         params = _on_host(given, dtype)
         model, estep = settle((problem.model, estep), dtype)
-        size = int(np.clip(BLOCK_NUMBERS // max(width, 1), 1, min(problem.n, 4096)))
+        size = _units_at_once(problem.n, width)
         chains = keep_chains and fit.rows is not None and _of_one_kind(estep, fit.estep)
         values, infos, totals = [], [], dict.fromkeys(summed, 0.0)
         for first in range(0, len(chosen), size):
@@ -130,6 +130,23 @@ def each_unit(
     if undefined.any():
         raise UndefinedDensity(int(chosen[undefined.argmax()]), given)
     return joined | totals if summed else joined, figures
+
+
+def block_ahead(model: AbstractModel, f: UnitIntegrand, estep: AbstractEStep, params: PyTree, data: PyTree, width: int) -> None:
+    """Have the program compiled that `each_unit` of a fit will use, with rows as `proposals` makes them."""
+    dtype, n = default_dtype(None), len(jax.tree.leaves(data)[0])
+    with precision(dtype):
+        params = _on_host(params, dtype)
+        size = _units_at_once(n, width)
+        model, estep, kind = settle((model, estep, estep.for_rows()), dtype)
+        block = _on_host(data, dtype, np.zeros(size, int))
+        row = shapes_of(kind.init, key_of(0), model, params, jax.tree.map(lambda leaf: leaf[0], block))
+        rows = jax.tree.map(lambda leaf: np.zeros((size, *leaf.shape), leaf.dtype), row)
+        _block.ahead(model, estep, params, rows, block, np.zeros(size, int), key_of(0), f)
+
+
+def _units_at_once(n: int, width: int) -> int:
+    return int(np.clip(BLOCK_NUMBERS // max(width, 1), 1, min(n, 4096)))
 
 
 def _on_host(tree: PyTree, dtype: np.dtype, ids: np.ndarray | None = None) -> PyTree:

@@ -9,8 +9,9 @@ import jax
 import numpy as np
 import pandas as pd
 
+from ...answers.ahead import ahead
 from ...answers.fit import Fit
-from ...answers.polish import ahead, polished
+from ...answers.polish import polished
 from ...answers.posterior import proposals
 from ...engine.outcome import RESULTS
 from ...esteps import ImportanceSampling, ModeMixture

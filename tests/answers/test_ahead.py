@@ -1,0 +1,74 @@
+"""What is compiled while a fit goes on is what its answers ask for, and nothing else."""
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import margaux as mx
+from margaux.answers import ahead as module
+from margaux.answers.ahead import ahead
+from margaux.answers.posterior import _block, _proposals
+from margaux.numerics import compiling, programs
+
+Y = np.random.default_rng(0).normal(1.0, 1.5, size=(30, 1))
+
+
+class Plain(mx.AbstractModel):
+    """y ~ N(mu + z, 1), z ~ N(0, e^s), in so many dimensions."""
+
+    size: int = 1
+
+    def log_joint(self, params, z, y):
+        prior = -0.5 * jnp.sum(z**2) / jnp.exp(2 * params["s"]) - self.size * params["s"]
+        return -0.5 * jnp.sum((y - params["mu"] - jnp.sum(z)) ** 2) + prior - 0.5 * (1 + self.size) * jnp.log(2 * jnp.pi)
+
+    def init_latents(self, key, params, y):
+        return jnp.zeros(self.size)
+
+
+def fitted(size, **settings):
+    start = {"mu": 0.0, "s": 0.0}
+    fit = mx.fit(Plain(size), Y, mx.soul(), mx.MCMC(), params=start, n_iter=200, progress=False, **settings)
+    return fit, fit.certificate
+
+
+@pytest.mark.parametrize("size", [1, 2, 4])
+def test_the_same_programs_are_compiled_ahead_as_without(size, monkeypatch):
+    counts = []
+    for threads in (1, 2):
+        compiling.forget()
+        monkeypatch.setattr(programs, "threads", lambda threads=threads: threads)
+        before = _proposals.programs(), _block.programs()
+        fit, certificate = fitted(size)
+        counts.append(
+            (_proposals.programs() - before[0], _block.programs() - before[1], float(fit.params["mu"]), str(certificate))
+        )
+    assert counts[0] == counts[1]
+
+
+def test_only_fits_that_may_be_polished(monkeypatch):
+    calls = []
+    monkeypatch.setattr(module, "proposals_ahead", lambda *args: calls.append("proposals"))
+    monkeypatch.setattr(module, "block_ahead", lambda *args: calls.append(args[2].n_draws))
+    params = {"mu": 0.0, "s": 0.0}
+    ahead(Plain(1), mx.MCMC(), params, Y)
+    ahead(Plain(4), mx.MCMC(), params, Y)  # beyond quadrature, the program of the first likelihood serves the second
+    assert calls == ["proposals", 2000, "proposals"]
+    calls.clear()
+    ahead(Plain(1), mx.Noise(1), params, Y)
+    ahead(Plain(1), mx.MCMC(), {"mu": np.zeros(200)}, Y)
+    ahead(Plain(1), mx.MCMC(), params, np.broadcast_to(Y[:1], (20_001, 1)))
+    assert calls == []
+    fitted(1, polish=False)
+    assert calls == []
+
+
+def test_what_is_wrong_with_a_model_is_said_by_the_fit(monkeypatch):
+    monkeypatch.setattr(programs, "threads", lambda: 2)
+
+    class Wrong(Plain):
+        def log_joint(self, params, z, y):
+            return params["nowhere"]
+
+    with pytest.raises(KeyError, match="log_joint fails"):
+        mx.fit(Wrong(), Y, mx.soul(), mx.MCMC(), params={"mu": 0.0, "s": 0.0}, n_iter=10, progress=False)
