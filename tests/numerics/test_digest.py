@@ -1,5 +1,6 @@
 """Objects by what they do: the same token for the same meaning, another for any other."""
 
+import dataclasses
 import functools
 import os
 import subprocess
@@ -14,6 +15,7 @@ import numpy as np
 import pytest
 
 import margaux as mx
+from margaux.numerics import digest as module
 from margaux.numerics.digest import Digest
 
 SCALE = 2.0
@@ -41,7 +43,9 @@ def made(text, **names):
     (np.float32(1), np.float64(1)), (np.zeros(2), np.zeros((2, 1))), (np.zeros(2), np.ones(2)), (np.dtype("f4"), np.dtype("f8")),
     (jnp.sin, jnp.cos), (mx.MALA(0.5), mx.MALA(0.6)), (mx.MALA(0.5), mx.ULA(0.5)), (mx.Positive(), mx.Real()),
     (functools.partial(jnp.sum, axis=0), functools.partial(jnp.sum, axis=1)), (jax.random.key(0), jax.random.key(1)),
-    (lambda x: x + 1, lambda x: x + 2), (lambda x: x + 1, lambda x: x - 1), (lambda x, a=1: x + a, lambda x, a=2: x + a),
+    (jnp.sin, jax.vmap(jnp.sin)), (jax.vmap(jnp.sin, in_axes=1), jax.vmap(jnp.sin)), (jax.grad(jnp.sin), jax.vmap(jnp.sin)),
+    (jax.jit(jnp.sin), jax.jit(jnp.cos)), (lambda x: x + 1, lambda x: x + 2), (lambda x: x + 1, lambda x: x - 1),
+    (lambda x, a=1: x + a, lambda x, a=2: x + a),
 ])  # fmt: skip
 def test_what_differs_has_another_token(one, other):
     assert token(one) != token(other)
@@ -102,9 +106,9 @@ def test_derivatives_of_ones_own_count():
 def test_what_cannot_be_told_stands_for_itself_and_stays_here():
     one, other = object(), object()
     assert token(one) == token(one) != token(other) and not portable(one)
-    module = types.ModuleType("mine")
-    vars(module)["h"] = lambda x: x  # what its functions do may change behind its name
-    reads = made("def f(x):\n    return mine.h(x)", mine=module)
+    mine = types.ModuleType("mine")
+    vars(mine)["h"] = lambda x: x  # what its functions do may change behind its name
+    reads = made("def f(x):\n    return mine.h(x)", mine=mine)
     assert not portable(reads) and token(reads) == token(reads)
     assert not portable(made("def f(x):\n    import elsewhere\n    return elsewhere.g(x)"))
     assert portable(made("def f(x):\n    import math\n    return math.sin(x)"))
@@ -133,3 +137,36 @@ def test_tokens_are_the_same_in_another_process():
         done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, env=environment, check=True)
         told.add(done.stdout)
     assert len(told) == 1 and told.pop().endswith("True\n")
+
+
+def test_attributes_of_functions_and_objects_count():
+    def scaled(by):
+        def g(x):
+            return x * g.by
+
+        g.by = by
+        return g
+
+    assert token(scaled(1.0)) == token(scaled(1.0)) != token(scaled(2.0))
+
+    @dataclasses.dataclass
+    class Settings:
+        by: float = 1.0
+
+    one, other = Settings(2.0), Settings(2.0)
+    assert token(one) == token(other) != token(Settings(3.0)) and portable(one)
+    vars(other)["extra"] = 1
+    assert not portable(other)
+
+    class Named(dict):
+        pass
+
+    named = Named(a=1)
+    assert portable(named) and token(named) != token({"a": 1})
+    vars(named)["extra"] = 1
+    assert not portable(named)
+
+
+def test_what_is_very_large_is_not_looked_into(monkeypatch):
+    monkeypatch.setattr(module, "LARGEST", 50)
+    assert not portable([[i] for i in range(100)]) and portable([[i] for i in range(10)])

@@ -33,6 +33,30 @@ def test_a_function_written_anew_compiles_nothing():
     assert float(applied(lambda v: jnp.sum(v) * 3.25, x)) == 9.75 and float(applied(lambda v: jnp.sum(v) * 3.5, x)) == 10.5
 
 
+class Held:
+    """What may change behind the back of a function that reads it."""
+
+    rate = 1.0
+
+
+def test_what_may_have_changed_since_is_traced_again():
+    held = Held()
+
+    def rated():
+        return lambda v: jnp.sum(v) * held.rate
+
+    out = []
+    for held.rate in (1.0, 2.0, 3.0):
+        out.append(float(applied(rated(), np.ones(2))))
+    assert out == [2.0, 4.0, 6.0]
+    table = {"rate": 1.0}
+    out = []
+    for rate in (1.0, 2.0):
+        table["rate"] = rate
+        out.append(float(applied(lambda v: jnp.sum(v) * table["rate"], np.ones(2))))
+    assert out == [2.0, 4.0]
+
+
 def test_numbers_of_other_types_are_other_programs():
     @compiled
     def shown(x, what):

@@ -7,6 +7,7 @@ all the way down. What cannot be told so stands for itself, and is not portable:
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import dis
 import functools
@@ -25,9 +26,16 @@ import jax
 import numpy as np
 from jax.core import Tracer
 
-#: libraries whose functions are told by their names
-TRUSTED = frozenset({"margaux", "jax", "jaxlib", "equinox", "jaxtyping", "numpy", "scipy", "optax", "math", "functools",
-                     "operator", "builtins", "typing", "collections", "abc", "dataclasses", "itertools"})  # fmt: skip
+#: libraries whose functions are told by their names, and what their version is filed under
+TRUSTED = {
+    "margaux": None, "jax": "jax", "jaxlib": "jaxlib", "equinox": "equinox", "jaxtyping": "jaxtyping", "numpy": "numpy",
+    "scipy": "scipy", "optax": "optax", "numpyro": "numpyro", "blackjax": "blackjax", "diffrax": "diffrax", "lineax": "lineax",
+    "optimistix": "optimistix", "flax": "flax", "tensorflow_probability": "tensorflow-probability", "math": None,
+    "functools": None, "operator": None, "builtins": None, "typing": None, "collections": None, "abc": None,
+    "dataclasses": None, "itertools": None, "enum": None,
+}  # fmt: skip
+#: objects that are looked into, at most: what has more inside is told by itself
+LARGEST = 20_000
 #: of a class, what is made anew with it, or says nothing of what it does
 IDLE = frozenset({"__module__", "__doc__", "__dict__", "__weakref__", "__annotations__", "__qualname__", "__firstlineno__",
                   "__static_attributes__", "__abstractmethods__", "_abc_impl", "__dataclass_fields__", "__dataclass_params__",
@@ -53,10 +61,14 @@ class Digest:
             return ("float", value.hex())
         if isinstance(value, np.dtype):
             return ("dtype", str(value))
+        if isinstance(value, jax.ShapeDtypeStruct):
+            return ("shape", value.shape, str(value.dtype), value.weak_type, repr(value.sharding))
         if eqx.is_array(value):
             return self._array(value)
         if id(value) in self._known:
             return self._known[id(value)][1]
+        if len(self._known) > LARGEST:
+            return self._itself(value)
         if id(value) in self._open:  # one that holds itself, as a recursive function does
             return ("again", self._open[id(value)])
         self._open[id(value)] = len(self._open)
@@ -77,6 +89,8 @@ class Digest:
         return ("array", held.shape, str(held.dtype), hashlib.blake2b(np.ascontiguousarray(held).tobytes()).hexdigest())
 
     def _made_of(self, value: Any) -> Hashable:
+        if isinstance(value, tuple | list | dict | set | frozenset) and getattr(value, "__dict__", None):
+            return self._itself(value)
         if isinstance(value, tuple | list):
             return (self.of(type(value)), tuple(map(self.of, value)))
         if isinstance(value, dict):
@@ -93,14 +107,16 @@ class Digest:
             return self._class(value)
         if isinstance(value, jax.tree_util.PyTreeDef):
             return ("structure", str(value)) if "CustomNode" not in str(value) else self._itself(value)
-        module, name = getattr(value, "__module__", None), getattr(value, "__qualname__", getattr(value, "__name__", None))
         if isinstance(value, types.ModuleType):
-            module = name
-        if isinstance(name, str) and isinstance(module, str) and _trusted(module) and "<" not in name:
-            return (type(value).__name__, module, name)
+            return ("module", value.__name__) if _trusted(value.__name__) else self._itself(value)
+        if _goes_by_its_name(value):
+            return (type(value).__name__, value.__module__, value.__qualname__)
         if dataclasses.is_dataclass(value):
-            fields = dataclasses.fields(value)
-            return (self.of(type(value)), tuple((f.name, self.of(getattr(value, f.name, None))) for f in fields))
+            fields = [field.name for field in dataclasses.fields(value)]
+            # What equinox copies of a class to its modules has two underlines.
+            if any(name not in fields and not name.startswith("__") for name in getattr(value, "__dict__", ())):
+                return self._itself(value)
+            return (self.of(type(value)), tuple((name, self.of(getattr(value, name, None))) for name in fields))
         if _trusted(type(value).__module__) and hasattr(value, "__wrapped__"):  # jax's transformations of functions
             return (self.of(type(value)), self.of(dict(vars(value))))
         return self._itself(value)
@@ -114,23 +130,17 @@ class Digest:
         return ("itself", type(value), value)
 
     def _function(self, function: types.FunctionType) -> Hashable:
-        module, name = function.__module__ or "", function.__qualname__
-        if _trusted(module) and "<" not in name:
-            return ("function", module, name)
+        if _goes_by_its_name(function):
+            return ("function", function.__module__, function.__qualname__)
         if not all(map(_trusted, _named_by(function.__code__, "IMPORT_NAME"))):
             self.portable = False
         cells = tuple(self._cell(cell) for cell in function.__closure__ or ())
         read = ((name, function.__globals__[name]) for name in _named_by(function.__code__, "LOAD_GLOBAL", "LOAD_NAME")
                 if name in function.__globals__)  # fmt: skip
         names = tuple((name, self.of(value)) for name, value in read)
-        return (
-            "code",
-            self._code(function.__code__),
-            self.of(function.__defaults__),
-            self.of(function.__kwdefaults__),
-            cells,
-            names,
-        )
+        given = function.__defaults__, function.__kwdefaults__
+        own = {name: value for name, value in vars(function).items() if name != "__wrapped__"}
+        return ("code", self._code(function.__code__), self.of(given), self.of(own), cells, names)
 
     def _cell(self, cell: types.CellType) -> Hashable:
         try:
@@ -144,7 +154,7 @@ class Digest:
         return (code.co_code, names, code.co_flags, code.co_argcount, code.co_exceptiontable, constants)
 
     def _class(self, cls: type) -> Hashable:
-        if _trusted(cls.__module__) and "<" not in cls.__qualname__:
+        if _goes_by_its_name(cls):
             return ("class", cls.__module__, cls.__qualname__)
         own = sorted((name, value) for name, value in vars(cls).items() if name not in IDLE)
         return ("class", cls.__qualname__, self.of(cls.__bases__), tuple((name, self._attribute(value)) for name, value in own))
@@ -174,6 +184,17 @@ def _trusted(module: str) -> bool:
     return module.split(".")[0] in TRUSTED
 
 
+def _goes_by_its_name(value: Any) -> bool:
+    """Whether it is what a trusted module has under its name: a function that `jax.vmap` gives has the name of another."""
+    module, name = getattr(value, "__module__", None), getattr(value, "__qualname__", None)
+    if not isinstance(module, str) or not isinstance(name, str) or not _trusted(module):
+        return False
+    there: Any = sys.modules.get(module)
+    for part in name.split("."):
+        there = getattr(there, part, None)
+    return there is value or getattr(there, "__wrapped__", None) is value
+
+
 def _named_by(code: types.CodeType, *instructions: str) -> list[str]:
     """Names that code, and the code within it, uses by some instructions."""
     names = {step.argval for step in dis.get_instructions(code) if step.opname in instructions}
@@ -188,8 +209,9 @@ def surroundings() -> str:
     parts = hashlib.blake2b()
     for path in sorted(package.rglob("*.py")):
         parts.update(path.relative_to(package).as_posix().encode() + path.read_bytes())
-    for name in ("jax", "jaxlib", "equinox", "numpy", "scipy", "optax"):
-        parts.update(f"{name} {importlib.metadata.version(name)}".encode())
+    for name in filter(None, TRUSTED.values()):
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+            parts.update(f"{name} {importlib.metadata.version(name)}".encode())
     parts.update(repr((sys.version, platform.platform(), _processor(), os.environ.get("XLA_FLAGS"))).encode())
     return parts.hexdigest()
 

@@ -1,7 +1,7 @@
 """Compiled programs, found by what they do: again in this process, and in a new one without tracing them.
 
-A program depends on the shapes of its arrays and on the token (`margaux.numerics.digest`) of all else. It is kept in memory under
-both; and where the token is portable, in a file, whole, under a digest of both and of what surrounds them. XLA's own cache of
+A program depends on the shapes of its arrays and on the token (`margaux.numerics.digest`) of all else. Where that is portable, it
+is kept in memory under both, and in a file, whole, under a digest of both and of what surrounds them. XLA's own cache of
 programs, which jax keeps, serves the rest after they were traced.
 """
 
@@ -86,7 +86,9 @@ def find(request: Request) -> Program:
         known = _read(path)
     if known is None:
         known = _traced(request, path)()
-    program = _programs[meaning] = known.result() if isinstance(known, Future) else known
+    program = known.result() if isinstance(known, Future) else known
+    if meaning is not None:
+        _programs[meaning] = program
     return program
 
 
@@ -95,17 +97,22 @@ def begin(request: Request) -> None:
 
     Tracing stays here: a user's code need not bear two threads.
     """
+    if threads() == 1:
+        return
     meaning, path = _told(request)
-    if threads() > 1 and meaning not in _programs and (path is None or not path.exists()):
+    if meaning is not None and meaning not in _programs and (path is None or not path.exists()):
         _programs[meaning] = _thread().submit(_traced(request, path))
 
 
 def _told(request: Request) -> tuple[Hashable, Path | None]:
-    """The meaning of a program, and its file, if it may have one."""
+    """The meaning of a program, and its file, if it may have one. None where something that it reads may have changed behind
+    its back since it was compiled: then it is its caller's alone."""
     digest = Digest()
     described = _described(digest, (request.args, request.kwargs))
     meaning = digest.of(request.function), described, repr(request.options), request.keep_first, _settings()
-    return meaning, _path(meaning) if digest.portable and readable and folder is not None else None
+    if not digest.portable:
+        return None, None
+    return meaning, _path(meaning) if readable and folder is not None else None
 
 
 @functools.cache
