@@ -49,11 +49,14 @@ def test_the_same_programs_are_compiled_ahead_as_without(size, monkeypatch):
 def test_only_fits_that_may_be_polished(monkeypatch):
     calls = []
     monkeypatch.setattr(module, "proposals_ahead", lambda *args: calls.append("proposals"))
-    monkeypatch.setattr(module, "block_ahead", lambda *args: calls.append(args[2].n_draws))
+    monkeypatch.setattr(programs, "threads", lambda: 2)
     params = {"mu": 0.0, "s": 0.0}
     ahead(Plain(1), mx.MCMC(), params, Y)
-    ahead(Plain(4), mx.MCMC(), params, Y)  # beyond quadrature, the program of the first likelihood serves the second
-    assert calls == ["proposals", 2000, "proposals"]
+    assert calls == ["proposals"]
+    monkeypatch.setattr(programs, "threads", lambda: 1)
+    ahead(Plain(1), mx.MCMC(), params, Y)
+    assert calls == ["proposals"]
+    monkeypatch.setattr(programs, "threads", lambda: 2)
     calls.clear()
     ahead(Plain(1), mx.Noise(1), params, Y)
     ahead(Plain(1), mx.MCMC(), {"mu": np.zeros(200)}, Y)

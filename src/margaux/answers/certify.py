@@ -219,16 +219,12 @@ def _second(fit: Fit, rule: Rule) -> tuple[np.ndarray, LogLikelihood] | None:
         return None
     n = fit._model().n
     units = np.arange(n) if n <= COMPARED else np.sort(np.random.default_rng(7).choice(n, COMPARED, replace=False))
-    estep = other_means(len(units))
+    draws = int(np.clip(100_000 // len(units), 100, 2000))
+    estep = ImportanceSampling(draws, ModeMixture(), quasi=True)
     if isinstance(rule.estep, ImportanceSampling):
         estep = rule.estep  # the program is there already
     rows = proposals(fit, estep, units=None if len(units) == n else units, key=7)
     return units, loglik(fit, estep=estep, rows=rows, replicates=3, first_key=100, units=units)
-
-
-def other_means(n: int) -> ImportanceSampling:
-    """The E-step of a second likelihood of n units."""
-    return ImportanceSampling(int(np.clip(100_000 // n, 100, 2000)), ModeMixture(), quasi=True)
 
 
 def _unpolished(fit: Fit, trouble: str) -> list[Check]:

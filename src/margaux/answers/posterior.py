@@ -132,19 +132,6 @@ def each_unit(
     return joined | totals if summed else joined, figures
 
 
-def block_ahead(model: AbstractModel, f: UnitIntegrand, estep: AbstractEStep, params: PyTree, data: PyTree, width: int) -> None:
-    """Have the program compiled that `each_unit` of a fit will use, with rows as `proposals` makes them."""
-    dtype, n = default_dtype(None), len(jax.tree.leaves(data)[0])
-    with precision(dtype):
-        params = _on_host(params, dtype)
-        size = _units_at_once(n, width)
-        model, estep, kind = settle((model, estep, estep.for_rows()), dtype)
-        block = _on_host(data, dtype, np.zeros(size, int))
-        row = shapes_of(kind.init, key_of(0), model, params, jax.tree.map(lambda leaf: leaf[0], block))
-        rows = jax.tree.map(lambda leaf: np.zeros((size, *leaf.shape), leaf.dtype), row)
-        _block.ahead(model, estep, params, rows, block, np.zeros(size, int), key_of(0), f)
-
-
 def _units_at_once(n: int, width: int) -> int:
     return int(np.clip(BLOCK_NUMBERS // max(width, 1), 1, min(n, 4096)))
 
@@ -200,7 +187,7 @@ def proposals(fit: Fit, estep: AbstractEStep, params: PyTree = None, units: np.n
 
 def proposals_ahead(model: AbstractModel, params: PyTree, data: PyTree) -> None:
     """Have the program of the proposals that a polish begins with compiled while a fit goes on."""
-    dtype, n = default_dtype(None), len(jax.tree.leaves(data)[0])
+    dtype, n = default_dtype(None), jax.tree.leaves(data)[0].shape[0]
     with precision(dtype):
         block = _on_host(data, dtype, np.zeros(min(n, MOST), int))
         model, estep = settle((model, ImportanceSampling(1, ModeMixture(), quasi=True).for_rows()), dtype)
