@@ -91,6 +91,31 @@ def test_classes_are_told_by_their_methods_and_bases():
     assert len({token(model(1.0, False)), token(model(2.0, False)), token(model(1.0, True))}) == 3
 
 
+def test_partial_functions_in_a_class_are_told_by_their_arguments():
+    def made_with(power):
+        class Model(mx.AbstractModel):
+            raised = functools.partial(jnp.power, power)
+            halved = functools.partial(lambda by, x: x / by, power)
+
+            def log_joint(self, params, z, y):
+                return -jnp.sum(self.raised(z))
+
+            def init_latents(self, key, params, y):
+                return jnp.zeros(1)
+
+            @staticmethod
+            def held(x):
+                return x
+
+            @property
+            def shown(self):
+                return power
+
+        return Model
+
+    assert token(made_with(2.0)) == token(made_with(2.0)) != token(made_with(3.0))
+
+
 def test_derivatives_of_ones_own_count():
     def made_with(slope):
         @jax.custom_jvp

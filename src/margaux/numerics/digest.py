@@ -2,7 +2,8 @@
 
 Classes and functions of this library and of those it rests on are told by their names, and the versions stand for their code.
 Those of a user are told by their code: bytecode, constants, defaults, what they close over, and the global names that they read,
-all the way down. What cannot be told so stands for itself, and is not portable: it holds in this process alone.
+all the way down. What cannot be told so stands for itself, and is not portable: it may change behind a program's back, and
+programs that depend on it are shared with nobody.
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ PLAIN = (type(None), bool, int, str, bytes, complex, type(Ellipsis))
 
 
 class Digest:
-    """Tokens of objects; `portable` as long as all of them mean the same in another process."""
+    """Tokens of objects; `portable` as long as all of them mean the same later, and in another process."""
 
     def __init__(self) -> None:
         self.portable = True
@@ -160,11 +161,17 @@ class Digest:
         return ("class", cls.__qualname__, self.of(cls.__bases__), tuple((name, self._attribute(value)) for name, value in own))
 
     def _attribute(self, value: Any) -> Hashable:
-        for part in ("__func__", "fget", "func", "method"):  # static and class methods, properties, equinox's own
-            inner = getattr(value, part, None)
-            if isinstance(inner, types.FunctionType):
-                return (type(value).__name__, self.of(inner))
-        return self.of(value)
+        """Of a class: what stands around a function is told by that function, anything else as it is."""
+        inner: Any = None
+        if isinstance(value, staticmethod | classmethod):
+            inner = value.__func__
+        elif isinstance(value, property):
+            inner = value.fget
+        elif isinstance(value, functools.cached_property):
+            inner = value.func
+        elif _trusted(type(value).__module__) and isinstance(getattr(value, "method", None), types.FunctionType):  # equinox's
+            inner = value.method
+        return self.of(value) if inner is None else (type(value).__name__, self.of(inner))
 
 
 class _Same:

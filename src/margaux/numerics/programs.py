@@ -148,7 +148,7 @@ def shape_of(array: Any) -> tuple:
 
 def _described(digest: Digest, tree: PyTree) -> Hashable:
     """The token of arguments, arrays by their shapes."""
-    structure, leaves = [], []
+    leaves: list[tuple] = []
 
     def leaf(value):
         if eqx.is_array(value):
