@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from scipy import special, stats
 
-from margaux.numerics.sampling import effective_size, pareto_shape, pooled
+from margaux.numerics.sampling import effective_size, pareto_shape, pareto_shapes, pooled
 
 pytestmark = pytest.mark.usefixtures("double")
 
@@ -42,19 +42,26 @@ def test_long_tails_have_their_own_shape():
 
 
 def test_fewer_than_five_weights_in_the_tail_tell_nothing_and_equal_ones_have_no_tail():
-    uneven = np.log(np.arange(1.0, 30.0))
+    uneven = 6 * np.log(np.arange(1.0, 30.0))
     assert float(pareto_shape(jnp.asarray(uneven[:24]))) == np.inf
     assert np.isfinite(float(pareto_shape(jnp.asarray(uneven[:25]))))
     short = pareto_shape(jnp.asarray(uneven[:24], jnp.float32))
     assert short.dtype == jnp.float32 and short.shape == ()
-    # The spread of the tail in units of the largest weight: rounding below 1e-10, a tail above.
-    spread = jax.jit(pareto_shape)
-    assert float(spread(jnp.asarray(4e-10 * np.linspace(0, 1, 100)))) == -np.inf
-    assert np.isfinite(float(spread(jnp.asarray(1e-9 * np.linspace(0, 1, 100)))))
+    assert float(jax.jit(pareto_shape)(jnp.zeros(100))) == -np.inf
+
+
+@pytest.mark.parametrize("found", [jax.jit(pareto_shape), lambda log_w: pareto_shapes(np.asarray(log_w)[None])[0]])
+def test_a_few_weights_beside_many_that_are_all_but_equal_are_no_heavy_tail(found):
+    rng = np.random.default_rng(0)
+    bulk = 1 - 0.05 * rng.random(4000) ** 2
+    few = np.concatenate([bulk, rng.uniform(2, 3.5, 10)])
+    assert shape_by_numpy(np.log(few)) > 1 and float(found(jnp.log(few))) == -np.inf
+    many = np.concatenate([bulk, 40 * (1 - rng.random(20)) ** -0.9])
+    assert float(found(jnp.log(many))) > 0.7
 
 
 def test_weights_that_vanish_are_no_trouble():
-    log_w = np.where(np.arange(100) % 2, -np.inf, np.log(np.arange(1.0, 101.0)))
+    log_w = np.where(np.arange(100) % 2, -np.inf, 5 * np.log(np.arange(1.0, 101.0)))
     assert float(jax.jit(pareto_shape)(jnp.asarray(log_w))) == pytest.approx(shape_by_numpy(log_w), rel=1e-9)
 
 

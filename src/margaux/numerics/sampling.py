@@ -11,6 +11,8 @@ from jaxtyping import Array, Float, Scalar
 
 #: Pareto shapes from which on the error of an average of weights is itself not to be trusted (Vehtari et al. 2024, section 3.2)
 HEAVY = 0.7
+#: times the mean, beyond which weights are a tail, and the share of all weight that one must have for its shape to matter
+LEVEL, SHARE = 3.0, 0.01
 
 
 def effective_size(w: Float[Array, "m ..."]) -> Float[Array, ...]:
@@ -22,8 +24,9 @@ def pareto_shape(log_w: Float[Array, " m"]) -> Scalar:
     r"""Shape $\hat k$ of the generalised Pareto distribution of the largest weights: under 0.5 their variance is finite.
 
     Of the $\min(m/5, 3\sqrt m)$ largest, by the empirical Bayes estimate of Zhang and Stephens (2009) drawn towards a half
-    as by ten more weights (Vehtari, Simpson, Gelman, Yao and Gabry 2024, appendix C). Equal weights
-    have the shape minus infinity.
+    as by ten more weights (Vehtari, Simpson, Gelman, Yao and Gabry 2024, appendix C). Weights have
+    the shape minus infinity if those beyond three times the mean are less than a hundredth of the whole: a few beside many that
+    are all but equal would look like a heavy tail, and matter little.
     """
     count = _of_largest(log_w.shape[0])
     if count < 5:
@@ -32,7 +35,7 @@ def pareto_shape(log_w: Float[Array, " m"]) -> Scalar:
     log_w = log_w - jnp.max(log_w)
     largest = jax.lax.top_k(log_w.astype(jnp.float32), count + 1)[1]
     w = jnp.exp(jnp.sort(log_w[largest]))
-    return _of_tail(w[1:] - w[0], jnp)
+    return jnp.where(_level(jnp.exp(log_w), jnp), -jnp.inf, _of_tail(w[1:] - w[0], jnp))
 
 
 def pareto_shapes(log_w: Float[np.ndarray, "n m"]) -> Float[np.ndarray, " n"]:
@@ -42,9 +45,15 @@ def pareto_shapes(log_w: Float[np.ndarray, "n m"]) -> Float[np.ndarray, " n"]:
         return np.full(len(log_w), np.inf)
     largest = np.sort(np.partition(log_w, -count - 1, axis=1)[:, -count - 1 :], axis=1)
     w = np.exp(largest - largest[:, -1:])
+    level = _level(np.exp(log_w - largest[:, -1:]), np)
     parts = np.array_split(w[:, 1:] - w[:, :1], max(len(w) // 128, 1))
     with np.errstate(invalid="ignore", divide="ignore"):
-        return np.concatenate([_of_tail(part, np) for part in parts])
+        return np.where(level, -np.inf, np.concatenate([_of_tail(part, np) for part in parts]))
+
+
+def _level(w: Any, xp: Any) -> Any:
+    """Whether no weights of (..., m) are a tail that matters."""
+    return xp.sum(xp.where(w > LEVEL * xp.mean(w, axis=-1, keepdims=True), w, 0), axis=-1) < SHARE * xp.sum(w, axis=-1)
 
 
 def _of_largest(m: int) -> int:

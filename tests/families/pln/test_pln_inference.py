@@ -18,7 +18,7 @@ from margaux.families.pln.counts import Counts
 from margaux.families.pln.fitting import Design
 from margaux.families.pln.importance import marginal, score
 from margaux.families.pln.model import PLN
-from margaux.families.pln.proposals import PROPOSALS, Plan, Proposal
+from margaux.families.pln.proposals import PROPOSALS, Plan, Proposal, chosen, nets
 from margaux.families.pln.variational import Loadings, Posterior
 from margaux.numerics.compiling import compiled
 from margaux.numerics.packing import symmetric
@@ -158,8 +158,8 @@ def test_many_draws_give_six_digits_of_the_likelihood_and_nearly_four_of_the_sco
 @pytest.mark.parametrize(
     "name, sobol",
     [
-        ("vem", True),
-        *(pytest.param(name, True, marks=pytest.mark.slow) for name in PROPOSALS if name != "vem"),
+        ("student", True),
+        *(pytest.param(name, True, marks=pytest.mark.slow) for name in PROPOSALS if name != "student"),
         pytest.param("vem", False, marks=pytest.mark.slow),
     ],
 )
@@ -173,7 +173,31 @@ def test_the_log_likelihood_is_within_its_error(name, sobol):
     low, high = stats.chi2.ppf([CHANCE / 2, 1 - CHANCE / 2], len(z))
     assert low < np.sum(z**2) < high
     assert all(np.all((each.ess > 1) & (each.ess <= 512 + 1e-9)) for each in found)
-    assert_mean([each.loglik for each in found], truth)
+    # Ratios to a Gaussian are unbounded: in some unit the few draws that matter are missed by all.
+    if chosen(name).degrees or chosen(name).alpha:
+        assert_mean([each.loglik for each in found], truth)
+
+
+def test_a_mirrored_net_holds_a_draw_opposite_to_each():
+    net = nets(Plan(64, 1), PROPOSALS["student"], 3, mirrored=True)[0].reshape(32, 2, 4) ^ np.uint32(123456789)
+    u = (net.astype(float) + 0.5) / 2.0**32
+    np.testing.assert_allclose(u[:, 0, :3] + u[:, 1, :3], 1, rtol=1e-12)
+    np.testing.assert_array_equal(u[:, 0, 3], u[:, 1, 3])
+    assert len(np.unique(net[:, 0, 0])) == 32
+
+
+def test_few_mirrored_draws_beat_many_where_features_tell_the_latents():
+    """The error that eight replicates of 64 draws state, and that they make, on 150 features."""
+    design, B, C = case(7, 100, 150, 3, 0.6, 1.0, 1, False)
+    where = at(design, B, C)
+    exact = marginal(design, *where, "student", Plan(1 << 12, 8, seed=99))
+    found = [marginal(design, *where, "student", Plan(64, 8, seed=seed)) for seed in range(12)]
+    gaps = np.array([each.total[0] - exact.total[0] for each in found])
+    stated = np.array([each.total[1] for each in found])
+    assert stated.max() < 0.004 and np.sqrt(np.mean(gaps**2)) < 2 * np.mean(stated)
+    many = marginal(design, *where, "student", Plan(512, 8, sobol=False))
+    assert many.total[1] > 4 * stated.max()
+    assert all(np.all(each.even <= 1.2) and np.all(each.even > 0.85) for each in found)
 
 
 def bounds_of_units(design, loadings, posterior):

@@ -27,7 +27,7 @@ from .basis import coefficients, orthonormal
 from .checks import check_rank, check_settings
 from .fitting import Design, Solution
 from .goodness import frequencies, goodness
-from .growth import LIGHT, Adapted, precise
+from .growth import PROPOSAL, Adapted, precise
 from .kinds import CountsLike, Covariates, Offsets
 from .of_coefficients import OfCoefficients
 from .of_units import OfUnits
@@ -176,7 +176,7 @@ class PLNPCA(OfUnits, OfCoefficients, Answering, BaseEstimator):
             parts.append(found.history)
             told.append(found.verdict)
         if not forced:
-            done = polish(design, solution.loadings, solution.posterior, seed, error=self.loglik_tol)
+            done = polish(design, solution.loadings, solution.posterior, seed)
             solution = solution._replace(loadings=done.loadings, posterior=done.posterior)
             parts.append(done.history)
             told.append(done.verdict)
@@ -252,10 +252,10 @@ class PLNPCA(OfUnits, OfCoefficients, Answering, BaseEstimator):
         weights are uneven, with draws until the error of `loglik_` is below `loglik_tol`; first those of the ascent."""
         check_fitted(self)
         if self._ended is None:
-            return self._quality(LIGHT, self.loglik_tol, self.random_state)
+            return self._quality(PROPOSAL, self.loglik_tol, self.random_state)
         with precision(np.dtype(float)):
             design, loadings, known = self._ended
-            found = precise(design, loadings, known.about, LIGHT, self.loglik_tol, self.random_state, begun=known)
+            found = precise(design, loadings, known.about, PROPOSAL, self.loglik_tol, self.random_state, begun=known)
         return frames.quality(self.table_.units, found)
 
     @property
@@ -282,7 +282,7 @@ class PLNPCA(OfUnits, OfCoefficients, Answering, BaseEstimator):
                 turned = loadings._replace(B=jnp.asarray(R @ np.asarray(loadings.B)))
                 looked = polish(design._replace(x=x), turned, posterior, self.random_state, 0).end
             fits = goodness(design, loadings, posterior, self.random_state)
-        one = self.importance_ if few >= n else self._quality(LIGHT, self.loglik_tol, self.random_state, rows=rows)
+        one = self.importance_ if few >= n else self._quality(PROPOSAL, self.loglik_tol, self.random_state, rows=rows)
         # It is enough that the second tells a wrong first one.
         two = self._quality("laplace student", 3 * self.loglik_tol, self.random_state + 4099, rows=rows)
         bound = self.converged_, self.elbo_

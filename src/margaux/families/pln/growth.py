@@ -2,8 +2,9 @@ r"""A log-likelihood whose error is small, and true.
 
 The spread of replicates is the error of an estimate only where no part of the latents' law is missed by all of them. So
 weights are judged first, by the Pareto shape of the largest: units of heavy weights, or few effective draws, get a proposal with
-the mean and the covariance matrix that their own draws had, and are drawn anew. Then the units that matter most to the error
-are drawn again with two or four times as many draws, until it is small enough.
+the mean and the covariance matrix that their own draws had, and are drawn anew. Then the units that matter to the error are
+drawn again with two or four times as many draws, until it is small enough, and those of which weights may be heavy with so
+many that it is known.
 """
 
 from __future__ import annotations
@@ -20,18 +21,20 @@ from .importance import Marginal, marginal
 from .proposals import Plan, Proposal
 from .variational import Loadings, Posterior
 
-#: draws of a replicate, at first and at most, and replicates
-FEWEST, MOST, REPLICATES = 16, 1 << 14, 8
+#: draws of a replicate: of the largest tables at first, of others at first, and at most; and replicates
+FEWEST, FIRST, MOST, REPLICATES = 16, 64, 1 << 14, 8
 #: rates of a first round, about; and draws of all units, or rates, that all rounds may take
 RATES, WHOLE, MOST_RATES = 1 << 28, 1024, 1 << 32
-#: error of a unit's latent by one draw a replicate, with some to spare; and draws that are never exceeded at first
-EVEN, LARGE = 0.16, 512
-#: the proposal of units, that of those which it serves badly, and the fewest draws of these
-LIGHT, HEAVIER, FEW_OWN = "light student", "student", 128
+#: the proposal of units
+PROPOSAL = "student"
+#: share of what is wanted, squared, up to which a unit's error is left as it is
+NEGLIGIBLE = 1 / 32
+#: draws that tell the shape of a unit's weights
+JUDGED = 512
 #: standard errors, in nats and relative to the log-likelihood, of which the larger is good enough
 ERROR, RELATIVE = 0.02, 1e-7
-#: shape of weights, and shares of effective draws at first and later, from which on a proposal is adapted; how often at most
-ADAPTED, EFFECTIVE, FEW, ROUNDS = 0.5, 0.85, 0.4, 4
+#: shape of weights, and their evenness at first and later, from which on a proposal is adapted; how often at most
+ADAPTED, EVEN, EVEN_OWN, ROUNDS = 0.5, 0.85, 0.5, 4
 #: shapes from which on the error of a unit is not to be trusted (Vehtari et al. 2024)
 HEAVY = 0.7
 
@@ -48,7 +51,7 @@ def precise(
     design: Design,
     loadings: Loadings,
     posterior: Posterior,
-    proposal: Proposal | str = LIGHT,
+    proposal: Proposal | str = PROPOSAL,
     error: float = ERROR,
     seed: int = 0,
     adapt: bool = True,
@@ -69,32 +72,32 @@ def precise(
     if not error > 0:
         raise ValueError(f"error must be positive, the standard error to reach in nats, got {error}")
     n, p = design.counts.n, design.counts.p
-    plan = Plan(first_draws(n, p, loadings.C.shape[1], error), REPLICATES, seed=seed)
+    plan = Plan(first_draws(n, p), REPLICATES, seed=seed)
     if not adapt:
         begun = Adapted(marginal(design, loadings, posterior, proposal, plan), posterior, np.zeros(n, bool))
     elif begun is None or begun.found.draws.min() < plan.draws:
         begun = adapted(design, loadings, posterior, proposal, plan, begun)
-    marginals, posterior, own = begun
+    marginals, posterior, _ = begun
     spent, round = float(plan.draws), ROUNDS
     while True:
         value, reached = marginals.total
         wanted = max(error, RELATIVE * abs(value))
-        if reached <= wanted:
-            break
-        # Units above their share of what is wanted; there are some as long as the sum is above it.
-        again = np.flatnonzero((marginals.error**2 > wanted**2 / (2 * n)) & (marginals.draws < MOST))
-        draws = (2 if reached < 1.6 * wanted else 4) * marginals.draws[again]
+        # Units that matter to the error. To draw only those of large error anew would bias the sum: the others are those that
+        # happen to lack a large ratio; where ratios are unbounded all are drawn anew.
+        above = (marginals.error**2 > NEGLIGIBLE * wanted**2 / n) | (not adapt)
+        short = (reached > wanted) & above & (marginals.draws < MOST)
+        # Of few draws the shape of the largest weights is little known.
+        doubtful = (marginals.pareto > ADAPTED) & (marginals.draws < JUDGED) & adapt
+        again = np.flatnonzero(short | doubtful)
+        draws = np.where(short, 2 if reached < 1.6 * wanted else 4, 1) * marginals.draws
+        draws = np.where(doubtful, np.maximum(draws, JUDGED), draws)[again]
         spent += float(draws.sum()) / n
         if not again.size or (spent > WHOLE and spent * REPLICATES * n * p > MOST_RATES):
             break
         for count in np.unique(draws):
-            for heavy in (False, True):
-                those = again[(draws == count) & (own[again] == heavy)]
-                if those.size:
-                    round += 1
-                    plan = Plan(int(count), REPLICATES, seed=seed + 101 * round)
-                    about, by = posterior.rows(those), HEAVIER if heavy else proposal
-                    marginals = _again(marginals, design, loadings, about, by, plan, those)
+            those, round = again[draws == count], round + 1
+            plan = Plan(int(count), REPLICATES, seed=seed + 101 * round)
+            marginals = _again(marginals, design, loadings, posterior.rows(those), proposal, plan, those)
     _warn(marginals, value, reached, wanted, adapt)
     return marginals
 
@@ -107,18 +110,16 @@ def adapted(
     plan: Plan,
     begun: Adapted | None = None,
 ) -> Adapted:
-    """`marginal`, with units of uneven weights drawn anew by `HEAVIER` about what their draws were like: first, if given, those
-    of `begun`."""
+    """`marginal`, with units of uneven weights drawn anew about what their draws were like: first, if given, those of `begun`."""
     if begun is None:
         begun = Adapted(marginal(design, loadings, posterior, proposal, plan), posterior, np.zeros(design.counts.n, bool))
     else:
-        begun = begun._replace(found=as_before(design, loadings, begun, begun.about, plan))
+        begun = begun._replace(found=marginal(design, loadings, begun.about, proposal, plan))
     marginals, own = begun.found, begun.own.copy()
     mean, spread = (np.array(leaf, float) for leaf in begun.about)
     q = mean.shape[1]
     for round in range(1, ROUNDS + 1):
-        # Heavy tails cost a few draws themselves, so that less is asked of the proposals that have them.
-        uneven = np.flatnonzero((marginals.pareto > ADAPTED) | (marginals.ess < np.where(own, FEW, EFFECTIVE) * marginals.draws))
+        uneven = np.flatnonzero((marginals.pareto > ADAPTED) | (marginals.even < np.where(own, EVEN_OWN, EVEN)))
         if not uneven.size:
             break
         # Of few effective draws a covariance matrix is little known, and would lie in a plane.
@@ -126,18 +127,10 @@ def adapted(
         mean[uneven] = marginals.mean[uneven]
         spread[uneven] = trust * marginals.spread[uneven] + (1 - trust) * spread[uneven]
         about = Posterior(*(jnp.asarray(leaf[uneven], posterior.mean.dtype) for leaf in (mean, spread)))
-        anew = plan._replace(draws=max(plan.draws, FEW_OWN), seed=plan.seed + 101 * round)
-        marginals = _again(marginals, design, loadings, about, HEAVIER, anew, uneven)
+        anew = plan._replace(seed=plan.seed + 101 * round)
+        marginals = _again(marginals, design, loadings, about, proposal, anew, uneven)
         own[uneven] = True
     return Adapted(marginals, Posterior(*(jnp.asarray(leaf, posterior.mean.dtype) for leaf in (mean, spread))), own)
-
-
-def as_before(design: Design, loadings: Loadings, known: Adapted, about: Posterior, plan: Plan) -> Marginal:
-    """`marginal` of other loadings, by the proposals that served."""
-    found, rows = marginal(design, loadings, about, LIGHT, plan), np.flatnonzero(known.own)
-    if rows.size:
-        found = _again(found, design, loadings, about.rows(rows), HEAVIER, plan._replace(draws=max(plan.draws, FEW_OWN)), rows)
-    return found
 
 
 def _again(
@@ -175,12 +168,10 @@ def _warn(found: Marginal, value: float, reached: float, wanted: float, adapt: b
         )
 
 
-def first_draws(n: int, p: int, q: int, error: float = ERROR) -> int:
-    """A power of two that suits the size of a table: the error of n units of q latents is about $0.1\\sqrt{nq}$ over it.
+def first_draws(n: int, p: int, enough: int = FIRST) -> int:
+    """A power of two: `enough`, or fewer for large tables.
 
-    >>> first_draws(300, 150, 5), first_draws(200, 30, 3), first_draws(5000, 2000, 5)
-    (512, 256, 16)
+    >>> first_draws(300, 150), first_draws(5000, 2000)
+    (64, 16)
     """
-    enough = max(EVEN * np.sqrt(n * q) / error, 1)
-    most = 1 << int(np.log2(np.clip(RATES // (REPLICATES * n * p), FEWEST, LARGE)))
-    return int(np.clip(1 << int(np.ceil(np.log2(enough))), FEWEST, most))
+    return min(1 << int(np.log2(max(RATES // (REPLICATES * n * p), FEWEST))), enough)

@@ -17,7 +17,7 @@ from jaxtyping import Array, Float
 
 from ...numerics.compiling import compiled
 from ...numerics.packing import lower_indices, symmetric
-from ...numerics.sampling import pareto_shapes, pooled
+from ...numerics.sampling import pareto_shapes
 from .fitting import Design
 from .proposals import LOG_2PI, Plan, Proposal, chosen, nets, proposed
 from .variational import HIGHEST, Loadings, Posterior, Units, product
@@ -44,8 +44,9 @@ class Marginal(NamedTuple):
 
     Attributes:
         loglik, error: $\log p(y_i)$ and its standard error, by the spread of replicates. draws: N, of a replicate.
-        ess: the effective sample size of a replicate's draws. pareto: the shape of the largest weights of all replicates (see
-            `margaux.numerics.sampling.pareto_shape`): from 0.7 on the error is not to be trusted.
+        ess: the effective sample size of a replicate's draws. even: it, relative to that of the draws for $N(\mu_i, S_i)$.
+        pareto: the shape of the largest weights of all replicates (see `margaux.numerics.sampling.pareto_shape`): from 0.7 on
+            the error is not to be trusted.
         kl_from_proposal, kl_from_conditional: $\mathrm{KL}[\nu_i\|p(\cdot\mid y_i)]$ and $\mathrm{KL}[p(\cdot\mid
             y_i)\|\nu_i]$ (section 6.1). mean, spread: of w given y, by all replicates. logs: $\log p(y_i)$ by replicate.
     """
@@ -54,6 +55,7 @@ class Marginal(NamedTuple):
     error: Float[np.ndarray, " n"]
     draws: Float[np.ndarray, " n"]
     ess: Float[np.ndarray, " n"]
+    even: Float[np.ndarray, " n"]
     pareto: Float[np.ndarray, " n"]
     kl_from_proposal: Float[np.ndarray, " n"]
     kl_from_conditional: Float[np.ndarray, " n"]
@@ -100,8 +102,9 @@ def marginal(
 ) -> Marginal:  # fmt: skip
     r"""$\log p(y_i)$ of every unit.
 
-    The logarithm of a mean of relative variance $\sigma^2$ is too low by $\sigma^2/2$, which is added: it would accumulate over
-    units faster than the error does.
+    The mean of the ratios is divided by that of $N(v_r;\mu_i, S_i)/\nu_i(v_r)$, which is 1 but for the draws: heavy tails then
+    cost nothing where latents are near to Gaussian. The bias of a logarithm of means is estimated and taken off: it would
+    accumulate over units faster than the error does.
 
     Args:
         proposal: one of `PROPOSALS`, or a `Proposal`.
@@ -113,19 +116,22 @@ def marginal(
         raise ValueError("the error of a log-likelihood needs at least two replicates")
     proposal = chosen(proposal)
     constant = _constants(design, loadings)
-    digits = nets(plan, proposal, loadings.C.shape[1])
+    digits = nets(plan, proposal, loadings.C.shape[1], mirrored=True)
     parts = []
     size = min(BLOCK // (16 * design.counts.p), HELD // (plan.draws * plan.replicates))
     for block in blocks(design, loadings, posterior, proposal, size):
         draws = [drawn(loadings, block, proposal, plan, net, replicate) for replicate, net in enumerate(digits)]
         log_ratio = np.stack([each.log_ratio for each in draws]).astype(float)
         logs, *rest = _summaries(log_ratio)
-        log_mean, error = pooled(logs)
+        control = np.exp(np.stack([each.log_gaussian for each in draws]).astype(float))
+        gaussian = control.mean(axis=2)
+        log_mean, error = _controlled(logs, gaussian)
         each = np.full(len(error), float(plan.draws))
         ess, forward, backward = (leaf.mean(axis=0) for leaf in rest)
+        even = ess / np.mean(plan.draws * gaussian**2 / np.mean(control**2, axis=2), axis=0)
         mean, spread = _moments([each.v for each in draws], log_ratio, np.asarray(block.gaussian.mean))
         pareto = pareto_shapes(np.concatenate(list(log_ratio), axis=1))
-        parts.append((log_mean + error**2 / 2, error, each, ess, pareto, forward, backward, mean, spread, logs.T))
+        parts.append((log_mean, error, each, ess, even, pareto, forward, backward, mean, spread, (logs - np.log(gaussian)).T))
     found = Marginal(*map(np.concatenate, zip(*parts, strict=True)))
     return found._replace(loglik=found.loglik + constant, logs=found.logs.T + constant)
 
@@ -286,6 +292,18 @@ def _drawn(
     log_joint = jnp.einsum("bnq,bq->bn", v, units.projected) - jnp.moveaxis(parts, 0, 1).reshape(b, n_draws)
     log_joint = log_joint - jnp.sum(v**2, axis=2) / 2 - q * LOG_2PI / 2
     return Draws(v, log_joint - log_proposal, log_gaussian - log_proposal)
+
+
+def _controlled(logs: Float[np.ndarray, "R b"], gaussian: Float[np.ndarray, "R b"]) -> tuple[np.ndarray, np.ndarray]:
+    """Log of the ratios' mean over replicates by that of the Gaussian's, without its bias to second order; and its error."""
+    top = logs.max(axis=0)
+    ratio = np.exp(logs - np.where(np.isfinite(top), top, 0.0))
+    with np.errstate(invalid="ignore", divide="ignore"):
+        mean, count = np.log(ratio.mean(axis=0) / gaussian.mean(axis=0)), len(logs)
+        ratio, gaussian = ratio / ratio.mean(axis=0), gaussian / gaussian.mean(axis=0)
+        bias = (ratio.var(axis=0, ddof=1) - gaussian.var(axis=0, ddof=1)) / (2 * count)
+        error = (ratio - gaussian).std(axis=0, ddof=1) / np.sqrt(count)
+    return np.where(np.isfinite(top), top + mean + bias, top), error
 
 
 def _summaries(log_ratio: Float[np.ndarray, "R b N"]) -> tuple[np.ndarray, ...]:

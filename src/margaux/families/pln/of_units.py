@@ -16,7 +16,7 @@ from ...showing.parts import check_fitted
 from . import frames
 from .answers import settled
 from .fitting import Design
-from .growth import precise
+from .growth import PROPOSAL, precise
 from .simulation import check_scores, expected, simulated, units_of
 from .table import Table, like
 from .variational import Loadings
@@ -65,7 +65,7 @@ class OfUnits(TransformerMixin):
         with precision(np.dtype(float)):
             loadings = Loadings(*(jnp.asarray(leaf, float) for leaf in self._loadings))
             posterior = jax.tree.map(jnp.asarray, settled(_design(table), loadings))
-            found = precise(_design(table), loadings, posterior, "light student", self.loglik_tol, self.random_state)
+            found = precise(_design(table), loadings, posterior, PROPOSAL, self.loglik_tol, self.random_state)
         return float(found.loglik.mean())
 
     def inverse_transform(

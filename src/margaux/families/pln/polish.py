@@ -22,8 +22,8 @@ from jaxtyping import Float
 from .answers import settled
 from .ascent import dense, inverse_diagonal, preconditioned, two_levels
 from .fitting import Design
-from .growth import ERROR, HEAVIER, LIGHT, Adapted, adapted, as_before, first_draws
-from .importance import Marginal, scores
+from .growth import PROPOSAL, Adapted, adapted, first_draws
+from .importance import Marginal, marginal, scores
 from .inference import affordable, complete, louis, rotations
 from .proposals import Plan
 from .variational import Loadings, Posterior
@@ -38,8 +38,6 @@ OFF, NOISE = 0.02, 0.007
 STEPS, LONGEST, REPLICATES, MOST = 12, 0.5, 4, 4096
 #: nats that a step may fall by the draws of the way: those of the score are others
 FALL = 5e-3
-#: draws of a replicate behind the likelihoods on the way
-WAY = 64
 #: features times draws of a replicate behind the first score
 TELLING = 8000
 #: the least share of the approximation of Louis' information that a step believes in
@@ -100,27 +98,23 @@ class Distance(NamedTuple):
     norm_error: float
 
 
-def polish(
-    design: Design, loadings: Loadings, posterior: Posterior, seed: int = 0, steps: int = STEPS, error: float = ERROR
-) -> Polished:
+def polish(design: Design, loadings: Loadings, posterior: Posterior, seed: int = 0, steps: int = STEPS) -> Polished:
     """Newton steps until an estimate is within `OFF` standard errors of the maximum, with an error of `NOISE`.
 
     Args:
-        steps: at most; none measures the distance alone. error: of the log-likelihood, that its draws are made for.
+        steps: at most; none measures the distance alone.
     """
     n, p = design.counts.n, design.counts.p
-    first = first_draws(n, p, loadings.C.shape[1], error)
-    plan = Plan(min(WAY, first), 8, True, seed)
+    plan = Plan(first_draws(n, p), 8, True, seed)
     # Posteriors come closer to Gaussians, which scores are told by, as features are more.
-    draws = min(1 << int(np.ceil(np.log2(np.clip(TELLING / p, 64, 256)))), first)
-    begun = adapted(design, loadings, posterior, LIGHT, plan)
+    draws = first_draws(n, p, 1 << int(np.ceil(np.log2(np.clip(TELLING / p, 64, 256)))))
+    begun = adapted(design, loadings, posterior, PROPOSAL, plan)
     start, about, own = begun
-    by = HEAVIER if np.any(own) else LIGHT
     information = informed(design, loadings, posterior, seed)
     place, value, rows, made, share = loadings, start, [], 0, 1.0
     known = np.inf
     while True:
-        gap = distance(design, place, about, by, information, Plan(draws, REPLICATES, True, seed + 7))
+        gap = distance(design, place, about, information, Plan(draws, REPLICATES, True, seed + 7))
         rows.append(
             {
                 "epoch": float(made),
@@ -144,10 +138,10 @@ def polish(
         # A step that leaves more than a third of the way was made by another information than that of here.
         if gap.off > known / 3:
             information = informed(design, place, about, seed)
-            gap = distance(design, place, about, by, information, Plan(draws, REPLICATES, True, seed + 7))
+            gap = distance(design, place, about, information, Plan(draws, REPLICATES, True, seed + 7))
         there = _moved(place, gap.step, share)
         around = _about(design, there, about, own)
-        new = as_before(design, there, begun, around, plan)
+        new = marginal(design, there, around, PROPOSAL, plan)
         rise, noise = _rise(value, new)
         made += 1
         if not rise >= -max(2 * noise, FALL, 1e-9 * abs(value.total[0])):
@@ -160,15 +154,15 @@ def polish(
     reached = Adapted(value, about, own)
     if made and not rise >= -max(2 * noise, FALL):
         place, made, rise, noise, reached = loadings, 0, 0.0, 0.0, begun
-        gap = distance(design, place, begun.about, by, information, Plan(draws, REPLICATES, True, seed + 7))
+        gap = distance(design, place, begun.about, information, Plan(draws, REPLICATES, True, seed + 7))
     moved = settled(design, place) if made else posterior
     end = End(gap.off, gap.error, information.smallest, rise, noise, made)
     return Polished(place, moved, pd.DataFrame(rows), end, reached)
 
 
-def distance(design: Design, loadings: Loadings, posterior: Posterior, by: str, information: Information, plan: Plan) -> Distance:
-    """How far the maximum is, `by` a proposal."""
-    found = scores(design, loadings, posterior, by, plan)
+def distance(design: Design, loadings: Loadings, posterior: Posterior, information: Information, plan: Plan) -> Distance:
+    """How far the maximum is."""
+    found = scores(design, loadings, posterior, PROPOSAL, plan)
     every = [jax.tree.map(np.asarray, information.solve(loadings, s)) for s in found]
     scaled = np.stack([_flat(*map(np.divide, each, information.sd)) for each in every])
     off = float(np.max(np.abs(scaled.mean(axis=0))))
@@ -200,7 +194,7 @@ def informed(design: Design, loadings: Loadings, posterior: Posterior, seed: int
     levels = two_levels(known, C, *(np.asarray(leaf, float) for leaf in (design.x, posterior.mean)))
     order = p * (k + q)
     if plan := affordable(n, order, seed):
-        whole = louis(design, loadings, posterior, plan, HEAVIER)
+        whole = louis(design, loadings, posterior, plan, PROPOSAL)
         return _of_louis(whole, dense(levels, C, k) / n, rotations(C, k), (p, k + q), k)
     sd = np.sqrt(inverse_diagonal(levels, C, k) / n)
 

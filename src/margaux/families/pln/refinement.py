@@ -161,7 +161,7 @@ def refine(
         sentence = "the variational estimate is the maximum likelihood estimate as far as draws can tell"
         return Refined(loadings, posterior, pd.DataFrame([{"epoch": 0.0} | start.row]), f"{sentence}: {ended}", False)
     rows: list[dict[str, float]] = []
-    draws = first_draws(n, p, loadings.C.shape[1])
+    draws = first_draws(n, p)
 
     def weighed(epoch: int, place: _Here) -> _Here:
         rows.append({"epoch": float(epoch), "loglik": place.loglik, "error": place.error} | place.row)
@@ -230,7 +230,7 @@ def _seen(design: Design, loadings: Loadings, posterior: Posterior, seed: int) -
     n, C = design.counts.n, loadings.C
     known = complete(design, loadings, posterior)
     information = two_levels(known, *(np.asarray(leaf, float) for leaf in (C, design.x, posterior.mean)))
-    draws = min(128, first_draws(n, design.counts.p, loadings.C.shape[1]))
+    draws = first_draws(n, design.counts.p, 128)
     replicates = scores(design, loadings, posterior, "student", Plan(draws, 4, True, seed + 7))
     replicates = jax.tree.map(np.asarray, replicates)
     mean = jax.tree.map(lambda *leaf: np.mean(leaf, axis=0), *replicates)
