@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import PyTree
 
+from ..numerics.compiling import LARGE
 from .batches import CHUNK, as_array, buffer_capacity, chunk_size, is_key, plan_chunk, visits
 from .loop import INIT, Carry, Visits, batch_chunk, full_chunk
 from .rows import DeviceRows, HostRows
@@ -105,6 +106,7 @@ class MiniBatch:
         kept, moving = apart(self.carry)
         inputs = (job.settings, jnp.stack(job.keys), streamed, as_array(job.k + 1), as_array(length), kept)
         self.carry, (trace, rows) = batch_chunk(inputs, moving, total=total)
+        jax.block_until_ready(trace)  # what the chunk needed is gone before its rows are put back
         outside = runs * n
         once = (slots == capacity) & (np.arange(total) < length)[None, :, None]
         self.store = self.store.put(times(np.where(once, flat, outside)), rows)
@@ -124,8 +126,11 @@ def apart(carry: Carry) -> tuple[tuple[PyTree, PyTree], Carry]:
 
 
 def reshaped(leaf: Array | np.ndarray, shape: tuple[int, ...]) -> Any:
-    """An array in another shape; on a CPU by NumPy, which compiles no program for it."""
-    if isinstance(leaf, jax.Array) and leaf.is_fully_addressable and on_cpu(leaf):
+    """An array in another shape; a small one on a CPU by NumPy, which compiles no program for it.
+
+    What NumPy holds cannot be donated: a large array would be copied when it is.
+    """
+    if isinstance(leaf, jax.Array) and leaf.size < LARGE and leaf.is_fully_addressable and on_cpu(leaf):
         if is_key(leaf):
             data: Any = np.asarray(jax.random.key_data(leaf))
             return jax.random.wrap_key_data(data.reshape((*shape, data.shape[-1])), impl=jax.random.key_impl(leaf))

@@ -128,9 +128,6 @@ def _loop(carry, first, length, total, block, noise_of, iteration):
     zero = jnp.zeros((), jnp.int32)
     # Traced once, by the name of a program of its own: its second use below finds the first.
     iteration = jax.jit(iteration, inline=True)
-    if total == 1:
-        carry, y = iteration(carry, first, zero, _at(noise_of(zero), zero))
-        return carry, jax.tree.map(lambda leaf: leaf[None], y)
     noise_struct = jax.eval_shape(lambda: _at(noise_of(zero), zero))
     _, y_struct = jax.eval_shape(iteration, carry, first, zero, noise_struct)
     ys = jax.tree.map(lambda s: jnp.zeros((total,) + s.shape, s.dtype), y_struct)
@@ -248,16 +245,17 @@ def batch_chunk(inputs: tuple, carry: Carry, *, total: int) -> tuple[Carry, PyTr
             return run(keys, carry, k, _at(visits, t), noise)
 
         return _loop(carry, first, length, total, block, noise_of, several)
-    lone_visits = _lone(visits, 1)
 
     def alone(offset):
         return _lone(noise_of(offset), 1)
 
     def iteration(carry, k, t, noise):
-        return single(keys[0], carry, k, _at(lone_visits, t), noise)
+        carry, out = single(keys[0], carry, k, _lone(_at(visits, t)), noise)
+        # Rows get their axis here: after the loop it would copy all of the chunk's.
+        return carry, _as_runs(out)
 
-    carry, (trace, rows) = _loop(_lone(carry), first, length, total, block, alone, iteration)
-    return _as_runs(carry), (_as_runs(trace, 1), _as_runs(rows, 1))
+    carry, out = _loop(_lone(carry), first, length, total, block, alone, iteration)
+    return _as_runs(carry), out
 
 
 @compiled
