@@ -115,4 +115,4 @@ def test_start_here_typed_in_a_fresh_clone(tmp_path):
     assert done.returncode == 0, done.stdout[-3000:]
     for path in ("demo-output", "theophylline/report.html"):
         assert (tmp_path / "margaux" / path).exists(), done.stdout[-3000:]
-    assert "log_tau" in done.stdout and "Newton's step would move no estimate by half a standard error." in done.stdout
+    assert "log_tau" in done.stdout and "The chains move." in done.stdout
