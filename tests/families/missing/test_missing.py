@@ -297,7 +297,7 @@ def test_the_table_of_surrogates_stays_out_of_the_compiled_iterations(monkeypatc
     fitted(data, "tight", mx.misso(), mx.Quadrature(5), n_iter=20, batch_size=1)
     # Its rows come and go by chunks: nothing there has one entry a unit, the table least of all.
     assert captured and not re.search(r"\[(\d+,)*211[,\]]", captured[0])
-    assert re.search(r"f64\[\d+,1,91\]", captured[0])
+    assert re.search(r"f64\[\d+(?:,1)+,91\]", captured[0])
 
 
 @pytest.mark.parametrize("name", ["logistic", pytest.param("gaussian", marks=pytest.mark.slow)])
