@@ -1,7 +1,8 @@
 """The first minute, whole jobs in new processes with imports, on an idle machine: `python benchmarks/first_fit.py [JOB ...]`.
 
-Three times of each job, a fit with standard errors and log-likelihood: the very first, with an empty cache of programs; in a new
-process that finds the programs of the first; and again in the same process. Wall clock and CPU seconds, medians over `--repeats`.
+Times of each job, a fit with standard errors and log-likelihood: the very first, with an empty cache of programs; in a new process
+that finds the programs of ANOTHER data set of a similar size, and in one that finds its own; and again in the same process. Wall
+clock and CPU seconds, medians over `--repeats`. Some read files of the folder MARGAUX_DATA.
 """
 
 from __future__ import annotations
@@ -16,11 +17,13 @@ import textwrap
 
 HEAD = """
 import os
+import sys
 import warnings
 warnings.simplefilter("ignore")
 import numpy as np
 import margaux as mx
-rng = np.random.default_rng(0)
+other = "other" in sys.argv
+rng = np.random.default_rng(int(other))
 """
 
 TAIL = """
@@ -40,32 +43,93 @@ for seed in (0, 1, 2):
     at = clocks()
     job(seed)
     again.append([after - before for before, after in zip(at, clocks())])
-print("RESULT", wall, cpu, *sorted(again)[1], seen)
+import resource
+print("RESULT", wall, cpu, *sorted(again)[1], seen, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20)
 """
 
+#: where `other`, the data are another set of a similar size
 JOBS = {
     "theophylline": """
         from margaux.datasets import load_theophylline
         from margaux.nlme import LogNormal, oral1cpt
         table = load_theophylline()
+        if other:
+            table = table[table["Id"] != table["Id"].iloc[-1]].iloc[:-2]
         individual = {"ka": LogNormal(1.0), "V": LogNormal(20.0), "CL": LogNormal(0.5)}
         def job(seed):
             model = mx.NLME(structural=oral1cpt, individual=individual, random_state=seed, verbose=False)
             model.fit(table, id="Id", time="Time", y="Concentration", dose="Dose")
             return model.summary(), model.loglik_
     """,
+    "1000 subjects": """
+        import pandas as pd
+        from margaux.nlme import LogNormal, oral1cpt
+        table = pd.read_csv(os.path.join(DATA, "sim_pk_1000.csv.gz"))
+        if other:
+            table = table[table["Id"] > 40]
+        individual = {"ka": LogNormal(1.0), "V": LogNormal(20.0), "CL": LogNormal(0.5)}
+        def job(seed):
+            model = mx.NLME(structural=oral1cpt, individual=individual, random_state=seed, n_starts=1, verbose=False)
+            model.fit(table, id="Id", time="Time", y="Concentration", dose="Dose")
+            return model.summary(), model.loglik_
+    """,
+    "Emax with a covariate": """
+        import pandas as pd
+        from margaux.nlme import LogNormal
+        n, dose = 100 - 5 * other, np.array([0.0, 10.0, 30.0, 90.0, 200.0])
+        weight = rng.normal(70, 10, n)
+        e0, emax = 10 * np.exp(0.2 * rng.normal(size=n)), 100 * np.exp(0.3 * rng.normal(size=n))
+        ec50 = 20 * np.exp(0.02 * (weight - 70) + 0.4 * rng.normal(size=n))
+        y = e0[:, None] + emax[:, None] * dose / (ec50[:, None] + dose) + 4 * rng.normal(size=(n, 5))
+        table = pd.DataFrame({"id": np.repeat(np.arange(n), 5), "dose": np.tile(dose, n), "y": y.ravel(),
+                              "weight": np.repeat(weight - 70, 5)})
+        def emax_curve(p, row):
+            return p["E0"] + p["Emax"] * row["dose"] / (p["EC50"] + row["dose"])
+        individual = {"E0": LogNormal(8.0), "Emax": LogNormal(80.0), "EC50": LogNormal(30.0, covariates="weight")}
+        def job(seed):
+            model = mx.NLME(structural=emax_curve, individual=individual, random_state=seed, verbose=False)
+            model.fit(table, id="id", y="y")
+            return model.summary(), model.loglik_
+    """,
+    "toenail, two effects": """
+        import pandas as pd
+        from margaux.nlme import Bernoulli, Normal
+        table = pd.read_csv(os.path.join(DATA, "saemix_toenail.csv"))
+        if other:
+            table = table[table["id"] > 15]
+        def line(p, row):
+            return p["intercept"] + p["slope"] * row["time"]
+        individual = {"intercept": Normal(0.0), "slope": Normal(0.0, covariates="treatment")}
+        def job(seed):
+            model = mx.NLME(log_likelihood=Bernoulli(line), individual=individual, omega="full", random_state=seed, verbose=False)
+            model.fit(table, id="id", time="time", y="y")
+            return model.summary(), model.loglik_
+    """,
+    "PLN-PCA of oaks' size": """
+        n, p = (116, 114) if not other else (112, 110)
+        latent = rng.normal(size=(n, 5)) @ rng.normal(0, 0.6, (5, p))
+        effort = rng.lognormal(0, 0.3, (n, 1))
+        counts = rng.poisson(effort * np.exp(1 + rng.normal(0, 1.5, p) + latent))
+        def job(seed):
+            model = mx.PLNPCA(random_state=seed, verbose=False).fit(counts)
+            return model.summary(), model.loglik_
+    """,
     "missing 500 x 3": """
-        x = rng.normal(size=(500, 3))
-        y = (rng.random(500) < 1 / (1 + np.exp(-x @ [0.5, -0.5, 1.0]))).astype(int)
+        x = rng.normal(size=(500 - 20 * other, 3))
+        y = (rng.random(len(x)) < 1 / (1 + np.exp(-x @ [0.5, -0.5, 1.0]))).astype(int)
         x[rng.random(x.shape) < 0.15] = np.nan
         def job(seed):
             model = mx.MissingLogistic(random_state=seed, verbose=False).fit(x, y)
             return model.summary(), model.loglik_
     """,
-    "PLN-PCA 200 x 30": """
-        counts = rng.poisson(np.exp(1 + rng.normal(size=(200, 2)) @ rng.normal(0, 0.7, (2, 30))))
+    "missing 100,000 x 20": """
+        n = 100_000
+        mix = np.linalg.cholesky(0.5 * np.eye(20) + 0.5)
+        x = rng.normal(size=(n, 20)) @ mix.T
+        y = (rng.random(n) < 1 / (1 + np.exp(-x @ np.linspace(-0.5, 0.5, 20)))).astype(int)
+        x[rng.random(x.shape) < 0.2] = np.nan
         def job(seed):
-            model = mx.PLNPCA(rank=2, random_state=seed, verbose=False).fit(counts)
+            model = mx.MissingLogistic(random_state=seed, verbose=False).fit(x, y)
             return model.summary(), model.loglik_
     """,
     "random intercept": """
@@ -78,20 +142,33 @@ JOBS = {
             def init_latents(self, key, params, y):
                 return jnp.zeros((), y.dtype)
         model = Intercept()
-        y = (rng.random((300, 6)) < 1 / (1 + np.exp(-(0.3 + rng.normal(size=(300, 1)))))).astype(float)
+        n = 300 - 15 * other
+        y = (rng.random((n, 6)) < 1 / (1 + np.exp(-(0.3 + rng.normal(size=(n, 1)))))).astype(float)
         def job(seed):
             start = {"mu": 0.0, "spread": 0.0}
             fit = mx.fit(model, y, mx.soul(), mx.MCMC(), params=start, n_iter=1000, key=seed, progress=False)
             return fit.summary(), fit.loglik()
     """,
+    "digits": """
+        from margaux.datasets import load_digits
+        images, labels = load_digits()
+        chosen = rng.permutation(len(labels))[: 1347 - 20 * other]
+        x, labels = images.reshape(len(images), 64)[chosen].astype(float), labels[chosen]
+        def job(seed):
+            return mx.BayesianClassifier(epochs=40, random_state=seed, verbose=False).fit(x, labels).predict_proba(x)
+    """,
 }
 
 
-def run(name: str, cache: str) -> list[float]:
-    """Wall and CPU seconds of the first job of a process, of a later one, and the programs it compiled or loaded."""
-    script = "import time\nSTART = time.time()\n" + HEAD + textwrap.dedent(JOBS[name]) + TAIL
+def run(name: str, cache: str, other: bool = False) -> list[float]:
+    """Wall and CPU seconds of the first job of a process, of a later one, the programs it compiled or loaded, and its peak GiB."""
+    data = os.environ.get("MARGAUX_DATA", "../shared/data")
+    script = f"import time\nSTART = time.time()\nDATA = {data!r}\n" + HEAD + textwrap.dedent(JOBS[name]) + TAIL
     environment = os.environ | {"MARGAUX_CACHE": cache, "JAX_PLATFORMS": "cpu"}
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, env=environment, check=True)
+    command = [sys.executable, "-c", script, *(["other"] if other else [])]
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
+    if done.returncode:
+        raise SystemExit(f"{name} failed:\n{done.stderr}")
     return [float(word) for word in done.stdout.split("RESULT")[1].split()]
 
 
@@ -100,16 +177,21 @@ def main() -> None:
     parser.add_argument("jobs", nargs="*", default=list(JOBS))
     parser.add_argument("--repeats", type=int, default=3)
     args = parser.parse_args()
-    print(f"{'job':20} {'first ever':>16} {'new process':>16} {'warm':>16} programs   (wall, CPU seconds)")
+    titles = "".join(f"{title:>18}" for title in ("first ever", "others' programs", "own programs", "warm"))
+    print(f"{'job':22}{titles} programs  GiB   (wall, CPU seconds)")
     for name in args.jobs:
-        cold, cached = [], []
+        kinds: list[list[list[float]]] = [[], [], []]
         for _ in range(args.repeats):
             with tempfile.TemporaryDirectory() as cache:
-                cold.append(run(name, cache))
-                cached.append(run(name, cache))
-        columns = [[statistics.median(row[j] for row in rows) for j in range(5)] for rows in (cold, cached)]
-        pairs = (columns[0][:2], columns[1][:2], columns[1][2:4])
-        print(f"{name:20} " + " ".join(f"{wall:8.2f} {cpu:7.2f}" for wall, cpu in pairs) + f" {columns[0][4]:8.0f}", flush=True)
+                run(name, cache, other=True)
+                kinds[1].append(run(name, cache))
+                kinds[2].append(run(name, cache))
+            with tempfile.TemporaryDirectory() as cache:
+                kinds[0].append(run(name, cache))
+        cold, others, own = ([statistics.median(row[j] for row in rows) for j in range(6)] for rows in kinds)
+        pairs = (cold[:2], others[:2], own[:2], own[2:4])
+        figures = "".join(f"{wall:10.2f}{cpu:8.2f}" for wall, cpu in pairs)
+        print(f"{name:22}{figures} {cold[4]:8.0f} {cold[5]:5.1f}", flush=True)
 
 
 if __name__ == "__main__":
