@@ -1,8 +1,8 @@
 """The first minute, whole jobs in new processes with imports, on an idle machine: `python benchmarks/first_fit.py [JOB ...]`.
 
-Times of each job, a fit with standard errors and log-likelihood: the very first, with an empty cache of programs; in a new process
-that finds the programs of ANOTHER data set of a similar size, and in one that finds its own; and again in the same process. Wall
-clock and CPU seconds, medians over `--repeats`. Some read files of the folder MARGAUX_DATA.
+Times of each job, a fit with standard errors and log-likelihood: the very first, with an empty cache of programs; in a new
+process that finds the programs of ANOTHER data set of a similar size, and in one that finds its own; and again in the same
+process. Wall clock and CPU seconds, medians over `--repeats`. Some read files of the folder MARGAUX_DATA.
 """
 
 from __future__ import annotations
@@ -161,7 +161,7 @@ JOBS = {
 
 
 def run(name: str, cache: str, other: bool = False) -> list[float]:
-    """Wall and CPU seconds of the first job of a process, of a later one, the programs it compiled or loaded, and its peak GiB."""
+    """Wall and CPU seconds of the first job of a process, of a later one, its programs, and its peak GiB."""
     data = os.environ.get("MARGAUX_DATA", "../shared/data")
     script = f"import time\nSTART = time.time()\nDATA = {data!r}\n" + HEAD + textwrap.dedent(JOBS[name]) + TAIL
     environment = os.environ | {"MARGAUX_CACHE": cache, "JAX_PLATFORMS": "cpu"}
