@@ -15,7 +15,6 @@ from helpers import random_intercept
 from margaux.algorithms.base import Visit
 from margaux.algorithms.updates import Problem
 from margaux.engine import loop
-from margaux.engine.batches import as_array
 from margaux.engine.loop import (
     INIT,
     TRACED,
@@ -34,6 +33,7 @@ from margaux.engine.loop import (
     statistic_struct,
     visit_all,
 )
+from margaux.numerics.arrays import as_array
 from margaux.numerics.precision import settle
 from margaux.problem.space import as_space
 

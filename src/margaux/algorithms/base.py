@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import abc
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import equinox as eqx
 import jax
@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from jax.flatten_util import ravel_pytree
 from jaxtyping import Array, PyTree
 
-from ..esteps import AbstractEStep
+from ..esteps.base import AbstractEStep, Present
 from ..problem.model import Latents, Params, leading
 from .average import AbstractAverage
 from .memory import AbstractMemory, Saga
@@ -25,7 +25,7 @@ class Visit(NamedTuple):
     Attributes:
         rows: the E-step's and the algorithm's own, of those units. batch: their data. noise: of their E-steps.
         key: of the run. k: the iteration, from one. axis: the name of the mapped axis that units are spread over, and over how
-            many devices.
+            many devices. present: of each unit whether it counts (b,), where all units are visited and others pad them.
     """
 
     rows: tuple[PyTree, PyTree]
@@ -35,6 +35,15 @@ class Visit(NamedTuple):
     k: Array
     axis: str | None = None
     devices: int = 1
+    present: Array | None = None
+
+    def size(self, problem: Problem) -> Any:
+        """How many units there are, over all devices."""
+        return leading(self.batch) * self.devices if self.present is None else problem.n
+
+    def counting(self, estep: AbstractEStep) -> AbstractEStep:
+        """The E-step, in which units that are not present count for nothing."""
+        return estep if self.present is None else Present(estep, self.present)
 
 
 class AbstractAlgorithm(eqx.Module):
@@ -45,6 +54,8 @@ class AbstractAlgorithm(eqx.Module):
 
     #: how the iterates are averaged unless `fit` is told otherwise
     average: eqx.AbstractVar[AbstractAverage]
+    #: whether `step` goes by `Visit.size` and `Visit.counting`, so that its batch may be padded
+    may_be_padded: ClassVar[bool] = False
     #: units whose rows are filled by a full pass before the first iteration, and every so many epochs
     refresh_epochs: eqx.AbstractVar[int | None]
 
@@ -102,6 +113,7 @@ class AbstractAlgorithm(eqx.Module):
 class AbstractRowless(AbstractAlgorithm):
     """An algorithm that keeps nothing for single units, and so needs no full pass."""
 
+    may_be_padded: ClassVar[bool] = True
     refresh_epochs: int | None = eqx.field(static=True, default=None, init=False)
 
     @property
@@ -115,6 +127,7 @@ class AbstractRowless(AbstractAlgorithm):
 class Algorithm(AbstractAlgorithm):
     """The composed algorithm: a statistic is averaged, remembered, and moves the parameters."""
 
+    may_be_padded: ClassVar[bool] = True
     statistic: AbstractStatistic
     memory: AbstractMemory
     update: AbstractUpdate
@@ -161,23 +174,24 @@ class Algorithm(AbstractAlgorithm):
     def step(self, problem, estep, params, state, visit):
         estep_rows, own_rows = visit.rows
         batch, k = visit.batch, visit.k
-        b = leading(batch) * visit.devices
+        b, estep = visit.size(problem), visit.counting(estep)
         model, each = problem.model, self.has_rows
         value, estep_rows, info = self.statistic.averaged(model, estep, params, estep_rows, batch, visit.noise, k, each)
         local, own_rows = self.memory.contribution(own_rows, value)
-        total, info = sum_over_devices((local, info), visit.axis)
+        total, info = summed(local, info, visit.axis)
         mean, memory = self.memory.combine(state["memory"], total, problem.n, b, k)
         moved, update = self.update(problem, params, mean, state["update"], k)
         if self.held:
             size = sum(leaf.size for leaf in jax.tree.leaves(params))
-            enough = k * b >= min(max(20, 2 * size), problem.n)
+            enough = k * b >= jnp.minimum(max(20, 2 * size), problem.n)
             moved = jax.tree.map(lambda new, old: jnp.where(enough, new, old), moved, params)
         info = {name: figure / b for name, figure in info.items()}
         return moved, {"memory": memory, "update": update}, (estep_rows, own_rows), info
 
 
-def sum_over_devices(tree: PyTree, axis: str | None) -> PyTree:
-    """One all-reduce for the whole tree; the identity on one device."""
+def summed(value: PyTree, info: dict[str, Array], axis: str | None) -> tuple[PyTree, dict[str, Array]]:
+    """A value summed over devices, by one all-reduce, along with the figures of units, summed over those as well."""
+    tree = value, {name: jnp.sum(figure) for name, figure in info.items()}
     if axis is None:
         return tree
     flat, unravel = ravel_pytree(tree)

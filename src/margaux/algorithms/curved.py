@@ -13,7 +13,7 @@ from jaxtyping import PyTree
 from ..problem.model import AbstractModel, Latents, Params, Unit, leading, log_joints, mapped, over_units
 from ..problem.schedule import AbstractSchedule
 from .average import AbstractAverage
-from .base import AbstractRowless, sum_over_devices
+from .base import AbstractRowless, summed
 from .memory import RobbinsMonro
 from .scaled import newton_step
 
@@ -92,7 +92,7 @@ class SAEM(AbstractRowless):
         estep_rows, own_rows = visit.rows
         batch, k = visit.batch, visit.k
         model: Any = problem.model
-        b = leading(batch) * visit.devices
+        b, estep = visit.size(problem), visit.counting(estep)
         coordinates = problem.space.to_unconstrained(params)
         open_ = {name: coordinates[name] for name in model.numerical}
         u, unravel = ravel_pytree(open_)
@@ -112,7 +112,7 @@ class SAEM(AbstractRowless):
             return stats, jax.grad(complete)(u), -jax.hessian(complete)(u)
 
         value, estep_rows, info = estep.expect(f, visit.noise, model, params, estep_rows, batch, k)
-        (stats, score, curvature), info = sum_over_devices((value, info), visit.axis)
+        (stats, score, curvature), info = summed(value, info, visit.axis)
         gain = jnp.where(k == 1, 1.0, self.gain(k)).astype(jax.tree.leaves(params)[0].dtype)
         mean, memory = RobbinsMonro(self.gain).combine(state["memory"], stats, problem.n, b, k)
         new = model.m_step(mean, params)

@@ -9,10 +9,9 @@ import jax
 import jax.numpy as jnp
 from jax.flatten_util import ravel_pytree
 
-from ..problem.model import leading
 from ..problem.schedule import AbstractSchedule
 from .average import AbstractAverage
-from .base import AbstractRowless, sum_over_devices
+from .base import AbstractRowless, summed
 from .statistics import Score
 
 if TYPE_CHECKING:
@@ -54,18 +53,19 @@ class ParticleLangevin(AbstractRowless):
     def step(self, problem, estep, params, state, visit):
         estep_rows, own_rows = visit.rows
         batch, k = visit.batch, visit.k
-        b = leading(batch) * visit.devices
+        b, chains = visit.size(problem), getattr(estep, "n_chains", 1)
+        estep = visit.counting(estep)
 
         def f(z, w):
             return Score().total(problem.model, params, z, w, batch)
 
         score, estep_rows, info = estep.expect(f, visit.noise, problem.model, params, estep_rows, batch, k)
-        score, info = sum_over_devices((score, info), visit.axis)
+        score, info = summed(score, info, visit.axis)
         flat, unravel = ravel_pytree(params)
         h = self.step_size(k).astype(flat.dtype)
         moved = flat + h * (problem.n / b) * ravel_pytree(score)[0]
         if self.noise != "none":
-            tau = self.temperature / getattr(estep, "n_chains", 1) if self.noise == "per particle" else self.temperature
+            tau = self.temperature / chains if self.noise == "per particle" else self.temperature
             zeta = jax.random.normal(jax.random.fold_in(jax.random.fold_in(visit.key, k), 2**31 - 1), flat.shape, flat.dtype)
             moved = moved + jnp.sqrt(2 * h * jnp.asarray(tau, flat.dtype)) * zeta
         params = problem.land(unravel(moved), h * problem.n)

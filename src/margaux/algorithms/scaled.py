@@ -7,12 +7,12 @@ import jax.numpy as jnp
 from jax.flatten_util import ravel_pytree
 from jaxtyping import Array
 
-from ..problem.model import leading, log_joints
+from ..problem.model import log_joints
 from ..problem.penalty import NoPenalty
 from ..problem.schedule import AbstractSchedule
 from ..problem.space import AbstractSpace, Real
 from .average import AbstractAverage
-from .base import AbstractRowless, sum_over_devices
+from .base import AbstractRowless, summed
 from .statistics import Score
 from .updates import Problem
 
@@ -55,7 +55,7 @@ class ScaledAscent(AbstractRowless):
     def step(self, problem, estep, params, state, visit):
         estep_rows, own_rows = visit.rows
         batch, k = visit.batch, visit.k
-        b = leading(batch) * visit.devices
+        b, estep = visit.size(problem), visit.counting(estep)
         space, free = _space(problem), isinstance(problem.penalty, NoPenalty)
         flat, unravel = ravel_pytree(space.to_unconstrained(params))
         flat = jnp.where(jnp.isfinite(flat), flat, jnp.sign(flat) * EDGE)
@@ -75,7 +75,7 @@ class ScaledAscent(AbstractRowless):
             return score, -product
 
         value, estep_rows, info = estep.expect(f, visit.noise, problem.model, params, estep_rows, batch, k)
-        (score, curvature), info = sum_over_devices((value, info), visit.axis)
+        (score, curvature), info = summed(value, info, visit.axis)
         score, curvature = score / b, curvature / b
         share = jnp.asarray(k, flat.dtype) ** -0.6
         if dense:

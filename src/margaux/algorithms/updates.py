@@ -28,7 +28,8 @@ class Problem(eqx.Module):
     model: AbstractModel
     space: AbstractSpace
     penalty: AbstractPenalty
-    n: int = eqx.field(static=True)
+    #: in a program a number that it is given, so that it serves any
+    n: Any
 
     def land(self, params: Params, step: Array) -> Params:
         """Proximal step of g / n, then projection onto Theta."""

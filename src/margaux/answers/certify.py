@@ -8,6 +8,7 @@ import numpy as np
 
 from ..engine.outcome import RESULTS
 from ..esteps import MCMC, Exact, ImportanceSampling, ModeMixture
+from ..numerics.ladder import rung
 from ..numerics.sampling import HEAVY
 from .bias import kernel_bias
 from .certificate import Certificate, Check, Level
@@ -219,7 +220,7 @@ def _second(fit: Fit, rule: Rule) -> tuple[np.ndarray, LogLikelihood] | None:
         return None
     n = fit._model().n
     units = np.arange(n) if n <= COMPARED else np.sort(np.random.default_rng(7).choice(n, COMPARED, replace=False))
-    draws = int(np.clip(100_000 // len(units), 100, 2000))
+    draws = int(np.clip(100_000 // rung(len(units)), 100, 2000))
     estep = ImportanceSampling(draws, ModeMixture(), quasi=True)
     if isinstance(rule.estep, ImportanceSampling):
         estep = rule.estep  # the program is there already

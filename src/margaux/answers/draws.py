@@ -60,8 +60,7 @@ def continued(
             z = rows["z"]
             rows = jax.vmap(lambda y: estep.init(key_of(key), model, at, y))(data) | {"z": z}
         z, info = _continued(model, estep, at, rows, data, key_of(key), n_draws)
-        n = jax.tree.leaves(data)[0].shape[0]
-        return jax.tree.map(np.asarray, z), {name: np.asarray(figure) / n for name, figure in info.items()}
+        return jax.tree.map(np.asarray, z), {name: np.asarray(figure) for name, figure in info.items()}
 
 
 def _cast(leaf: np.ndarray, dtype: np.dtype) -> Any:
@@ -77,6 +76,6 @@ def _continued(model, estep, params, rows, data, key, n_draws):
         at = jax.random.fold_in(key, t)
         noise = jax.vmap(lambda i: estep.noise(jax.random.fold_in(at, i), latents))(jnp.arange(n))
         z, rows, info = estep.expect(lambda z, w: z, noise, model, params, rows, data, 1)
-        return rows, (z, info)
+        return rows, (z, {name: jnp.mean(figure) for name, figure in info.items()})
 
     return jax.lax.scan(body, rows, jnp.arange(n_draws))[1]

@@ -9,6 +9,7 @@ import numpy as np
 from jaxtyping import PyTree
 
 from ..esteps import AbstractEStep, Exact, ImportanceSampling, ModeMixture, Quadrature
+from ..numerics.ladder import rung
 from ..numerics.sampling import HEAVY, pooled
 from ..problem.model import AbstractDiscrete
 from .evidence import annealed, harmonic_mean, student
@@ -176,7 +177,7 @@ def _by_importance(
             'likelihood; use method="annealed", "harmonic" or "student", and look at its error'
         )
     if n_draws is None:
-        n_draws = int(np.clip(2_000_000 // n, 2_000, 32_000))
+        n_draws = int(np.clip(2_000_000 // rung(n), 2_000, 32_000))
     estep = ImportanceSampling(max(n_draws // replicates, 20), ModeMixture(), quasi=True)
     if rule is None or not isinstance(rule.estep, ImportanceSampling):
         rows = proposals(fit, estep, params)

@@ -12,8 +12,10 @@ from jaxtyping import Array, PyTree
 
 from ..esteps import MCMC, AbstractEStep, Exact, ImportanceSampling, ModeMixture, Noise, Quadrature
 from ..kernels.base import flat_size
+from ..numerics.arrays import taken
 from ..numerics.compiling import compiled, shapes_of
 from ..numerics.keys import key_of
+from ..numerics.ladder import rung
 from ..numerics.naming import named_values
 from ..numerics.precision import default_dtype, precision, settle
 from ..problem.model import AbstractConjugate, AbstractDiscrete, AbstractModel
@@ -133,7 +135,7 @@ def each_unit(
 
 
 def _units_at_once(n: int, width: int) -> int:
-    return int(np.clip(BLOCK_NUMBERS // max(width, 1), 1, min(n, 4096)))
+    return rung(int(np.clip(BLOCK_NUMBERS // max(width, 1), 1, min(n, MOST))))
 
 
 def _on_host(tree: PyTree, dtype: np.dtype, ids: np.ndarray | None = None) -> PyTree:
@@ -141,18 +143,10 @@ def _on_host(tree: PyTree, dtype: np.dtype, ids: np.ndarray | None = None) -> Py
     small is made in a fiftieth of the time of arrays of jax."""
 
     def one(leaf: Array) -> np.ndarray:
-        part = np.asarray(leaf) if ids is None else _taken(leaf, ids)
+        part = np.asarray(leaf) if ids is None else np.asarray(taken(leaf, ids))
         return np.asarray(part, dtype if jnp.issubdtype(part.dtype, jnp.floating) else None)
 
     return jax.tree.map(one, tree)
-
-
-def _taken(leaf: Array, ids: np.ndarray) -> np.ndarray:
-    """Rows by number. On a CPU an array of jax is one of NumPy's."""
-    here = isinstance(leaf, jax.Array) and not jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key)
-    if here and next(iter(leaf.devices())).platform == "cpu" and leaf.is_fully_addressable:
-        return np.asarray(leaf)[ids]
-    return np.asarray(leaf[ids])
 
 
 def _of_one_kind(estep: AbstractEStep, other: object) -> bool:
@@ -167,7 +161,7 @@ def proposals(fit: Fit, estep: AbstractEStep, params: PyTree = None, units: np.n
     """
     dtype, problem = default_dtype(None), fit._model()
     chosen = np.arange(problem.n) if units is None else np.asarray(units)
-    size = min(problem.n, MOST)
+    size = rung(min(problem.n, MOST))
     parts = []
     with precision(dtype):
         at = _on_host(fit.params if params is None else params, dtype)
@@ -189,7 +183,7 @@ def proposals_ahead(model: AbstractModel, params: PyTree, data: PyTree) -> None:
     """Have the program of the proposals that a polish begins with compiled while a fit goes on."""
     dtype, n = default_dtype(None), jax.tree.leaves(data)[0].shape[0]
     with precision(dtype):
-        block = _on_host(data, dtype, np.zeros(min(n, MOST), int))
+        block = _on_host(data, dtype, np.zeros(rung(min(n, MOST)), int))
         model, estep = settle((model, ImportanceSampling(1, ModeMixture(), quasi=True).for_rows()), dtype)
         _proposals.ahead(model, estep, _on_host(params, dtype), block, key_of(0))
 
@@ -212,7 +206,7 @@ def _block(model, estep, params, rows, data, ids, key, f):
 
         noise, batch = one(estep.noise(jax.random.fold_in(at, 1), zeros)), one(y)
         value, _, info = estep.expect(lambda z, w: f(model, params, z, w, batch), noise, model, params, one(row), batch, 1)
-        return value, info
+        return value, {name: jnp.sum(figure) for name, figure in info.items()}
 
     if rows is None:
         return jax.vmap(lambda i, y: unit(i, None, y))(ids, data)

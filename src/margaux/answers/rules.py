@@ -14,6 +14,7 @@ from ..esteps.base import continuous
 from ..kernels import MALA
 from ..numerics.compiling import shapes_of
 from ..numerics.keys import key_of
+from ..numerics.ladder import rung
 from ..numerics.sampling import HEAVY
 from ..problem.model import AbstractConjugate, AbstractDiscrete
 from .posterior import latent_size, proposals
@@ -84,7 +85,7 @@ def best_rule(fit: Fit, params: PyTree = None, key: int = 0, n_draws: int | None
     if isinstance(problem.model, AbstractDiscrete):
         return Rule(Exact(), None, 1, 100)
     size = latent_size(fit)
-    draws = n_draws or int(np.clip(DRAWS // problem.n, LEAST, MOST))
+    draws = n_draws or int(np.clip(DRAWS // rung(problem.n), LEAST, MOST))
     if size > TRIED or (isinstance(fit.estep, Exact) and continuous_trouble(fit)):
         return _by_draws(fit, size, draws)
     importance = ImportanceSampling(draws, ModeMixture(), quasi=True)

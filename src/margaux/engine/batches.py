@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, PRNGKeyArray, PyTree
 
+from ..numerics.arrays import as_array
 from ..numerics.compiling import compiled
 from .rows import row_bytes
 
@@ -16,16 +17,6 @@ from .rows import row_bytes
 CHUNK, CHUNK_BYTES = 1024, 1 << 26
 #: bytes of rows that a chunk of single-unit batches keeps for units that repeat in it
 BUFFER_BYTES = 1 << 16
-
-
-def as_array(number: int) -> Array:
-    """An int as an array, for which jnp.asarray would compile a program."""
-    return jax.device_put(np.asarray(number, np.int32))
-
-
-def is_key(leaf: Array | np.ndarray) -> bool:
-    """Whether a leaf is a typed PRNG key."""
-    return isinstance(leaf, jax.Array) and jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)
 
 
 def visits(keys: PRNGKeyArray, n: int, b: int, first: int, count: int, most: int, reshuffled: bool) -> np.ndarray:

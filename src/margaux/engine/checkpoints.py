@@ -16,8 +16,7 @@ from jaxtyping import PyTree
 
 from ..algorithms.base import Visit
 from . import fingerprint, storage
-from .batches import as_array
-from .loop import Carry, Settings, draw_noise, latent_struct, one_iteration
+from .loop import Carry, draw_noise, latent_struct, one_iteration, settings_of
 
 if TYPE_CHECKING:
     from jaxtyping import Array
@@ -82,8 +81,7 @@ def restore(job: Job, path: Path) -> None:
             stacklevel=4,
         )
         job.burn_in = header["burn_in"]
-        problem, algorithm, estep, average = job.parts
-        job.settings = Settings(problem, algorithm, estep, average, as_array(job.burn_in))
+        job.settings = settings_of(job.parts, job.burn_in)
     _take(job, path, header, arrays)
     if header["k"] == header["n_iter"]:
         job.refresh()  # which the last iteration of a fit leaves out

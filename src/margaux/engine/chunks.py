@@ -9,8 +9,10 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import PyTree
 
-from ..numerics.compiling import LARGE
-from .batches import CHUNK, as_array, buffer_capacity, chunk_size, is_key, plan_chunk, visits
+from ..numerics.arrays import as_array, reshaped, resized
+from ..numerics.ladder import rung
+from ..problem.model import AbstractBatchSurrogate
+from .batches import CHUNK, buffer_capacity, chunk_size, plan_chunk, visits
 from .loop import INIT, Carry, Visits, batch_chunk, full_chunk
 from .rows import DeviceRows, HostRows
 
@@ -29,6 +31,9 @@ Store = DeviceRows | HostRows
 class FullBatch:
     """Every iteration visits and rewrites every unit, so that rows (runs, n, ...) stay in the carry.
 
+    Where the parts of the fit allow it there are more units than the data's, at most a quarter, which count for nothing: data
+    of a similar size then find the same program.
+
     Attributes:
         total: iterations of a chunk at most. period: iterations of an epoch.
     """
@@ -36,15 +41,18 @@ class FullBatch:
     period = 1
 
     def __init__(self, job: Job, carry: Carry, store: Store) -> None:
-        shape = (len(job.keys), job.n)
-        self.carry = carry._replace(rows=jax.tree.map(lambda leaf: reshaped(leaf, shape + leaf.shape[1:]), store.tree))
         self.total, self.keys = CHUNK, stacked(job.keys)
+        self.n, self.may_be_padded = job.n, may_be_padded(job)
+        self.size = rung(job.n) if self.may_be_padded else job.n
+        self.data = job.data if self.size == self.n else jax.tree.map(lambda leaf: resized(leaf, self.size), job.data)
+        self.carry = carry
+        self.keep(store)
 
     def run(self, job: Job, length: int) -> tuple[int, PyTree]:
         """At most `length` iterations: how many there were, and their trace."""
         kept, moving = apart(self.carry)
-        inputs = (job.settings, self.keys, job.data, as_array(job.k + 1), as_array(length), kept)
-        self.carry, trace = full_chunk(inputs, moving, total=self.total, mesh=job.mesh)
+        inputs = (job.settings, self.keys, self.data, as_array(job.k + 1), as_array(length), kept)
+        self.carry, trace = full_chunk(inputs, moving, total=self.total, mesh=job.mesh, may_be_padded=self.may_be_padded)
         return length, trace
 
     @property
@@ -52,14 +60,18 @@ class FullBatch:
         """The rows, flat."""
 
         def flat(leaf):
+            leaf = resized(leaf, self.n, 1)
             return reshaped(leaf, (leaf.shape[0] * leaf.shape[1], *leaf.shape[2:]))
 
         return DeviceRows(jax.tree.map(flat, self.carry.rows))
 
     def keep(self, store: Store) -> None:
         """Rows in place of those that are there."""
-        back = jax.tree.map(lambda leaf, old: reshaped(leaf, old.shape), store.tree, self.carry.rows)
-        self.carry = self.carry._replace(rows=back)
+
+        def back(leaf):
+            return resized(reshaped(leaf, (len(self.keys), self.n, *leaf.shape[1:])), self.size, 1)
+
+        self.carry = self.carry._replace(rows=jax.tree.map(back, store.tree))
 
 
 class MiniBatch:
@@ -125,17 +137,11 @@ def apart(carry: Carry) -> tuple[tuple[PyTree, PyTree], Carry]:
     return (carry.params, carry.average), carry._replace(params=None, average=None)
 
 
-def reshaped(leaf: Array | np.ndarray, shape: tuple[int, ...]) -> Any:
-    """An array in another shape; a small one on a CPU by NumPy, which compiles no program for it.
-
-    What NumPy holds cannot be donated: a large array would be copied when it is.
-    """
-    if isinstance(leaf, jax.Array) and leaf.size < LARGE and leaf.is_fully_addressable and on_cpu(leaf):
-        if is_key(leaf):
-            data: Any = np.asarray(jax.random.key_data(leaf))
-            return jax.random.wrap_key_data(data.reshape((*shape, data.shape[-1])), impl=jax.random.key_impl(leaf))
-        return jax.device_put(np.asarray(leaf).reshape(shape))
-    return leaf.reshape(shape)
+def may_be_padded(job: Job) -> bool:
+    """Whether units that count for nothing change nothing."""
+    problem, algorithm, estep, _ = job.parts
+    alone = job.mesh is None and not isinstance(problem.model, AbstractBatchSurrogate)
+    return alone and algorithm.may_be_padded and estep.may_be_padded
 
 
 def stacked(trees: list[PyTree]) -> PyTree:
@@ -143,8 +149,3 @@ def stacked(trees: list[PyTree]) -> PyTree:
     if len(trees) == 1:
         return jax.tree.map(lambda leaf: reshaped(leaf, (1, *jnp.shape(leaf))), trees[0])
     return jax.tree.map(lambda *leaves: jnp.stack(leaves), *trees)
-
-
-def on_cpu(leaf: jax.Array) -> bool:
-    """Whether an array is where NumPy can see it."""
-    return next(iter(leaf.devices())).platform == "cpu"

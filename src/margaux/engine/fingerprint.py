@@ -18,8 +18,8 @@ import xxhash
 from jax.extend.core import ClosedJaxpr, Jaxpr, Literal
 from jaxtyping import PyTree
 
+from ..numerics.arrays import is_key
 from ..numerics.naming import path_name
-from .batches import is_key
 from .rows import parts
 
 #: entries up to which an array is told by its values

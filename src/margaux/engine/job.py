@@ -19,6 +19,7 @@ from ..algorithms.base import AbstractAlgorithm
 from ..algorithms.recipes import describe
 from ..algorithms.updates import Problem
 from ..esteps import AbstractEStep
+from ..numerics.arrays import taken
 from ..numerics.naming import scalar_names
 from ..numerics.precision import precision, settle
 from ..problem.model import AbstractModel
@@ -26,10 +27,9 @@ from ..problem.penalty import AbstractPenalty, NoPenalty
 from ..problem.space import as_space, boundary_flags
 from ..problem.space import validate as validate_space
 from . import checkpoints
-from .batches import as_array
 from .callbacks import AbstractCallback, Checkpoint, Progress
 from .chunks import FullBatch, MiniBatch, stacked
-from .loop import INIT, TRACED, Carry, Settings, statistic_struct
+from .loop import INIT, TRACED, Carry, settings_of, statistic_struct
 from .outcome import RESULTS, Outcome
 from .passes import Passes
 from .rows import check_place, row_bytes
@@ -121,7 +121,7 @@ class Job:
             meanwhile(start)
         burn_in = float(self.average.burn_in)
         self.burn_in = int(burn_in * self.n_iter if burn_in < 1 else burn_in)
-        self.settings = Settings(*self.parts, as_array(self.burn_in))
+        self.settings = settings_of(self.parts, self.burn_in)
         self.keys = [jax.random.fold_in(self.key, r) for r in range(self.runs)] if self.runs else [self.key]
         params = self._starts(start)
         data = self.units(np.array([0])) if self.on_host else self.data
@@ -143,14 +143,14 @@ class Job:
 
     def _passes(self) -> Passes:
         # Not kept: it refers to the job, and a job that ends is to go at once, with its rows.
-        return Passes(self.settings, self.keys, self.units, row_bytes(self.raw_data))
+        return Passes(self.settings, self.n, self.keys, self.units, row_bytes(self.raw_data))
 
     def units(self, ids: np.ndarray, first: bool = False) -> PyTree:
         """Data of some units as arrays of the fit's precision."""
         whole_data = not first and len(ids) == self.n and np.array_equal(ids, np.arange(self.n))
 
         def one(leaf: Array | np.ndarray) -> Any:
-            part = np.asarray(leaf[:1])[0] if first else leaf if whole_data else leaf[ids]
+            part = np.asarray(leaf[:1])[0] if first else leaf if whole_data else taken(leaf, ids)
             kind = self.dtype if jnp.issubdtype(part.dtype, jnp.floating) else None
             # What NumPy holds goes to the device as it is: jnp.asarray would copy it twice.
             return jax.device_put(np.asarray(part, kind)) if isinstance(part, np.ndarray) else jnp.asarray(part, kind)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any, NamedTuple
 
 import equinox as eqx
@@ -16,6 +17,7 @@ from ..algorithms.average import AbstractAverage
 from ..algorithms.base import AbstractAlgorithm, Visit
 from ..algorithms.updates import Problem
 from ..esteps import AbstractEStep
+from ..numerics.arrays import as_array
 from ..numerics.compiling import by_shape, compiled, is_large, shapes_of
 from ..numerics.keys import key_of
 from ..problem.model import leading, mapped
@@ -38,6 +40,12 @@ class Settings(eqx.Module):
     estep: AbstractEStep
     average: AbstractAverage
     burn_in: Array
+
+
+def settings_of(parts: tuple[Problem, Any, Any, Any], burn_in: int) -> Settings:
+    """Of a fit's parts, whose number of units is one of the numbers that compile nothing."""
+    problem, *others = parts
+    return Settings(dataclasses.replace(problem, n=as_array(problem.n)), *others, as_array(burn_in))
 
 
 class Carry(NamedTuple):
@@ -146,8 +154,9 @@ def _loop(carry, first, length, total, block, noise_of, iteration):
     return jax.lax.fori_loop(0, (length + block - 1) // block, outer, (carry, ys))
 
 
-def _full_chunk(settings, keys, carry, data, span, total, ids, axis, devices):
+def _full_chunk(settings, keys, carry, data, span, total, ids, spread, may_be_padded):
     first, length = span
+    present = ids < settings.problem.n if may_be_padded else None
     struct = latent_struct(settings.problem, _lone(carry.params), data)
     block = _block_size(settings, struct, ids.shape[0], total, len(keys))
 
@@ -157,7 +166,7 @@ def _full_chunk(settings, keys, carry, data, span, total, ids, axis, devices):
 
     def single(key, carry, k, noise):
         params, state, average, rows, trace = one_iteration(
-            settings, carry, Visit(carry.rows, data, noise, key, k, axis, devices)
+            settings, carry, Visit(carry.rows, data, noise, key, k, *spread, present)
         )
         return Carry(params, state, average, rows), trace
 
@@ -177,16 +186,19 @@ def _large(inputs: tuple, carry: Carry, **static: Any) -> bool:
 
 
 @compiled(donate="all-except-first", large=_large)
-def full_chunk(inputs: tuple, carry: Carry, *, total: int, mesh: jax.sharding.Mesh | None) -> tuple[Carry, PyTree]:
+def full_chunk(
+    inputs: tuple, carry: Carry, *, total: int, mesh: jax.sharding.Mesh | None, may_be_padded: bool
+) -> tuple[Carry, PyTree]:
     """A full-batch chunk: rows stay in the carry, since every iteration rewrites them all.
 
+    Where data and rows may be padded, units beyond the n of the problem count for nothing.
     Params and average come with the inputs, and not in the carry: what is not donated is still there if the chunk diverges.
     """
     settings, keys, data, first, length, (params, average) = inputs
     carry = carry._replace(params=params, average=average)
     n = jax.tree.leaves(data)[0].shape[0]
     if mesh is None:
-        return _full_chunk(settings, keys, carry, data, (first, length), total, jnp.arange(n), None, 1)
+        return _full_chunk(settings, keys, carry, data, (first, length), total, jnp.arange(n), (None, 1), may_be_padded)
     devices = mesh.size
     dynamic, static = eqx.partition(settings, eqx.is_array)
     units, same = PartitionSpec("units"), PartitionSpec()
@@ -194,7 +206,7 @@ def full_chunk(inputs: tuple, carry: Carry, *, total: int, mesh: jax.sharding.Me
 
     def local(dynamic, keys, carry, data, ids, first, length):
         settings = eqx.combine(dynamic, static)
-        return _full_chunk(settings, keys, carry, data, (first, length), total, ids, "units", devices)
+        return _full_chunk(settings, keys, carry, data, (first, length), total, ids, ("units", devices), may_be_padded)
 
     sharded = jax.shard_map(
         local,

@@ -11,7 +11,8 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import PyTree
 
-from .batches import as_array
+from ..numerics.arrays import as_array, resized
+from ..numerics.ladder import rung
 from .loop import INIT, Settings, begin, first_state, init_rows, latent_struct, visit_all
 from .rows import PART_BYTES, DeviceRows, HostRows, Place, empty_rows, row_bytes
 
@@ -23,18 +24,19 @@ MOST = 4096
 
 @dataclasses.dataclass(frozen=True)
 class Passes:
-    """Passes over the units of the runs whose keys are given. `units` gives the data of some, of `size` bytes a unit."""
+    """Passes over the n units of the runs whose keys are given. `units` gives the data of some, of `size` bytes a unit."""
 
     settings: Settings
+    n: int
     keys: list[Any]
     units: Callable[[np.ndarray], PyTree]
     size: int
 
     def blocks(self, rows: int) -> list[np.ndarray]:
         """Ids of the units in parts of one size (the last id is repeated), small in bytes of data and of `rows` a unit."""
-        n = self.settings.problem.n
+        n = self.n
         most = min(n, MOST, max(PART_BYTES // (self.size + rows), 1))
-        size = -(-n // -(-n // most))
+        size = rung(-(-n // -(-n // most)))
         return [np.minimum(np.arange(first, first + size), n - 1) for first in range(0, n, size)]
 
     def start(
@@ -42,7 +44,7 @@ class Passes:
     ) -> tuple[HostRows | DeviceRows, list[tuple[PyTree, PyTree]]]:
         """Rows of the E-step, and zeros for the algorithm's own (`unit` is the shape of a unit's statistic), flat over runs and
         units; and the state of algorithm and average of each run."""
-        n, own = self.settings.problem.n, unit if self.settings.algorithm.has_rows else ()
+        n, own = self.n, unit if self.settings.algorithm.has_rows else ()
 
         def make(key, p, units, ids):
             return init_rows(self.settings, key, p, units, ids)
@@ -52,6 +54,7 @@ class Passes:
             units = self.units(blocks[0])
             begun = [begin(self.settings, key, p, units, blocks[0], unit) for key, p in zip(self.keys, params, strict=True)]
             made, states = map(list, zip(*begun, strict=True))
+            made = [jax.tree.map(lambda leaf: resized(leaf, n), rows) for rows in made]
             joined = jax.tree.map(lambda *leaf: jnp.concatenate(leaf), *made) if len(made) > 1 else made[0]
             return DeviceRows((joined, empty_rows(own, len(made) * n, place).tree)), states
         first = blocks[0][:1]
@@ -67,7 +70,7 @@ class Passes:
 
     def visit(self, params: list[PyTree], store: HostRows | DeviceRows, k: int) -> tuple[Any, list[PyTree]]:
         """Rows after an E-step, written in place (flat over runs and units), and each run's sum of statistics."""
-        n, totals, blocks = self.settings.problem.n, [], self.blocks(row_bytes(store.tree))
+        n, totals, blocks = self.n, [], self.blocks(row_bytes(store.tree))
         for r, (key, p) in enumerate(zip(self.keys, params, strict=True)):
             key = jax.random.fold_in(key, _PASS)
             # In double precision: what is lost here stays lost, in a running total.
@@ -82,7 +85,7 @@ class Passes:
 
     def rest(self, params: list[PyTree], store: HostRows | DeviceRows, k: int) -> tuple[Any, list[PyTree]]:
         """Rows of units whose scores are taken to be zero, unseen; and each run's sum of them."""
-        n, kind, totals = self.settings.problem.n, type(store), []
+        n, kind, totals = self.n, type(store), []
         algorithm: Any = self.settings.algorithm  # one without a first pass
         own, blocks = kind(store.tree[1]), self.blocks(row_bytes(store.tree))
 

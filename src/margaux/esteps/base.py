@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import abc
 from collections.abc import Callable
-from typing import Any
+from typing import Any, ClassVar
 
 import equinox as eqx
 import jax
@@ -26,6 +26,9 @@ class AbstractEStep(eqx.Module):
     engine, and never indexed here: `expect` receives the rows of its batch and returns them moved.
     Randomness comes from `noise` alone, drawn ahead from a key of (iteration, unit).
     """
+
+    #: whether batches may be padded with units of no weight: figures are one a unit then, and no unit knows of another
+    may_be_padded: ClassVar[bool] = False
 
     @property
     def averages_objective(self) -> bool:
@@ -52,7 +55,38 @@ class AbstractEStep(eqx.Module):
     def expect(
         self, f: Integrand, noise: PyTree, model: Any, params: Params, rows: PyTree, batch: PyTree, k: Array | int
     ) -> tuple[PyTree, PyTree, dict[str, Scalar]]:
-        """Value of f, the rows moved, and figures to trace as SUMS over the units of the batch."""
+        """Value of f, the rows moved, and figures to trace, one a unit (b,)."""
+
+
+class Present(AbstractEStep):
+    """Another E-step on a padded batch: units that are not present have the weight zero.
+
+    Attributes:
+        present: of each unit of the batch (b,), one or zero.
+    """
+
+    estep: AbstractEStep
+    present: Array
+
+    @property
+    def averages_objective(self):
+        return self.estep.averages_objective
+
+    def requires(self, model, latents):
+        return self.estep.requires(model, latents)
+
+    def init(self, key, model, params, y):
+        return self.estep.init(key, model, params, y)
+
+    def noise(self, key, latents):
+        return self.estep.noise(key, latents)
+
+    def expect(self, f, noise, model, params, rows, batch, k):
+        def counted(z, w):
+            return f(z, w * self.present.astype(w.dtype))
+
+        value, rows, info = self.estep.expect(counted, noise, model, params, rows, batch, k)
+        return value, rows, {name: figure * self.present.astype(figure.dtype) for name, figure in info.items()}
 
 
 def flat_target(model: AbstractModel, params: Params, y: Unit) -> tuple[Callable[[Array], Scalar], Callable[[Array], Latents]]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 import equinox as eqx
 import jax
 import jax.numpy as jnp
@@ -17,6 +19,7 @@ class Exact(AbstractEStep):
         n_draws: draws a unit where they are drawn; enumeration has no such choice.
     """
 
+    may_be_padded: ClassVar[bool] = True
     n_draws: int = eqx.field(static=True)
 
     def __init__(self, n_draws: int = 1) -> None:
@@ -48,7 +51,7 @@ class Exact(AbstractEStep):
 
             z, log_p = mapped(enumerate_unit, b)(batch)
             z, log_p = jax.tree.map(lambda leaf: jnp.moveaxis(leaf, 0, 1), (z, log_p))
-            log_marginal = jnp.sum(jax.nn.logsumexp(log_p, axis=0))
+            log_marginal = jax.nn.logsumexp(log_p, axis=0)
             return f(z, jax.nn.softmax(log_p, axis=0)), rows, {"log_marginal": log_marginal}
 
         def draw(keys, y):

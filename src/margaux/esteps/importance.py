@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
 import equinox as eqx
 import jax
@@ -43,6 +43,7 @@ class ImportanceSampling(AbstractEStep):
     Traces the effective sample size and the log marginal likelihood.
     """
 
+    may_be_padded: ClassVar[bool] = True
     n_draws: int | AbstractSchedule
     proposal: AbstractProposal
     quasi: bool = eqx.field(static=True)
@@ -120,8 +121,7 @@ class ImportanceSampling(AbstractEStep):
         else:
             value, log_mean, ess = self._growing(f, noise, model, params, rows, batch, k)
             figures = {}
-        sums = jax.tree.map(jnp.sum, figures | {"ess": ess, "log_marginal": log_mean})
-        return value, rows, sums
+        return value, rows, figures | {"ess": ess, "log_marginal": log_mean}
 
     def _draws(self, noise, model, params, rows, batch):
         """Latents (m, b, ...), log weights (m, b), what the proposal learns from (m, b, d), from normals (b, m, d).

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
 import equinox as eqx
 import jax
@@ -49,6 +49,7 @@ class MCMC(AbstractEStep):
     >>> estep = mx.MCMC(mx.ULA(step_size=0.02), n_steps=3)      # not adjusted: its bias shrinks with the step
     """
 
+    may_be_padded: ClassVar[bool] = True
     kernel: AbstractKernel
     n_steps: int | AbstractSchedule
     n_chains: int = eqx.field(static=True)
@@ -180,7 +181,7 @@ class MCMC(AbstractEStep):
             return rows, value, accepted + now
 
         zero = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), jax.eval_shape(evaluate, rows))
-        rows, value, accepted = jax.lax.fori_loop(0, last, body, (rows, zero, jnp.zeros((), dtype)))
+        rows, value, accepted = jax.lax.fori_loop(0, last, body, (rows, zero, jnp.zeros(b, dtype)))
         return value, rows, info(accepted)
 
     def _transition(self, noise, model, params, rows, batch, k):
@@ -202,7 +203,7 @@ class MCMC(AbstractEStep):
             return row, jnp.mean(acceptance)
 
         rows, acceptance = over_units(model, unit, batch)(noise, rows)
-        return rows, jnp.sum(acceptance)
+        return rows, acceptance
 
     def _refreshed(self, model, params, rows, batch) -> PyTree:
         def unit(row, y):

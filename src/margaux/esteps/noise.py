@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 import equinox as eqx
 import jax
 import jax.numpy as jnp
@@ -27,6 +29,7 @@ class Noise(AbstractEStep):
     Traces the mean log joint, which is the objective itself.
     """
 
+    may_be_padded: ClassVar[bool] = True
     n_draws: int | AbstractSchedule
     antithetic: bool = eqx.field(static=True)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from typing import ClassVar
 
 import equinox as eqx
 import jax
@@ -28,6 +29,7 @@ class Quadrature(AbstractEStep):
         held: keep centre and scale as they were made.
     """
 
+    may_be_padded: ClassVar[bool] = True
     n_nodes: int = eqx.field(static=True)
     n_newton: int
     widening: Array | np.ndarray
@@ -77,7 +79,7 @@ class Quadrature(AbstractEStep):
         rows, z, log_w = mapped(unit, leading(batch))(rows, batch)
         z = jax.tree.map(lambda leaf: jnp.moveaxis(leaf, 0, 1), z)
         log_w = log_w.T
-        log_marginal = jnp.sum(jax.nn.logsumexp(log_w, axis=0))
+        log_marginal = jax.nn.logsumexp(log_w, axis=0)
         return f(z, jax.nn.softmax(log_w, axis=0)), rows, {"log_marginal": log_marginal}
 
     def _grid(self, d, dtype):

@@ -6,18 +6,36 @@ import jax
 import numpy as np
 from jaxtyping import PyTree
 
-#: sizes between a power of two and the next, in equal steps
-RUNGS = 4
+#: equal steps between a power of two and the next; beyond a size finer ones, and beyond another, where work takes much longer
+#: than compiling, every size is its own
+STEPS, MANY, FINE_STEPS, LARGEST = 4, 1 << 12, 16, 1 << 16
 
 
 def rung(size: int) -> int:
     """The least of 1, 2, ..., 8, 10, 12, 14, 16, 20, 24, 28, 32, ... that is no smaller: at most a quarter more.
 
-    >>> [rung(size) for size in (0, 3, 9, 11, 480, 500, 1000)]
-    [0, 3, 10, 12, 512, 512, 1024]
+    >>> [rung(size) for size in (0, 3, 9, 11, 480, 500, 1000, 5000, 100_001)]
+    [0, 3, 10, 12, 512, 512, 1024, 5120, 100001]
     """
-    step = 1 << max((size - 1).bit_length() - 1 - (RUNGS.bit_length() - 1), 0) if size > 1 else 1
+    step = _step(size)
     return -(-size // step) * step
+
+
+def rung_below(size: int) -> int:
+    """The largest that is no larger.
+
+    >>> [rung_below(size) for size in (0, 3, 9, 11, 500, 512, 5000)]
+    [0, 3, 8, 10, 448, 512, 4864]
+    """
+    step = _step(size + 1)
+    return size // step * step
+
+
+def _step(size: int) -> int:
+    if size < 2 or size > LARGEST:
+        return 1
+    below = 1 << (size - 1).bit_length() - 1
+    return max(below // (STEPS if size <= MANY else FINE_STEPS), 1)
 
 
 def padded(tree: PyTree, size: int, axis: int = 0) -> PyTree:

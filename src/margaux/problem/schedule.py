@@ -131,6 +131,8 @@ def exponent(schedule: AbstractSchedule) -> float:
         return -float(schedule.power) if schedule.scale > 0 else 0.0
     if isinstance(schedule, Polynomial | ConstantThenDecay):
         return float(schedule.power)
+    if isinstance(schedule, Constant):
+        return 0.0
     values = [float(np.asarray(schedule(k))) for k in (low, high)]
     return -float(np.log(values[1] / values[0]) / np.log(high / low))
 

@@ -312,7 +312,26 @@ class Point(NamedTuple):
 def point(space: AbstractSpace, params: PyTree) -> Point:
     """All that is asked of parameters, in NumPy and by one program: several small ones would take longer to compile. To be
     called in the precision of the parameters."""
+    if _everywhere(space):
+        flat = np.concatenate([np.ravel(leaf) for leaf in jax.tree.leaves(params)])
+        return Point(jax.tree.map(np.asarray, params), np.zeros(flat.size, bool), flat)
     return jax.tree.map(np.asarray, _point(space, jax.tree.map(np.asarray, params)))
+
+
+def moved_to(space: AbstractSpace, template: PyTree, u: np.ndarray) -> tuple[PyTree, np.ndarray]:
+    """Parameters at unconstrained coordinates, and their derivatives (p, k); `template` are any parameters of the space."""
+    if not _everywhere(space):
+        return jax.tree.map(np.asarray, _moved_to(space, template, u))
+    leaves, structure = jax.tree.flatten(template)
+    parts = np.split(u, np.cumsum([np.size(leaf) for leaf in leaves])[:-1])
+    shaped = [part.reshape(np.shape(leaf)).astype(np.result_type(leaf)) for part, leaf in zip(parts, leaves, strict=True)]
+    return structure.unflatten(shaped), np.eye(u.size, dtype=u.dtype)
+
+
+def _everywhere(space: AbstractSpace) -> bool:
+    """Whether it is all of R^k, whose coordinates need no program."""
+    spaces = space.spaces if isinstance(space, Product) else space
+    return all(type(leaf) is Real for leaf in jax.tree.leaves(spaces, is_leaf=_is_space))
 
 
 def boundary_flags(space: AbstractSpace, params: PyTree) -> Bool[np.ndarray, " p"]:
@@ -328,8 +347,7 @@ def _point(space: AbstractSpace, params: PyTree) -> Point:
 
 
 @compiled
-def moved_to(space: AbstractSpace, template: PyTree, u: Array) -> tuple[PyTree, Array]:
-    """Parameters at unconstrained coordinates, and their derivatives (p, k); `template` are any parameters of the space."""
+def _moved_to(space: AbstractSpace, template: PyTree, u: Array) -> tuple[PyTree, Array]:
     back = ravel_pytree(jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), jax.eval_shape(space.to_unconstrained, template)))[1]
 
     def flat(v):

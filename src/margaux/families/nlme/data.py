@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pandas as pd
 
+from ...numerics.ladder import rung
 from ...tables.faults import fault
 from .individual import Individual
 from .outcomes import AbstractOutcome, Continuous
@@ -147,9 +148,10 @@ def _check_rows(data: LongData, outcome: AbstractOutcome, observed: bool) -> Non
 def _padded(data: LongData, sizes: np.ndarray, observed: bool) -> dict[str, Any]:
     """Columns (n, T); a subject's padding repeats its last row, so that any function of a row stays defined.
 
-    T is a multiple of eight, the width that processors work on at a time: ten rows cost more than sixteen.
+    T is a multiple of eight, the width that processors work on at a time: ten rows cost more than sixteen. Of many, it is one
+    that similar data have too.
     """
-    width = -(-sizes.max() // LANES) * LANES if sizes.max() > LANES // 2 else sizes.max()
+    width = rung(-(-sizes.max() // LANES)) * LANES if sizes.max() > LANES // 2 else sizes.max()
     places = np.minimum(np.arange(width), sizes[:, None] - 1) + (np.cumsum(sizes) - sizes)[:, None]
     rows = {}
     for name in data.frame.columns:

@@ -17,13 +17,14 @@ from ...answers.polish import FEW_UNITS, LARGEST, polished
 from ...esteps import MCMC
 from ...fitting import fit as run
 from ...kernels import AbstractKernel, Alternating
+from ...numerics.ladder import rung
 from ...problem.penalty import NoPenalty
 from ...problem.schedule import ConstantThenDecay
 from ...problem.space import as_space
 from .individual import Individual
 from .model import MixedEffects, carried_over
 from .settled import Settled
-from .sizes import by_size
+from .sizes import by_size, on_the_ladder
 from .start import between_subjects
 
 #: subjects from which on one short chain each is enough
@@ -74,7 +75,7 @@ class Settings:
             raise ValueError(f'fixed_effects must be "newton" or "exponentialised", got {self.fixed_effects!r}')
 
     def estep(self, n_units: int, n_chains: int | None = None) -> MCMC:
-        chains = n_chains or self.n_chains or max(2 if n_units < MANY else 1, -(-50 // n_units))
+        chains = n_chains or self.n_chains or max(2 if n_units < MANY else 1, -(-50 // rung(n_units)))
         n_steps = self.n_steps or (4 if n_units < MANY else 2)
         kernel = self.pattern if isinstance(self.pattern, AbstractKernel) else Alternating(self.pattern)
         return MCMC(kernel, n_steps=n_steps, thin=n_steps, n_chains=chains)
@@ -136,7 +137,7 @@ def run_by_size(model: MixedEffects, units: dict, algorithm: SAEM, estep: MCMC, 
     order, groups = by_size(units["mask"], estep.n_chains)
     if not groups or others["batch_size"] is not None:
         return run(model, units, algorithm, estep, **others)
-    grouped = dataclasses.replace(model, groups=groups)
+    grouped = dataclasses.replace(model, groups=on_the_ladder(groups))
     fit = run(grouped, jax.tree.map(lambda leaf: np.asarray(leaf)[order], units), algorithm, estep, **others)
     back, problem = np.argsort(order), fit._model()
     return dataclasses.replace(

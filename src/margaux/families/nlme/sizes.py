@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from ...numerics.ladder import rung, rung_below
 from .data import LANES
 
 #: groups at most, each of which is compiled by itself, and padded cells that one more must save: those of all chains
@@ -48,3 +49,15 @@ def by_size(mask: np.ndarray, n_chains: int) -> tuple[np.ndarray, tuple[tuple[in
         edges.append(e)
     stops = ends[edges[::-1]]
     return order, tuple(zip(np.diff(stops, prepend=0).tolist(), widths[stops - 1].tolist(), strict=True))
+
+
+def on_the_ladder(groups: tuple[tuple[int, int], ...]) -> tuple[tuple[int, int], ...]:
+    """Groups of sizes that similar data have too: a few subjects move up to the next, and the last has those that pad a batch.
+
+    >>> on_the_ladder(((510, 16), (495, 32)))
+    ((448, 16), (576, 32))
+    """
+    counts, widths = zip(*groups, strict=True)
+    ends = [*map(rung_below, np.cumsum(counts[:-1]).tolist()), rung(sum(counts))]
+    sizes = np.diff(ends, prepend=0).tolist()
+    return tuple((size, width) for size, width in zip(sizes, widths, strict=True) if size)

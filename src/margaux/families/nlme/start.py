@@ -11,6 +11,7 @@ import scipy
 
 from ...numerics.compiling import compiled
 from ...numerics.gaussian import lattice
+from ...numerics.ladder import padded, rung
 from .flipflop import mirrored
 from .individual import Bounded, Individual, LogNormal, Normal
 from .outcomes import Continuous
@@ -49,7 +50,16 @@ def at_point(model: MixedEffects, units: dict, u: np.ndarray, params: dict | Non
         names = model.outcome.error_names
         params = coefficients(model, u) | ({"error": np.ones(len(names))} if names else {})
     own = {name: np.asarray(params[name], float) for name in ("beta", "fixed", "error") if name in params}
-    return _at_point(model, u, own, {name: units[name] for name in ("rows", "mask", "design")})
+    found = _at_point(model, u, own, _on_the_ladder(units))
+    return found._replace(rows=np.asarray(found.rows)[: len(units["mask"])])
+
+
+def _on_the_ladder(units: dict) -> dict:
+    """With empty subjects, so that data of a similar size have the same programs."""
+    n = len(units["mask"])
+    more = padded({name: units[name] for name in ("rows", "mask", "design")}, rung(n))
+    more["mask"] = np.where(np.arange(rung(n))[:, None] < n, more["mask"], 0)
+    return more
 
 
 def coefficients(model: MixedEffects, u: np.ndarray) -> dict[str, np.ndarray]:
@@ -133,7 +143,7 @@ def _different(individual: dict[str, Individual], places: list) -> list:
 
 def _minima(model: MixedEffects, data: dict, grid: np.ndarray, held: np.ndarray) -> list[np.ndarray]:
     """Local minima of the pooled misfit from the best places of a grid, coordinates that are held as they are; best first."""
-    misfit = np.asarray(_misfits(model, grid, data), float)
+    misfit = np.asarray(_misfits(model, grid, _on_the_ladder(data)), float)
     misfit = np.where(np.isfinite(misfit), misfit, np.inf)
 
     def value(u: np.ndarray) -> tuple[float, np.ndarray]:
@@ -219,7 +229,7 @@ def _information(model: Any, params: dict, units: dict) -> jax.Array:
         kept = y["mask"] / outcome.error.sd(params["error"], curve(phi)) ** 2
         return kept @ slope**2
 
-    return jnp.mean(jax.vmap(unit)(units), axis=0)
+    return jnp.sum(jax.vmap(unit)(units), axis=0) / jnp.sum(jnp.any(units["mask"] > 0, axis=1))
 
 
 def first_guess(model: MixedEffects, units: dict, psi: dict[str, float]) -> dict[str, Any]:
