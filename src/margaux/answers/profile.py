@@ -96,11 +96,24 @@ def profile(
     return frame
 
 
-class _Constrained:
-    """The search for the maximum over the other parameters."""
+def held(fit: Fit, name: str, value: float) -> Fit | None:
+    """The fit at the maximum over all parameters but one, which has a given value; None where that was not reached.
 
-    def __init__(self, fit: Fit, j: int, name: str) -> None:
-        self.fit, self.j, self.name, self.coordinates = fit, j, name, Coordinates(fit)
+    Proposals are made anew at every point: where a variance is next to none, no other serves a mean that moves.
+    """
+    j = fit.names.index(name)
+    try:
+        params, away = _Constrained(fit, j, name, held=False).maximum(fit.params, value)
+    except (ValueError, np.linalg.LinAlgError):
+        return None
+    return fit.at(params) if away <= CLOSE else None
+
+
+class _Constrained:
+    """The search for the maximum over the other parameters, by proposals that are held, or made anew at every point."""
+
+    def __init__(self, fit: Fit, j: int, name: str, held: bool = True) -> None:
+        self.fit, self.j, self.name, self.coordinates, self.held = fit, j, name, Coordinates(fit), held
 
     def maximum(self, params: PyTree, value: float) -> tuple[PyTree, float]:
         """Parameters, and how far the maximum is from there in standard errors."""
@@ -120,7 +133,9 @@ class _Constrained:
         return self.coordinates.back(at.u), float(length)
 
     def _evaluated(self, u: np.ndarray, rule: Rule) -> Evaluation:
-        return evaluate(self.fit, rule, self.coordinates.back(u), range(rule.replicates))._replace(u=u)
+        params = self.coordinates.back(u)
+        rule = rule if self.held else best_rule(self.fit, params)
+        return evaluate(self.fit, rule, params, range(rule.replicates))._replace(u=u)
 
     def _onto(self, u: np.ndarray, value: float) -> np.ndarray:
         """The point of the surface next to u, by Newton's method for one equation."""

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import PyTree
 
-from ..numerics.arrays import as_array, reshaped, resized
+from ..numerics.arrays import as_array, on_host, reshaped, resized
 from ..numerics.ladder import rung
 from ..problem.model import AbstractBatchSurrogate
 from .batches import CHUNK, buffer_capacity, chunk_size, plan_chunk, visits
@@ -71,7 +71,14 @@ class FullBatch:
         def back(leaf):
             return resized(reshaped(leaf, (len(self.keys), self.n, *leaf.shape[1:])), self.size, 1)
 
-        self.carry = self.carry._replace(rows=jax.tree.map(back, store.tree))
+        def empty(leaf):
+            present = np.arange(self.size).reshape(-1, *(1,) * (leaf.ndim - 2)) < self.n
+            return jax.device_put(np.where(present, leaf, 0).astype(leaf.dtype)) if on_host(leaf) else leaf * present
+
+        estep, own = jax.tree.map(back, store.tree)
+        # What the algorithm remembers of units that count for nothing is nothing.
+        own = own if self.size == self.n else jax.tree.map(empty, own)
+        self.carry = self.carry._replace(rows=(estep, own))
 
 
 class MiniBatch:

@@ -17,6 +17,7 @@ def rung(size: int) -> int:
     >>> [rung(size) for size in (0, 3, 9, 11, 480, 500, 1000, 5000, 100_001)]
     [0, 3, 10, 12, 512, 512, 1024, 5120, 100001]
     """
+    size = int(size)
     step = _step(size)
     return -(-size // step) * step
 
@@ -27,6 +28,7 @@ def rung_below(size: int) -> int:
     >>> [rung_below(size) for size in (0, 3, 9, 11, 500, 512, 5000)]
     [0, 3, 8, 10, 448, 512, 4864]
     """
+    size = int(size)
     step = _step(size + 1)
     return size // step * step
 

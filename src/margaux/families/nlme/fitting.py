@@ -13,6 +13,7 @@ from ...answers.ahead import ahead
 from ...answers.fit import Fit
 from ...answers.polish import polished
 from ...answers.posterior import proposals
+from ...answers.profile import held
 from ...engine.outcome import RESULTS
 from ...esteps import ImportanceSampling, ModeMixture
 from ...numerics.precision import precision
@@ -27,6 +28,8 @@ from .start import at_point, between_subjects, first_parameters
 
 #: a correlation is one where the log-likelihood is no lower then to within this, and a variance zero to within that
 NEGLIGIBLE, NO_LOWER = 0.05, 0.001
+#: share of a variance that is next to none
+VANISHING = 1e-4
 #: which are looked at: variance of the modes over omega2 below the one, eigenvalue of the correlations below the other
 SHRUNK, NEARLY = 0.3, 0.1
 
@@ -103,10 +106,12 @@ def _without_unused(build: Build, individual: dict[str, Individual], fit: Fit, s
     """The fit without the random effects that the data do not ask for, and whether there were any.
 
     EM hardly moves a variance that is small, so a small one may be a slow one: before it is left out, the model is fitted once
-    more from a plausible variance.
+    more from a plausible variance. No smaller model is fitted where the likelihood falls towards it by the model that is there.
     """
     dropped = False
     while (name := _least_used(fit)) is not None:
+        if _falls_without(fit, name):
+            break
         less = individual | {name: dataclasses.replace(individual[name], random=False)}
         model, units = build(individual)
         reduced = saem(build, less, carried_over(model, build(less)[0], fit.params), settings)
@@ -129,6 +134,15 @@ def _lower(reduced: Fit, fit: Fit) -> bool:
         return True
     one, other = reduced.loglik(), fit.loglik()
     return float(one) + NO_LOWER + 2 * float(np.hypot(one.se, other.se)) < float(other)
+
+
+def _falls_without(fit: Fit, name: str) -> bool:
+    """Whether the log-likelihood is lower, beyond its errors, where a random effect has next to no variance and all other
+    parameters are at their best."""
+    model: Any = fit._model().model
+    place = model.independent.index(model.names_of_random.index(name))
+    less = held(fit, f"omega2[{place}]", VANISHING * float(fit.params["omega2"][place]))
+    return less is not None and _lower(less, fit)
 
 
 def _least_used(fit: Fit) -> str | None:
