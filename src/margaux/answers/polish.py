@@ -13,8 +13,8 @@ from jaxtyping import PyTree
 from ..engine.outcome import RESULTS
 from ..esteps import MCMC, Exact, ImportanceSampling, Quadrature
 from ..problem.penalty import NoPenalty
-from .likelihood import TOLERANCE, agreed, loglik
-from .posterior import UndefinedDensity, each_unit, latent_size, nothing
+from .likelihood import TOLERANCE, LogLikelihood, agreed, loglik
+from .posterior import UndefinedDensity, each_unit, latent_size, nothing, where_undefined
 from .rules import NODES, Rule, best_rule
 from .scores import Coordinates, Evaluation, evaluate
 
@@ -55,7 +55,7 @@ class Polish:
         drops: by how much the log-likelihood falls a standard error to either side of each unconstrained coordinate, the
             others following (k, 2): a half where it is a parabola; NaN where not looked at.
         converged: whether the length is below `CLOSE`, to within the error, and the information positive definite.
-        seconds: of wall clock.
+        seconds: of wall clock. likelihood: at the end, where a quadrature was held to others there.
     """
 
     steps: tuple[tuple[float, float], ...]
@@ -67,6 +67,7 @@ class Polish:
     drops: np.ndarray
     converged: bool
     seconds: float
+    likelihood: LogLikelihood | None = None
 
 
 def unpolishable(fit: Fit) -> str | None:
@@ -126,14 +127,15 @@ def _polished(fit: Fit, rule: Rule, most: int) -> tuple[PyTree, Polish]:
     error = _noise(search.at, search.free)
     steps = (*search.steps, (search.at.loglik, length))
     converged = positive and length < CLOSE + 2 * error
-    done = Polish(steps, away, search.at, search.rule, length, error, drops, converged, time.perf_counter() - began)
+    spent, found = time.perf_counter() - began, search.likelihood
+    done = Polish(steps, away, search.at, search.rule, length, error, drops, converged, spent, found)
     return search.params, done
 
 
 def polished(fit: Fit, wanted: bool | None = None) -> Any:
     """The fit at the maximum, where it can be polished: see `margaux.fit`. Several runs that disagree are compared first."""
     if fit.result is RESULTS.undefined:
-        return dataclasses.replace(fit, note=_where_undefined(fit))
+        return dataclasses.replace(fit, note=where_undefined(fit))
     if wanted is False or fit.result.failed or fit.result is RESULTS.interrupted or unpolishable(fit) is not None:
         return fit
     if wanted is None and not affordable(fit):
@@ -150,23 +152,6 @@ def polished(fit: Fit, wanted: bool | None = None) -> Any:
     left = fit.result is RESULTS.boundary and bool(np.any(Coordinates(fit).edges(fit.params)))
     result = RESULTS.boundary if on_edge else RESULTS.successful if left else fit.result
     return dataclasses.replace(start, params=params, polished=done, result=result)
-
-
-def _where_undefined(fit: Any) -> str:
-    """The unit and the parameters at which a log density was not a number; "" where it is not met again."""
-    at = int(np.isnan(fit.trace["log_marginal"]).any(axis=1).argmax()) - 1
-    candidates = [fit.params]
-    if "params" in fit.trace and at >= 0:
-        leaves, structure = jax.tree.flatten(fit.params)
-        parts = np.split(fit.trace["params"][at, 0], np.cumsum([np.size(leaf) for leaf in leaves])[:-1])
-        shaped = [part.reshape(np.shape(leaf)) for part, leaf in zip(parts, leaves, strict=True)]
-        candidates.insert(0, structure.unflatten(shaped))
-    for params in candidates:
-        try:
-            each_unit(fit, nothing, fit.estep, params)
-        except UndefinedDensity as error:
-            return str(error)
-    return ""
 
 
 def affordable(fit: Fit) -> bool:
@@ -204,6 +189,7 @@ class _Search:
         self.first = self.coordinates.to(self.params)
         self.steps: list[tuple[float, float]] = []
         self.since, self.level = 0.0, 0
+        self.held_to_others: tuple[Any, LogLikelihood] | None = None
         self.at = self.evaluated(self.params)
         self.free = self._free()
 
@@ -247,10 +233,19 @@ class _Search:
         if self.since > NEAR and self.rule.has_likelihood and self.rule.rows is not None:
             self.go(self.params)
             self.climb(most)
-        while isinstance(self.rule.estep, Quadrature) and agreed(self.fit, self.params, self.rule).se > TOLERANCE / 2:
+        while isinstance(self.rule.estep, Quadrature):
+            self.held_to_others = self.params, agreed(self.fit, self.params, self.rule)
+            if self.held_to_others[1].se <= TOLERANCE / 2:
+                return
             self.level += 1
             self.go(self.params)
             self.climb(most)
+
+    @property
+    def likelihood(self) -> LogLikelihood | None:
+        """By a quadrature that agreed with others, if there was one where the search is now."""
+        params, value = self.held_to_others or (None, None)
+        return value if params is self.params and value is not None and value.se <= TOLERANCE / 2 else None
 
     def climb(self, most: int) -> None:
         """Steps by few sets of draws until they are short."""

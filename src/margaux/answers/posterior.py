@@ -218,6 +218,23 @@ def nothing(model: AbstractModel, params: PyTree, z: PyTree, w: Array, batch: Py
     return jnp.sum(w) * 0
 
 
+def where_undefined(fit: Any) -> str:
+    """The unit and the parameters at which a log density was not a number; "" where it is not met again."""
+    at = int(np.isnan(fit.trace["log_marginal"]).any(axis=1).argmax()) - 1
+    candidates = [fit.params]
+    if "params" in fit.trace and at >= 0:
+        leaves, structure = jax.tree.flatten(fit.params)
+        parts = np.split(fit.trace["params"][at, 0], np.cumsum([np.size(leaf) for leaf in leaves])[:-1])
+        shaped = [part.reshape(np.shape(leaf)) for part, leaf in zip(parts, leaves, strict=True)]
+        candidates.insert(0, structure.unflatten(shaped))
+    for params in candidates:
+        try:
+            each_unit(fit, nothing, fit.estep, params)
+        except UndefinedDensity as error:
+            return str(error)
+    return ""
+
+
 def _moments(model, params, z, w, batch):
     def weighted(leaf):
         return jnp.einsum("m,m...->...", w[:, 0], leaf[:, 0])

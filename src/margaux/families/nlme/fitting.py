@@ -92,9 +92,12 @@ def estimate(build: Build, individual: dict[str, Individual], settings: Settings
         ends, table = screened(model, units, starts, settings)
         continued = np.flatnonzero(table["continued"])
         fits = [saem(build, individual, ends[at], settings, polish=False) for at in continued]
-        table.loc[continued, "reached"] = [likelihood(fit) for fit in fits]
+        if len(fits) > 1:
+            table.loc[continued, "reached"] = [likelihood(fit) for fit in fits]
         best = chosen(model, table["reached"].to_numpy()[continued], [fit.params for fit in fits])
         fit = polished(fits[best], settings.polish)
+        if len(fits) == 1:  # there is nothing to choose, and the polish has it
+            table.loc[continued, "reached"] = likelihood(fit) if fit.polished is None else fit.polished.evaluation.loglik
         fit, dropped = _without_unused(build, individual, fit, settings)
         fit, singular = _made_singular(fit)
         if (dropped or singular) and not fit.result.failed:
@@ -151,8 +154,12 @@ def _least_used(fit: Fit) -> str | None:
     model: Any = fit._model().model
     if fit.result.failed or not model.independent:
         return None
-    modes = proposals(fit, ImportanceSampling(2, ModeMixture()))["mean"][:, 0]
-    gap = modes - model.means(fit.params, np.asarray(fit.data["design"]))
+    # Means of the proposals that are learned.
+    rows = None if fit.polished is None else fit.polished.rule.rows
+    rows = proposals(fit, ImportanceSampling(2, ModeMixture())) if rows is None else rows
+    gap = np.reshape(rows["mean"], (len(fit.data["mask"]), -1, len(model.random)))[:, 0] - model.means(
+        fit.params, np.asarray(fit.data["design"])
+    )
     used = gap.var(axis=0)[model.independent] / fit.params["omega2"]
     return model.names[model.random[model.independent[int(used.argmin())]]] if used.min() < SHRUNK else None
 

@@ -22,8 +22,6 @@ from .start import intercepts, some_subjects
 DRAWS, FEW, REPLICATES, MOST = 400, 2, 4, 64
 #: the error of those of the ends of fits
 ERROR = 0.0125
-#: numbers over all subjects up to which a quadrature takes the place of draws
-POINTS = 2_000_000
 
 #: subjects up to which all are screened on
 ALL = 300
@@ -114,16 +112,15 @@ def _short_of(fit: Fit) -> float:
 
 
 def likelihood(fit: Fit, replicates: int = REPLICATES) -> float:
-    """Log-likelihood at the fit's parameters: by quadrature where that is cheap, else by the same draws at any parameters, more
-    of them until its error is small."""
+    """Log-likelihood at the fit's parameters: by quadrature where that is exact enough, else by the same draws at any parameters,
+    more of them until its error is small."""
     rule = best_rule(fit)
     if isinstance(rule.estep, Quadrature):
-        if len(fit.data["mask"]) * rule.width <= POINTS:
-            if replicates < REPLICATES:
-                return float(np.sum(marginals(fit, rule)))
-            value = agreed(fit, None, rule)
-            if value.se <= ERROR:
-                return float(value)
+        if replicates < REPLICATES:
+            return float(np.sum(marginals(fit, rule)))
+        value = agreed(fit, None, rule)
+        if value.se <= ERROR:
+            return float(value)
         rule = dataclasses.replace(rule, rows=None)
     estep = ImportanceSampling(DRAWS, ModeMixture(), quasi=True)
     rows = proposals(fit, estep) if rule.rows is None else rule.rows
