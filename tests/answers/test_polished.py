@@ -11,8 +11,8 @@ import pytest
 
 import margaux as mx
 from margaux.answers import polish as module
-from margaux.answers.polish import _best_run, _polished, _Search, _where_undefined, affordable, polished, unpolishable
-from margaux.answers.posterior import UndefinedDensity
+from margaux.answers.polish import _best_run, _polished, _Search, affordable, polished, unpolishable
+from margaux.answers.posterior import UndefinedDensity, where_undefined
 from margaux.answers.rules import Rule
 from margaux.answers.scores import Evaluation
 from margaux.engine.outcome import RESULTS
@@ -135,7 +135,7 @@ def test_a_density_that_is_undefined_ends_it(made, monkeypatch):
     made.error = UndefinedDensity(3, {"a": np.array(0.5)})
     fit = polished(FIT)
     assert fit.result is RESULTS.undefined and "unit 3" in fit.note and fit.polished is None
-    monkeypatch.setattr(module, "_where_undefined", lambda fit: "there")
+    monkeypatch.setattr(module, "where_undefined", lambda fit: "there")
     assert polished(dataclasses.replace(FIT, result=RESULTS.undefined)).note == "there" and made.polishes == 1
 
 
@@ -151,16 +151,16 @@ def test_where_a_density_is_undefined_is_looked_for_at_the_last_good_iterate(mon
         if len(seen) == bad:
             raise UndefinedDensity(7, params)
 
-    monkeypatch.setattr(module, "each_unit", each_unit)
+    monkeypatch.setattr("margaux.answers.posterior.each_unit", each_unit)
     bad = 1
-    assert "unit 7" in _where_undefined(fit) and len(seen) == 1
+    assert "unit 7" in where_undefined(fit) and len(seen) == 1
     np.testing.assert_array_equal(seen[0]["a"], [30.0, 31.0])  # of the iteration before
     np.testing.assert_array_equal(seen[0]["b"], [[32.0, 33.0, 34.0]])
     bad = 3
-    assert "unit 7" in _where_undefined(fit) and seen[2] is params  # at the estimate, where it was not met there
+    assert "unit 7" in where_undefined(fit) and seen[2] is params  # at the estimate, where it was not met there
     seen.clear()
     bad, logs[0, 0] = 9, np.nan
-    assert _where_undefined(fit) == "" and len(seen) == 1 and seen[0] is params
+    assert where_undefined(fit) == "" and len(seen) == 1 and seen[0] is params
 
 
 # -- runs that disagree -----------------------------------------------------------------------------
