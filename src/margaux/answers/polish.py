@@ -119,7 +119,7 @@ def _polished(fit: Fit, rule: Rule, most: int) -> tuple[PyTree, Polish]:
         search.look_closer(most)
         search.all_draws(True)
         drops, _ = search.around()
-    _, length, _ = _newton(search.at, search.free, RADIUS)
+    _, length, _ = newton(search.at, search.free, RADIUS)
     matrix = search.at.matrix[np.ix_(search.free, search.free)]
     positive = not search.free.any() or bool(np.all(np.isfinite(matrix)) and np.linalg.eigvalsh(matrix)[0] > 0)
     moved = (search.at.u - search.first)[search.free]
@@ -200,7 +200,7 @@ class _Search:
             return finite
         jacobian = self.coordinates.jacobian(self.first)
         flat = np.concatenate([np.ravel(leaf) for leaf in jax.tree.leaves(self.params)]).astype(float)
-        ahead = flat + 1e-3 * jacobian @ _newton(self.at, finite, RADIUS)[0]
+        ahead = flat + 1e-3 * jacobian @ newton(self.at, finite, RADIUS)[0]
         pressed = edges & (np.abs(self.coordinates.projected(ahead) - ahead) > 1e-12 * (1 + np.abs(ahead)))
         return np.abs(jacobian[~pressed]).sum(axis=0) > 0 if (~pressed).any() else ~finite
 
@@ -254,7 +254,7 @@ class _Search:
             # From far away the way is long, and worth its while as long as it leads up.
             if count >= most and not self.at.loglik > self.steps[max(began + count - 10, 0)][0] + 1.0:
                 return
-            step, length, gain = _newton(self.at, self.free, radius)
+            step, length, gain = newton(self.at, self.free, radius)
             self.steps.append((self.at.loglik, length))
             if not np.isfinite(length) or length < CLOSE / 3 or radius < 1e-4:
                 return
@@ -279,7 +279,7 @@ class _Search:
             return
         self.at = self.evaluated(self.params, everything)
         for _ in range(2 if moving else 0):
-            step, length, gain = _newton(self.at, self.free, RADIUS)
+            step, length, gain = newton(self.at, self.free, RADIUS)
             if not CLOSE / 3 < length < RADIUS:
                 return
             self.steps.append((self.at.loglik, length))
@@ -336,7 +336,7 @@ class _Search:
         return float(np.sum(_mean(logs))), error
 
 
-def _newton(here: Evaluation, free: np.ndarray, radius: float) -> tuple[np.ndarray, float, float]:
+def newton(here: Evaluation, free: np.ndarray, radius: float) -> tuple[np.ndarray, float, float]:
     """A step (k,) in the region, the length that it had before it was held there, and the rise it promises."""
     matrix, score = here.matrix[np.ix_(free, free)], here.gradient[free]
     step = np.zeros(free.size)

@@ -110,7 +110,7 @@ def symmetrised(matrix: np.ndarray) -> np.ndarray:
 
 
 @functools.lru_cache(maxsize=32)
-def _louis(space_structure: tuple[tuple, Any], second: bool) -> Any:
+def louis(space_structure: tuple[tuple, Any], second: bool) -> Any:
     """f of `each_unit`: a unit's score, and E[-Hessian] - E[gradient gradient^T], in unconstrained coordinates.
 
     Cached, so that fits over the same kind of space share a compilation.
@@ -133,7 +133,7 @@ def _louis(space_structure: tuple[tuple, Any], second: bool) -> Any:
     return f
 
 
-def _frozen(space: AbstractSpace) -> Any:
+def frozen(space: AbstractSpace) -> Any:
     leaves, treedef = jax.tree.flatten(space)
     return tuple((tuple(np.ravel(np.asarray(leaf)).tolist()), np.shape(leaf)) for leaf in leaves), treedef
 
@@ -165,7 +165,7 @@ def evaluate(fit: Fit, rule: Rule, params: PyTree, keys: Sequence[int], second: 
         width = rule.width // 2 + rule.width // 4 * (k + 2 if second else 2)
         return each_unit(
             fit,
-            _louis(_frozen(problem.space), second),
+            louis(frozen(problem.space), second),
             rule.estep,
             params,
             key=r,

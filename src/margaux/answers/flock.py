@@ -1,0 +1,167 @@
+"""The units of many data sets of one model in a row, each evaluated at the parameters of its data set."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.flatten_util import ravel_pytree
+from jaxtyping import Array, PyTree
+
+from ..engine.validate import check_data
+from ..esteps import Quadrature
+from ..numerics.arrays import resized, taken
+from ..numerics.compiling import compiled
+from ..numerics.keys import key_of
+from ..numerics.ladder import rung
+from ..problem.space import AbstractSpace
+from .scores import frozen, louis, symmetrised
+
+#: numbers that a block of units may hold, and units in it
+BLOCK_NUMBERS, MOST = 8_000_000, 4096
+
+
+class Place(NamedTuple):
+    """A data set's log-likelihood at a point: coordinates, value, gradient (k,), Louis' information (k, k)."""
+
+    u: np.ndarray
+    loglik: float
+    gradient: np.ndarray
+    matrix: np.ndarray
+
+
+class Flock:
+    """The units of R data sets.
+
+    Attributes:
+        count: R. units: data of all units, each once. own, sets, weights: of each member (unit, data set), which they are and how
+            often it counts. rows: the quadrature's, of each member, which follow its mode.
+    """
+
+    def __init__(self, data: Sequence[PyTree] | PyTree, weights: Any, dtype: np.dtype) -> None:
+        """Raises: TypeError, ValueError: what is wrong with the data, and in which set."""
+        if weights is None:
+            self.units, sizes = _joined(data)
+            self.count, self.own = len(sizes), np.arange(sum(sizes))
+            self.sets, self.weights = np.repeat(np.arange(self.count), sizes), np.ones(sum(sizes))
+        else:
+            n = check_data(data)
+            table = _checked(weights, n)
+            self.units, self.count = data, len(table)
+            self.sets, self.own = np.nonzero(table)
+            self.weights = table[self.sets, self.own]
+        self.dtype, self.rows = dtype, None
+
+    def first(self) -> PyTree:
+        """Data of one unit."""
+        return jax.tree.map(lambda leaf: leaf[0], self._some(np.zeros(1, int)))
+
+    def begin(self, model: Any, space: AbstractSpace, template: PyTree, rule: Any, u: np.ndarray) -> None:
+        """Rows of a quadrature at the data sets' coordinates (R, k)."""
+        if isinstance(rule, Quadrature):
+            parts = [_rows(model, space, template, rule, u[self.sets[at]], self._some(at)) for at, _ in self._blocks(1)]
+            kept = [kept for _, kept in self._blocks(1)]
+            cut = [jax.tree.map(lambda leaf, k=k: np.asarray(leaf)[:k], part) for part, k in zip(parts, kept, strict=True)]
+            self.rows = jax.tree.map(lambda *leaf: np.concatenate(leaf), *cut)
+
+    def at(self, model: Any, space: AbstractSpace, template: PyTree, rule: Any, width: int, u: np.ndarray, which: np.ndarray):
+        """`Place` of each of the data sets `which`, at rows of u (R, k)."""
+        f = louis(frozen(space), True)
+        found, members = self._visited(model, space, template, rule, width * (2 + u.shape[1]) // 2, u, which, f)
+        w, sets, scores = self.weights[members], self.sets[members], found["score"]
+        value = np.bincount(sets, w * found["log_marginal"], self.count)
+        each = w[:, None, None] * (found["complete"] + scores[:, :, None] * scores[:, None, :])
+        gradient, matrix = np.zeros((self.count, u.shape[1])), np.zeros((self.count, *each.shape[1:]))
+        np.add.at(gradient, sets, w[:, None] * scores)
+        np.add.at(matrix, sets, each)
+        return [Place(u[r], float(value[r]), gradient[r], symmetrised(matrix[r])) for r in which]
+
+    def logs(self, model: Any, space: AbstractSpace, template: PyTree, rule: Any, width: int, u: np.ndarray, which: np.ndarray):
+        """Log-likelihoods (R,) of the data sets `which` at u (R, k), zero of others."""
+        found, members = self._visited(model, space, template, rule, width, u, which, _nothing)
+        return np.bincount(self.sets[members], self.weights[members] * found["log_marginal"], self.count)
+
+    def _visited(self, model, space, template, rule, width, u, which, f) -> tuple[dict[str, np.ndarray], np.ndarray]:
+        """Figures of the members of some data sets, and which members these are."""
+        members, parts = np.flatnonzero(np.isin(self.sets, which)), []
+        for at, kept in self._blocks(width, members):
+            rows = None if self.rows is None else jax.tree.map(lambda leaf, at=at: leaf[at], self.rows)
+            found, rows = _block(model, space, template, rule, u[self.sets[at]], rows, self._some(at), f)
+            if self.rows is not None:
+                for leaf, new in zip(jax.tree.leaves(self.rows), jax.tree.leaves(rows), strict=True):
+                    leaf[at[:kept]] = np.asarray(new)[:kept]
+            parts.append({name: np.asarray(leaf, float)[:kept] for name, leaf in found.items()})
+        return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}, members
+
+    def _blocks(self, width: int, members: np.ndarray | None = None) -> list[tuple[np.ndarray, int]]:
+        """Members in parts of one size, the last one repeated, and how many of each part count."""
+        members = np.arange(len(self.own)) if members is None else members
+        size = rung(int(np.clip(BLOCK_NUMBERS // width, 1, min(len(members), MOST))))
+        cuts = [members[first : first + size] for first in range(0, len(members), size)]
+        return [(resized(cut, size), len(cut)) for cut in cuts]
+
+    def _some(self, members: np.ndarray) -> PyTree:
+        def one(leaf):
+            part = np.asarray(taken(leaf, self.own[members]))
+            return part.astype(self.dtype) if np.issubdtype(part.dtype, np.floating) else part
+
+        return jax.tree.map(one, self.units)
+
+
+def _joined(data: Any) -> tuple[PyTree, list[int]]:
+    if not isinstance(data, list | tuple) or not data:
+        raise TypeError("data must be a list of data sets, or one data set with weights= (R, n)")
+    sizes = []
+    for r, one in enumerate(data):
+        try:
+            sizes.append(check_data(one))
+        except (TypeError, ValueError) as error:
+            raise type(error)(f"data set {r}: {error}") from error
+        same = jax.tree.structure(one) == jax.tree.structure(data[0])
+        shapes = [[leaf.shape[1:] for leaf in jax.tree.leaves(each)] for each in (data[0], one)]
+        if not same or shapes[0] != shapes[1]:
+            raise ValueError(
+                f"the units of data set {r} differ from those of the first in names or shapes ({shapes[1]}, {shapes[0]}); pad "
+                "them alike, with a mask (see mx.pad_ragged)"
+            )
+    return jax.tree.map(lambda *leaf: np.concatenate([np.asarray(part) for part in leaf]), *data), sizes
+
+
+def _checked(weights: Any, n: int) -> np.ndarray:
+    table = np.asarray(weights, float)
+    if table.ndim != 2 or table.shape[1] != n:
+        raise ValueError(f"weights must have a row a replicate and a column for each of the {n} units, got shape {table.shape}")
+    if not np.all(np.isfinite(table)) or np.any(table < 0):
+        raise ValueError("weights must be finite and not negative")
+    empty = np.flatnonzero(table.sum(axis=1) == 0)
+    if empty.size:
+        raise ValueError(f"replicate {int(empty[0])} has no unit: all its weights are zero")
+    return table
+
+
+def _nothing(model: Any, params: PyTree, z: PyTree, w: Array, batch: PyTree) -> dict[str, Array]:
+    return {}
+
+
+def _params(space: AbstractSpace, template: PyTree, u: Array) -> PyTree:
+    back = ravel_pytree(jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), jax.eval_shape(space.to_unconstrained, template)))[1]
+    return space.from_unconstrained(back(u))
+
+
+@compiled
+def _rows(model, space, template, rule, u, data):
+    return jax.vmap(lambda u, y: rule.init(key_of(0), model, _params(space, template, u), y))(u, data)
+
+
+@compiled
+def _block(model, space, template, rule, u, rows, data, f):
+    def unit(u, row, y):
+        params = _params(space, template, u)
+        row, batch = (jax.tree.map(lambda leaf: leaf[None], tree) for tree in (row, y))
+        found, row, info = rule.expect(lambda z, w: f(model, params, z, w, batch), (), model, params, row, batch, 1)
+        return found | {"log_marginal": jnp.sum(info["log_marginal"])}, jax.tree.map(lambda leaf: leaf[0], row)
+
+    return jax.vmap(unit)(u, () if rows is None else rows, data)

@@ -1,0 +1,227 @@
+"""Maximum likelihood for many data sets of one model at once: Newton's method for all of them, side by side."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import jax
+import numpy as np
+import pandas as pd
+from jaxtyping import PyTree
+
+from ..algorithms.recipes import soul
+from ..algorithms.updates import Problem
+from ..engine.progress import Line
+from ..engine.validate import check_model, check_params, check_same, check_types
+from ..esteps import Exact, Quadrature
+from ..kernels.base import flat_size
+from ..numerics.compiling import keep_compilations, shapes_of
+from ..numerics.inverse import guarded
+from ..numerics.keys import key_of
+from ..numerics.naming import scalar_names
+from ..numerics.precision import default_dtype, precision, settle
+from ..problem.model import AbstractDiscrete
+from ..problem.penalty import NoPenalty
+from ..problem.space import as_space, moved_to, point
+from ..problem.space import validate as validate_space
+from .flock import Flock, Place
+from .likelihood import TOLERANCE, WIDER
+from .polish import CLOSE, MOST, RADIUS, newton
+from .rules import NODES
+
+if TYPE_CHECKING:
+    from ..problem.model import AbstractModel
+
+
+#: nodes a dimension that lead the way, by the number of latents, and the length of Newton's step that they lead to
+FEW, NEAR = {1: 11, 2: 7, 3: 5}, CLOSE
+
+
+@dataclasses.dataclass(frozen=True)
+class ManyFits:
+    """Maximum likelihood estimates of R data sets.
+
+    Attributes:
+        params: a row a data set, a column a scalar parameter. stderr: their standard errors by Louis' information, NaN where it is
+            not positive definite. loglik: maxima (R,). error: how far a finer quadrature, and a finer and wider one, are from the
+            one that was maximised (R,). length: Newton's step that is left, in standard errors (R,). converged: whether that is
+            short, the information positive definite and the error below 0.01 (R,).
+        each: the parameters as they were given, with a leading axis R.
+    """
+
+    params: pd.DataFrame
+    stderr: pd.DataFrame
+    loglik: np.ndarray
+    error: np.ndarray
+    length: np.ndarray
+    converged: np.ndarray
+    each: PyTree
+
+    def __len__(self) -> int:
+        return len(self.loglik)
+
+    def __repr__(self) -> str:
+        return f"{len(self)} fits, {int(self.converged.sum())} converged: .params, .stderr, .loglik, .error, .converged"
+
+
+def fit_many(
+    model: AbstractModel,
+    data: Sequence[PyTree] | PyTree,
+    *,
+    params: PyTree,
+    space: Any = None,
+    weights: Any = None,
+    progress: bool = True,
+) -> ManyFits:
+    r"""Maxima of $\sum_i w_{ri}\log p(y_{ri}\mid\theta_r)$ for the data sets r = 1, ..., R of one model.
+
+    For simulation studies, bootstraps, and one model for each of many outcomes. A discrete latent is enumerated; up to three
+    continuous latents a unit are integrated by adaptive Gauss-Hermite quadrature around each unit's mode, which follows the
+    parameters. Newton's steps by scores and Louis' information are held to a trust region in each data set, first by few nodes;
+    the units of all data sets go through one program, whatever their numbers. Every data set ends at a maximum that its start
+    leads to: where there may be several, compare with `margaux.fit` and its `runs`.
+
+    Args:
+        data: a list of data sets, pytrees of arrays with a unit on the leading axis, as many as each has; or one data set with
+            `weights`. params: where all begin, as in `margaux.fit`, or a list of R starts. space: see `margaux.fit`.
+        weights: (R, n), how often each unit counts in each replicate: a bootstrap's are multinomial. progress: a line of it.
+
+    Raises:
+        TypeError, ValueError: what is wrong with model, data or starts, before anything is compiled.
+
+    >>> import jax.numpy as jnp, numpy as np, margaux as mx
+    >>> from jax.scipy.stats import norm
+    >>> class Mean(mx.AbstractModel):
+    ...     def log_joint(self, params, z, y):
+    ...         return jnp.sum(norm.logpdf(y, z)) + norm.logpdf(z, params["mu"], jnp.exp(params["log_tau"]))
+    ...     def init_latents(self, key, params, y):
+    ...         return jnp.mean(y)
+    >>> rng = np.random.default_rng(0)
+    >>> sets = [rng.normal(rng.normal(1.0, 1.0, (40, 1)), 1.0, (40, 3)) for _ in range(5)]
+    >>> fits = mx.fit_many(Mean(), sets, params={"mu": 0.0, "log_tau": 0.0}, progress=False)
+    >>> bool(fits.converged.all()), np.allclose(fits.params["mu"], [y.mean() for y in sets], atol=1e-4)
+    (True, True)
+    """
+    check_types(model, soul(), Exact(), None)
+    dtype = default_dtype(None)
+    flock = Flock(data, weights, dtype)
+    starts = list(params) if isinstance(params, list) else [params]
+    if len(starts) not in (1, flock.count):
+        raise ValueError(f"there are {len(starts)} starts for {flock.count} data sets; give one for each, or one for all")
+    check_params(starts[0])
+    starts = [jax.tree.map(lambda leaf: np.asarray(leaf, dtype), start) for start in starts]
+    for r, start in enumerate(starts):
+        check_same(starts[0], start, r)
+    keep_compilations()
+    line = Line("Newton's steps", None) if progress else None
+    try:
+        with precision(dtype), np.errstate(all="ignore"):
+            return _Searches(model, flock, starts, space).ended(line)
+    finally:
+        if line is not None:
+            line.close()
+
+
+class _Searches:
+    """Where the searches of all data sets are."""
+
+    def __init__(self, model: Any, flock: Flock, starts: list[PyTree], space: Any) -> None:
+        self.flock, self.template, self.names = flock, starts[0], scalar_names(starts[0])
+        self.space = as_space(space, starts[0])
+        for start in starts:
+            validate_space(self.space, start)
+        u = [np.asarray(point(self.space, start).coordinates, float) for start in starts]
+        self.u = np.stack(u * (flock.count // len(u)))
+        if not np.all(np.isfinite(self.u)):
+            raise ValueError("a start lies on the edge of its space, from where no step leads away; give one inside")
+        self.free = np.ones(self.u.shape[1], bool)
+        self.size = flat_size(shapes_of(model.init_latents, key_of(0), starts[0], flock.first()))[0]
+        self.rules = _rules(model, self.size)
+        problem = Problem(model, self.space, NoPenalty(), 1)
+        check_model(problem, self.rules[0][0], soul(), starts[0], flock.first())
+        self.model = settle(model, flock.dtype)
+        flock.begin(self.model, self.space, self.template, self.rules[0][0], self.u)
+
+    def at(self, rule: Any, u: np.ndarray, which: np.ndarray) -> list[Place]:
+        return self.flock.at(self.model, self.space, self.template, rule, self._width(rule), u, which)
+
+    def logs(self, rule: Any, which: np.ndarray) -> np.ndarray:
+        return self.flock.logs(self.model, self.space, self.template, rule, self._width(rule), self.u, which)
+
+    def _width(self, rule: Any) -> int:
+        return rule.n_nodes**self.size * (self.size + 2) if isinstance(rule, Quadrature) else 100
+
+    def climb(self, rule: Any, close: float, which: np.ndarray, line: Line | None) -> dict[int, Place]:
+        """Some data sets to where Newton's step is short."""
+        here = dict(zip(which.tolist(), self.at(rule, self.u, which), strict=True))
+        radius, active = dict.fromkeys(here, RADIUS), set(here)
+        for turn in range(MOST):
+            steps = {r: newton(here[r], self.free, radius[r]) for r in active}
+            active = {r for r, (_, length, _) in steps.items() if np.isfinite(length) and length > close and radius[r] > 1e-4}
+            if not active:
+                break
+            if line is not None:
+                line.update(turn, f"{self.flock.count - len(active):,} of {self.flock.count:,} data sets")
+            going, u = np.array(sorted(active)), self.u.copy()
+            u[going] += [steps[r][0] for r in going.tolist()]
+            for r, there in zip(going.tolist(), self.at(rule, u, going), strict=True):
+                _, length, gain = steps[r]
+                rise = there.loglik - here[r].loglik
+                if not rise > 0.1 * gain - 1e-9 * abs(here[r].loglik):
+                    radius[r] = 0.25 * min(radius[r], length)
+                    continue
+                if rise > 0.75 * gain and length > 0.99 * radius[r]:
+                    radius[r] = 2 * radius[r]
+                here[r], self.u[r] = there, there.u
+        return here
+
+    def ended(self, line: Line | None) -> ManyFits:
+        """The maxima, by finer rules where one does not agree with others."""
+        which, count = np.arange(self.flock.count), self.flock.count
+        here: dict[int, Place] = {}
+        values, error = np.zeros(count), np.zeros(count)
+        for rule, finer in self.rules:
+            here |= self.climb(rule, CLOSE / 3 if finer else NEAR, which, line)
+            values[which] = [here[r].loglik for r in which.tolist()]
+            if finer > 1:
+                fine, wide = (self.logs(Quadrature(finer, widening=widening), which) for widening in (1.0, WIDER))
+                error[which] = np.maximum(abs(fine - values), abs(fine - wide))[which]
+                values[which] = fine[which]
+                which = np.flatnonzero(~(error < TOLERANCE / 2))
+                if not which.size:
+                    break
+        return self._found([here[r] for r in range(count)], values, error)
+
+    def _found(self, here: list[Place], values: np.ndarray, error: np.ndarray) -> ManyFits:
+        lengths = np.array([newton(one, self.free, RADIUS)[1] for one in here])
+        each, errors = [], []
+        for one in here:
+            params, jacobian = moved_to(self.space, self.template, one.u.astype(self.flock.dtype))
+            covariance = jacobian @ guarded(one.matrix)[0] @ jacobian.T
+            each.append(params)
+            errors.append(np.sqrt(np.diagonal(covariance)))
+        se = np.asarray(errors, float)
+        flat = [np.concatenate([np.ravel(leaf) for leaf in jax.tree.leaves(params)]) for params in each]
+        return ManyFits(
+            pd.DataFrame(np.asarray(flat, float), columns=self.names),
+            pd.DataFrame(se, columns=self.names),
+            values,
+            error,
+            lengths,
+            (lengths < CLOSE) & np.isfinite(se).all(axis=1) & (error < TOLERANCE / 2),
+            jax.tree.map(lambda *leaf: np.stack(leaf), *each),
+        )
+
+
+def _rules(model: Any, size: int) -> list[tuple[Any, int]]:
+    """One that leads the way (0), and those of maxima, each with the nodes of a finer one that it is to agree with (1 if exact)."""
+    if isinstance(model, AbstractDiscrete):
+        return [(Exact(), 1)]
+    if size not in NODES:
+        raise TypeError(
+            f"fit_many integrates at most three latents a unit by quadrature, and this model has {size}; call margaux.fit for each "
+            "data set: those of similar size share their programs"
+        )
+    return [(Quadrature(FEW[size]), 0), *((Quadrature(nodes), finer) for nodes, finer in NODES[size])]
