@@ -6,18 +6,19 @@ import copy
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pandas as pd
 from jaxtyping import PyTree
 
+from ...numerics.compiling import compiled
 from ...numerics.naming import path_name
-from ...numerics.precision import precision
+from ...numerics.precision import precision, settle
 from ...numerics.wald import interval
 from ...showing.cards import Shown
 from .bound import Bound, bound
 from .evaluation import outputs_of_draws
 from .model import Variational
+from .posterior import GaussianPosterior
 
 
 class WeightPosterior(Shown):
@@ -34,7 +35,7 @@ class WeightPosterior(Shown):
         self._model, self._dtype = model, dtype
         self._params = jax.tree.map(lambda leaf: np.asarray(leaf, dtype), params)
         with precision(dtype):
-            sigma = jax.tree.map(np.asarray, model.posterior.sigma(jax.tree.map(jnp.asarray, self._params)))
+            sigma = jax.tree.map(np.asarray, _sigma(settle(model.posterior, dtype), settle(self._params, dtype)))
         self._means = self._params["mean"]
         self._deviations = jax.tree.map(lambda s, m: np.array(np.broadcast_to(s, m.shape), dtype), sigma, self._means)
 
@@ -128,3 +129,8 @@ class WeightPosterior(Shown):
             return Bound(np.nan, np.nan, "")  # a pruned posterior has no density
         with precision(self._dtype):
             return bound(self._model, self._params, x, y, random_state, self._dtype)
+
+
+@compiled
+def _sigma(posterior: GaussianPosterior, params: dict[str, PyTree]) -> PyTree:
+    return posterior.sigma(params)

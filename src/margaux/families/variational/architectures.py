@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import equinox as eqx
@@ -10,6 +11,8 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, PRNGKeyArray
 
+from ...numerics.compiling import compiled
+from ...numerics.keys import key_of
 from .layers import AbstractStacked, Convolution, Dense, GroupNorm, max_pool
 
 
@@ -136,10 +139,8 @@ def named(name: str, shape: tuple[int, ...], outputs: int, seed: int = 0) -> Per
     Raises:
         ValueError: an unknown name, or observations of another shape than the network is for.
     """
-    key = jax.random.key(seed)
     if name in ("tanh", "relu"):
-        made = Perceptron(int(np.prod(shape)), (100,), outputs, name, key=key)
-        return he_started(made) if name == "relu" else made
+        return _started(Perceptron, name == "relu", key_of(seed), int(np.prod(shape)), (100,), outputs, name)
     if name not in ("lenet5", "resnet18"):
         raise ValueError(f'network must be "tanh", "relu", "lenet5", "resnet18", an equinox module or a callable; got {name!r}')
     if len(shape) != 3 or shape[0] != shape[1]:
@@ -148,10 +149,17 @@ def named(name: str, shape: tuple[int, ...], outputs: int, seed: int = 0) -> Per
             '(n, height, width, channels), or use network="tanh"'
         )
     if name == "lenet5":
-        return he_started(LeNet5(outputs, shape[2], shape[0], key=key))
+        return _started(LeNet5, True, key_of(seed), outputs, shape[2], shape[0])
     if shape[0] < 8:
         raise ValueError(f"resnet18 is for images of 32 x 32 pixels, got {shape[0]} x {shape[1]}")
-    return he_started(ResNet18(outputs, shape[2], key=key))
+    return _started(ResNet18, True, key_of(seed), outputs, shape[2])
+
+
+@compiled
+def _started(kind: Callable[..., Any], he: bool, key: PRNGKeyArray, *args: Any) -> Any:
+    """A network at its starting weights, by one program: operation by operation it takes a second."""
+    made = kind(*args, key=key)
+    return he_started(made) if he else made
 
 
 def he_started(network: Any) -> Any:

@@ -23,7 +23,7 @@ from ...numerics.precision import settle
 from .draws import moved
 from .layers import Dense
 from .likelihoods import Categorical
-from .model import Variational, blocks
+from .model import Variational, block_size, blocks, padded_size
 from .networks import ModuleNetwork, floating
 
 #: nodes of Gauss-Hermite quadrature
@@ -70,11 +70,12 @@ def bound(model: Variational, params: dict[str, PyTree], x: PyTree, y: np.ndarra
 
     params, model = jax.tree.map(as_array, params), settle(model, dtype)
     n, size = len(y), sum(leaf.size for leaf in jax.tree.leaves(params["mean"]))
-    scale = np.array([1 / n, 1 / model.n])
+    fitted = float(model.n)
+    scale = np.array([1 / n, 1 / fitted])
     if one_dimensional(model):
         expected = float(_by_quadrature(model, params, as_array(x), as_array(y), *map(as_array, _nodes())))
         divergence, error = _divergence(model, params, key, size)
-        return Bound(expected / n - divergence / model.n, error / model.n, "quadrature")
+        return Bound(expected / n - divergence / fitted, error / fitted, "quadrature")
     entries = max(n * size, sum(np.size(leaf) for leaf in jax.tree.leaves(x)), 1)
     pairs = min(MOST, 2 ** int(np.log2(max(AFFORDABLE // (2 * REPLICATES * entries), 1))))
     if size <= FEW and pairs >= LEAST:
@@ -82,13 +83,17 @@ def bound(model: Variational, params: dict[str, PyTree], x: PyTree, y: np.ndarra
         parts = np.asarray(_at_draws(model, params, jax.tree.map(as_array, x), as_array(y), z), float) @ scale
         each = parts.reshape(REPLICATES, -1).mean(axis=1)
         return Bound(each.mean(), each.std(ddof=1) / np.sqrt(REPLICATES), "sobol")
-    data = blocks(x, y, max(n * model.n_blocks // model.n, 1), 0, multiple=model.slices)
-    count = max(-(-PAIRS // len(data["weight"])), EACH)
+    n_blocks = max(n * int(model.n_blocks) // int(model.n), 1)
+    own = block_size(n, n_blocks, model.slices)
+    alike = not is_large(params)
+    data = blocks(x, y, n_blocks, 0, padded_size(own, model.slices) if alike else own)
+    model = eqx.tree_at(lambda model: model.size, model, jnp.asarray(own) if alike else None, is_leaf=lambda leaf: leaf is None)
+    count = max(-(-PAIRS // n_blocks), EACH)
     keys = jax.random.split(key_of(key), count)
     sums = np.asarray(_by_block(model, params, jax.tree.map(as_array, data), keys), float)
     divergence, error = _divergence(model, params, key, size)
     noise = np.sqrt(np.sum(sums.var(axis=1, ddof=1)) / count)
-    return Bound(sums.mean(axis=1).sum() / n - divergence / model.n, np.hypot(noise / n, error / model.n), "pairs of draws")
+    return Bound(sums.mean(axis=1).sum() / n - divergence / fitted, np.hypot(noise / n, error / fitted), "pairs of draws")
 
 
 def one_dimensional(model: Variational) -> bool:

@@ -33,7 +33,7 @@ def largest_curvature(
     Raises:
         ValueError: it is not finite, or zero.
     """
-    chosen = np.random.default_rng(seed).permutation(model.n_blocks)[:n_blocks]
+    chosen = np.random.default_rng(seed).permutation(int(model.n_blocks))[:n_blocks]
 
     def part(leaf: Array) -> Any:
         some = np.asarray(leaf[np.sort(chosen)])

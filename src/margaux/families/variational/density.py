@@ -57,7 +57,7 @@ class VariationalFit(WeightPosterior):
         self._keep(model, params, fit.dtype)
         self.result, self.history, self.message, self.converged = fit, history, fit.message, fit.converged
         self.mean, self.sd = self._means, self._deviations
-        self.elbo = self._elbo_of(*data).times(model.n)
+        self.elbo = self._elbo_of(*data).times(float(model.n))
         self._data = data if by_row else None
         self._whole = data
 

@@ -60,6 +60,25 @@ class AbstractDraws(eqx.Module):
         """The inverse of `split`."""
         return shared
 
+    def of_size(self, z: PyTree, size: Array) -> PyTree:
+        """Latents drawn for b observations, with those of the first `size` <= b as a draw for `size` alone has them.
+
+        All numbers of one type are drawn as one sequence, leaf after leaf (see `margaux.Noise`), whose beginning does not depend
+        on its length: each leaf is read from where it would be. What the other observations get is drawn as well, and unused.
+        """
+        shared, rows = self.split(z)
+        by_row = jax.tree.leaves(self.joined(jax.tree.map(lambda _: False, shared), jax.tree.map(lambda _: True, rows)))
+        leaves, structure = jax.tree.flatten(z)
+        size = jnp.asarray(size, jnp.int32)
+        for dtype in {leaf.dtype for leaf, own in zip(leaves, by_row, strict=True) if own}:
+            places = [i for i, leaf in enumerate(leaves) if leaf.dtype == dtype]
+            flat, start = jnp.concatenate([jnp.ravel(leaves[i]) for i in places]), jnp.zeros((), jnp.int32)
+            for i in places:
+                leaf = leaves[i]
+                leaves[i] = jax.lax.dynamic_slice(flat, (start,), (leaf.size,)).reshape(leaf.shape)
+                start = start + (leaf.size // len(leaf) * size if by_row[i] else leaf.size)
+        return jax.tree.unflatten(structure, leaves)
+
 
 class Shared(AbstractDraws):
     """One draw of the weights for all observations of the block."""

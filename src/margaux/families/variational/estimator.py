@@ -20,6 +20,7 @@ from ...algorithms.base import AbstractAlgorithm
 from ...algorithms.recipes import Step
 from ...engine.outcome import RESULTS
 from ...engine.validate import whole
+from ...numerics.compiling import keep_compilations
 from ...numerics.precision import default_dtype
 from ...problem.schedule import AbstractSchedule
 from ...showing.cards import Card
@@ -98,6 +99,7 @@ class BayesianNetwork(Stored, Judged, WeightPosterior, BaseEstimator, abc.ABC):
         if self.early_stopping and checkpoint is not None:
             raise ValueError("a checkpoint does not hold what early stopping has seen; pass one of the two")
         whole("random_state", self.random_state, 0)
+        keep_compilations()
         x = inputs(X)
         outcome = self._outcome(y, len(x))
         self.n_features_in_ = int(np.prod(x.shape[1:]))

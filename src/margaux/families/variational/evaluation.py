@@ -5,13 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, PyTree
 
 from ...esteps import Noise
 from ...numerics.compiling import compiled, is_large
 from ...numerics.keys import key_of
+from ...numerics.ladder import rung
 from ...numerics.precision import settle
 from .draws import moved
 from .networks import Network
@@ -24,27 +24,31 @@ def outputs_of_draws(
     network: Network, means: PyTree, deviations: PyTree, x: PyTree, n_draws: int, key: int, dtype: np.dtype
 ) -> np.ndarray:
     """Outputs (n_draws, n, o) of the network: each draw of the weights is one for all observations."""
-    posterior = jax.tree.map(lambda leaf: jnp.asarray(leaf, dtype), (means, deviations))
+
+    def placed(leaf):
+        return jax.device_put(np.asarray(leaf, _dtype(leaf, dtype)))
+
+    posterior = jax.tree.map(placed, (means, deviations))
     n = len(jax.tree.leaves(x)[0])
     one = jax.tree.map(lambda leaf: leaf[:1], x)
-    size = min(n, slice_size(network, means, one, dtype))
+    # One program for all parts, and for other observations of a similar number.
+    size = min(n if is_large(means) else rung(n), slice_size(network, means, one, dtype))
     network = settle(network, dtype)
-    keys = jax.random.split(key_of(key), n_draws)
     out = []
     for first in range(0, n, size):
-        ids = np.minimum(np.arange(first, first + size), n - 1)  # one program for all parts
-        part = jax.tree.map(lambda leaf, ids=ids: jnp.asarray(leaf[ids], _dtype(leaf, dtype)), x)
-        out.append(np.asarray(_outputs(network, posterior, part, keys))[:, : n - first])
+        ids = np.minimum(np.arange(first, first + size), n - 1)
+        part = jax.tree.map(lambda leaf, ids=ids: placed(leaf[ids]), x)
+        out.append(np.asarray(_outputs(network, posterior, part, key_of(key), n_draws))[:, : n - first])
     return np.concatenate(out, axis=1)
 
 
 @compiled(large=lambda network, posterior, *rest: is_large(posterior[0]))
-def _outputs(network: Network, posterior: tuple[PyTree, PyTree], x: PyTree, keys: Array) -> Array:
+def _outputs(network: Network, posterior: tuple[PyTree, PyTree], x: PyTree, key: Array, n_draws: int) -> Array:
     def single(key: Array) -> Array:
         z = Noise(1).noise(key, posterior[0])
         return network.outputs(moved(*posterior, jax.tree.map(lambda leaf: leaf[0], z)), x)
 
-    return jax.lax.map(single, keys)
+    return jax.lax.map(single, jax.random.split(key, n_draws))
 
 
 def slice_size(network: Network, weights: PyTree, x: PyTree, dtype: np.dtype) -> int:

@@ -14,6 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, PyTree
 
+from ...numerics.ladder import rung
 from ...problem.model import AbstractModel
 from .draws import AbstractDraws, Shared
 from .likelihoods import AbstractLikelihood
@@ -21,6 +22,12 @@ from .networks import Network
 from .posterior import GaussianPosterior
 from .priors import AbstractWeightPrior
 from .slices import sum_of_slices
+
+
+def number(value: Any) -> np.ndarray:
+    """One that programs take as an array, and that the precision of a fit applies to."""
+    return np.asarray(float(value))
+
 
 #: logarithms of scales that are estimated besides the posterior's
 SCALES = ("log_noise", "log_scale")
@@ -34,24 +41,35 @@ class Variational(AbstractModel):
         network: of one batch of observations. A unit's data are "x" (b, ...), "y" (b,) and "weight" (b,), zero for padding.
         n: observations. n_blocks: B. draws: how those of a block's observations are related.
         slices: parts of a block whose activations are held together; they divide its observations.
+        size: observations of the largest block, where blocks were padded from it to a size of the ladder (see `blocks`).
+            Like n and B it is traced: data of a similar size find the same programs.
     """
 
     network: Network
     likelihood: AbstractLikelihood
     prior: AbstractWeightPrior
     posterior: GaussianPosterior
-    n: int = eqx.field(static=True)
-    n_blocks: int = eqx.field(static=True)
+    n: Any = eqx.field(converter=number)
+    n_blocks: Any = eqx.field(converter=number)
     draws: AbstractDraws = Shared()
     slices: int = eqx.field(static=True, default=1)
+    size: Array | np.ndarray | None = None
 
     def log_joint(self, params, z, y):
-        data = self.log_likelihood(params, z, y)
+        z = self._latents(z)
+        data = self._data_term(params, z, y)
         params, noise = self.natural(params), self.draws.weights(z)
         return self.n_blocks / self.n * data - self.prior.divergence(self.posterior, params, noise) / self.n
 
+    def _latents(self, z: PyTree) -> PyTree:
+        """As they would be drawn for blocks that are not padded."""
+        return z if self.size is None else self.draws.of_size(z, self.size)
+
     def log_likelihood(self, params: dict[str, PyTree], z: PyTree, y: PyTree) -> Array:
         """Sum over the observations of a block, in one draw."""
+        return self._data_term(params, self._latents(z), y)
+
+    def _data_term(self, params: dict[str, PyTree], z: PyTree, y: PyTree) -> Array:
         own = {name: value for name, value in self.natural(params).items() if name == "log_noise"}
         shared, rows = self.draws.split(z)
 
@@ -84,11 +102,22 @@ class Variational(AbstractModel):
         return self.posterior.start(weights, sigma) | scaled
 
 
-def blocks(x: PyTree, y: np.ndarray, n_blocks: int, seed: int = 0, multiple: int = 1) -> dict[str, PyTree]:
+def padded_size(size: int, multiple: int) -> int:
+    """The least size of the ladder that is a multiple of a number, and no smaller."""
+    return multiple * rung(-(-size // multiple))
+
+
+def block_size(n: int, n_blocks: int, multiple: int = 1) -> int:
+    """Observations of the largest of the blocks, up to a multiple of a number."""
+    size = -(-n // n_blocks)
+    return -(-size // multiple) * multiple
+
+
+def blocks(x: PyTree, y: np.ndarray, n_blocks: int, seed: int = 0, size: int | None = None) -> dict[str, PyTree]:
     """Observations in random order as `n_blocks` blocks of one size, the last padded with weight zero.
 
     Args:
-        x: a pytree of arrays with a row an observation. multiple: what the size of a block is to be a multiple of, by padding.
+        x: a pytree of arrays with a row an observation. size: rows of a block, by padding; by default as many as needed.
 
     Raises:
         ValueError: lengths differ, or there are more blocks than observations.
@@ -104,8 +133,7 @@ def blocks(x: PyTree, y: np.ndarray, n_blocks: int, seed: int = 0, multiple: int
             raise ValueError(f"x has {len(leaf)} observations and y {n}; they must agree")
     if not 1 <= n_blocks <= n:
         raise ValueError(f"n_blocks must be between 1 and the {n} observations, got {n_blocks}")
-    size = -(-n // n_blocks)
-    size = -(-size // multiple) * multiple
+    size = block_size(n, n_blocks) if size is None else size
     order = np.random.default_rng(seed).permutation(n)
     # Blocks differ by one observation at most.
     sizes = np.full(n_blocks, n // n_blocks) + (np.arange(n_blocks) < n % n_blocks)

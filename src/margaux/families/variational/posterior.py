@@ -37,7 +37,7 @@ class GaussianPosterior(eqx.Module):
 
     spread: Spread = eqx.field(static=True)
     information: Any
-    n_blocks: int = eqx.field(static=True)
+    n_blocks: Any
     table: bool = eqx.field(static=True)
 
     def __init__(
@@ -47,7 +47,7 @@ class GaussianPosterior(eqx.Module):
             raise ValueError(f'spread must be "all", "tensor" or "weight", not {spread!r}')
         if information is not None and not information > 0:
             raise ValueError(f"information must be positive, got {information}")
-        self.spread, self.n_blocks, self.table = spread, n_blocks, table
+        self.spread, self.n_blocks, self.table = spread, np.asarray(float(n_blocks)), table
         self.information = None if information is None else np.asarray(float(information))
 
     def start(self, weights: PyTree, sigma: float) -> dict[str, PyTree]:
@@ -81,11 +81,12 @@ class GaussianPosterior(eqx.Module):
             return self.unit(sum(np.size(leaf) for leaf in jax.tree.leaves(mean)))
         return jax.tree.map(lambda leaf: self.unit(np.size(leaf) if self.spread == "tensor" else 1), mean)
 
-    def unit(self, size: int) -> Any:
+    def unit(self, size: Any) -> Any:
         """kappa of a scale that so many weights, or observations, share."""
         if self.information is None:
             return 1.0
-        stiffness = max(2 * size, 4 * self.n_blocks, size * self.n_blocks if self.table else 0)
+        larger: Any = jnp.maximum if isinstance(self.n_blocks, jax.Array) else np.maximum
+        stiffness = larger(larger(2 * size, 4 * self.n_blocks), size * self.n_blocks if self.table else 0)
         return (self.information / stiffness) ** 0.5
 
     def weights(self, params: dict[str, PyTree], z: PyTree) -> PyTree:

@@ -55,8 +55,12 @@ def write(path: str | Path, estimator: Any) -> None:
         "dtype": str(estimator._dtype),
         "prior": [type(model.prior).__name__, {name: np.asarray(value).item() for name, value in vars(model.prior).items()}],
         "information": None if model.posterior.information is None else float(model.posterior.information),
-        "model": {"n": model.n, "n_blocks": model.n_blocks, "slices": model.slices},
-        "posterior": {"spread": model.posterior.spread, "n_blocks": model.posterior.n_blocks, "table": model.posterior.table},
+        "model": {"n": int(model.n), "n_blocks": int(model.n_blocks), "slices": model.slices},
+        "posterior": {
+            "spread": model.posterior.spread,
+            "n_blocks": int(model.posterior.n_blocks),
+            "table": model.posterior.table,
+        },
         "draws": next(name for name, draws in DRAWS.items() if type(draws) is type(model.draws)),
         "params": sorted(estimator._params),
     }

@@ -17,15 +17,15 @@ from ...answers.fit import Fit
 from ...engine.callbacks import AbstractCallback
 from ...esteps import Noise
 from ...fitting import fit
-from ...numerics.compiling import keep_compilations
+from ...numerics.compiling import is_large, keep_compilations
 from ...numerics.precision import precision
 from ...problem.space import Box
 from .curvature import largest_curvature
-from .draws import AbstractDraws
+from .draws import AbstractDraws, Shared
 from .evaluation import slice_size
 from .likelihoods import AbstractLikelihood
 from .methods import TABLES, algorithm, check_method, default_step, needs_curvature
-from .model import Variational, blocks
+from .model import Variational, block_size, blocks, padded_size
 from .networks import Network
 from .posterior import GaussianPosterior, Spread
 from .priors import AbstractWeightPrior
@@ -112,13 +112,16 @@ def train(
     with precision(dtype):
         one = jax.tree.map(lambda leaf: np.asarray(leaf[:1]), x)
         slices = math.ceil(n / settings.n_blocks / slice_size(network, weights, one, dtype))
-        data = blocks(x, y, settings.n_blocks, settings.seed, multiple=slices)
+        size = block_size(n, settings.n_blocks, slices)
+        alike = _padded(weights, draws, settings)
+        data = blocks(x, y, settings.n_blocks, settings.seed, padded_size(size, slices) if alike else size)
 
         table = isinstance(settings.method, str) and settings.method in TABLES
 
         def made(information: float | None) -> Variational:
             posterior = GaussianPosterior(settings.spread, information, settings.n_blocks, table)
-            return Variational(network, likelihood, prior, posterior, n, settings.n_blocks, draws, slices)
+            own = np.asarray(size) if alike else None
+            return Variational(network, likelihood, prior, posterior, n, settings.n_blocks, draws, slices, own)
 
         model, curvature, step = made(None), None, settings.step
         if needs_curvature(settings.method):
@@ -158,6 +161,17 @@ def train(
             break
         step = step / 4
     return Trained(model, result, watch.history(result.trace["log_joint"]), watch.best, step, curvature)
+
+
+def _padded(weights: PyTree, draws: AbstractDraws, settings: Settings) -> bool:
+    """Whether blocks are padded to a size that data of a similar size share, with its programs.
+
+    Not of a large network: it runs for longer than its programs take to compile. Nor where that would change the draws: those of
+    several at a time are laid out by draw, and padding moves all but the first.
+    """
+    draw = settings.n_draws if isinstance(settings.n_draws, int) else 1
+    alone = draw == (2 if settings.antithetic and isinstance(settings.n_draws, int) else 1)
+    return not is_large(weights) and (alone or isinstance(draws, Shared))
 
 
 def space(model: Variational, params: dict[str, PyTree]) -> dict[str, PyTree]:

@@ -68,8 +68,8 @@ class Watch(AbstractCallback):
     ) -> None:
         self._model, self._params, self._validation = model, params, validation
         self._patience, self._seed, self._dtype = patience, seed, dtype
-        epochs = math.ceil(LEAST / model.n_blocks)
-        self.period = None if validation is None else epochs * model.n_blocks
+        epochs = math.ceil(LEAST / int(model.n_blocks))
+        self.period = None if validation is None else epochs * int(model.n_blocks)
         self._guard, self._floor = guard, -np.inf
         #: whether the guard has stopped the fit
         self.fell = False
@@ -83,7 +83,7 @@ class Watch(AbstractCallback):
             if self._floor == -np.inf:
                 first = float(progress.trace["log_joint"][:10].mean())
                 self._floor = first - abs(first)
-            epochs = self.history(progress.trace["log_joint"], max(self._model.n_blocks, LEAST))["elbo"].to_numpy()
+            epochs = self.history(progress.trace["log_joint"], max(int(self._model.n_blocks), LEAST))["elbo"].to_numpy()
             best = epochs.max(initial=-np.inf)
             self.fell = float(progress.latest["log_joint"].mean()) < self._floor or (
                 len(epochs) > 1 and bool(epochs[-1] < best - FALL * abs(best))
@@ -95,7 +95,7 @@ class Watch(AbstractCallback):
         if progress.iteration % self.period and progress.iteration < progress.n_iter:
             return False
         params = self._unflattened(progress.params[0])
-        epoch = progress.iteration // self._model.n_blocks
+        epoch = progress.iteration // int(self._model.n_blocks)
         with precision(self._dtype):
             value = float(bound(self._model, params, *self._validation, self._seed, self._dtype))
         if value > max(self.validation.values(), default=-np.inf):
@@ -115,7 +115,7 @@ class Watch(AbstractCallback):
 
     def history(self, log_joint: np.ndarray, size: int | None = None) -> pd.DataFrame:
         """One row an epoch (or so many iterations): "elbo", the mean over its draws, and "validation" where there is one."""
-        size = self._model.n_blocks if size is None else size
+        size = int(self._model.n_blocks) if size is None else size
         whole = len(log_joint) // size
         elbo = np.asarray(log_joint, float).ravel()[: whole * size].reshape(whole, size).mean(axis=1)
         frame = pd.DataFrame({"epoch": np.arange(1, whole + 1), "elbo": elbo})
