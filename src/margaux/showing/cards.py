@@ -98,7 +98,7 @@ class Shown(abc.ABC):
     def _repr_mimebundle_(self, **kwargs: Any) -> dict[str, str]:
         plain = {"text/plain": repr(self)}
         sklearn = sys.modules.get("sklearn")
-        if hasattr(super(), "_repr_mimebundle_") and sklearn is not None and sklearn.get_config()["display"] != "diagram":
+        if hasattr(self, "__sklearn_tags__") and sklearn is not None and sklearn.get_config()["display"] != "diagram":
             return plain
         return plain | {"text/html": str(self._repr_html_())}
 

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 import jax
 import numpy as np
 import pandas as pd
-from sklearn.base import ClassifierMixin, RegressorMixin, clone
 
 from ...algorithms.average import LastIterate, LinearlyWeighted
 from ...algorithms.base import AbstractAlgorithm
@@ -26,6 +25,7 @@ from ...numerics.compiling import keep_compilations
 from ...numerics.precision import default_dtype, precision
 from ...problem.schedule import ConstantThenDecay, Growth
 from ...showing.parts import check_fitted
+from ..conventions import Classifier, Regressor
 from . import answers
 from .discrete import cell_table
 from .layout import Arranged, Layout
@@ -338,6 +338,8 @@ class MissingGLM(AbstractRowAnswers):
         def positions(out: tuple[int, ...]) -> tuple[int, ...]:
             return tuple(map(int, np.ravel(whole[..., columns[list(out)]])))
 
+        from sklearn.base import clone
+
         def fitted(out: tuple[int, ...]) -> tuple[float, int]:
             rows, completions = jax.tree.map(np.asarray, one.sample)
             less = Likelihood(one.family, rows, one.groups, positions(out), completions)
@@ -356,11 +358,11 @@ class MissingGLM(AbstractRowAnswers):
         return chosen
 
 
-class MissingLogistic(ClassifierMixin, MissingGLM):
+class MissingLogistic(Classifier, MissingGLM):
     """`MissingGLM` of a binary outcome with logit link: the model of misaem (Jiang, Josse and Lavielle 2020)."""
 
 
-class MissingLinear(RegressorMixin, MissingGLM):
+class MissingLinear(Regressor, MissingGLM):
     """`MissingGLM` of a continuous outcome: linear regression, with the residual variance `scale`."""
 
     def __init__(

@@ -41,7 +41,7 @@ def calibration(expected: np.ndarray, y: np.ndarray, classes: Any) -> Check | No
     wanted = np.stack([p[rows].sum(axis=0) for rows in groups])
     # Cells of a class that is almost nowhere to be found are told by their square root, not by their share.
     value = float(np.sum((seen - wanted) ** 2 / np.maximum(wanted, 0.5)))
-    chance = float(scipy.stats.chi2.sf(value, (len(groups) - 2) * (p.shape[1] - 1)))
+    chance = float(scipy.special.chdtrc((len(groups) - 2) * (p.shape[1] - 1), value))
     k, j = np.unravel_index(np.argmax(np.abs(seen - wanted) / np.sqrt(np.maximum(wanted, 0.5))), seen.shape)
     bad = (
         f"Predicted probabilities do not agree with the outcome (p = {chance:.2g}): of {len(groups[k])} rows in one group "
@@ -57,7 +57,7 @@ def dispersion(z: np.ndarray, used: int) -> Check | None:
         return None
     df = max(len(z) - used, 1)
     ratio = float(np.sum(z**2) / df)
-    chance = 2 * min(scipy.stats.chi2.sf(ratio * df, df), scipy.stats.chi2.cdf(ratio * df, df))
+    chance = 2 * min(scipy.special.chdtrc(df, ratio * df), scipy.special.chdtr(df, ratio * df))
     word = "wider" if ratio > 1 else "narrower"
     bad = (
         f"The counts are {word} than a Poisson outcome allows (residuals have variance {ratio:.2f} instead of 1, p = "
@@ -85,7 +85,7 @@ def evenness(z: np.ndarray, mean: np.ndarray) -> Check | None:
     if len(z) < ENOUGH or np.std(mean) == 0:
         return None
     r = float(np.corrcoef(z**2, mean)[0, 1])
-    chance = float(scipy.stats.chi2.sf(len(z) * r**2, 1))
+    chance = float(scipy.special.chdtrc(1, len(z) * r**2))
     bad = (
         f"Residuals spread {'more' if r > 0 else 'less'} where the outcome is larger (correlation {r:.2f}, p = {chance:.2g}), "
         'so the standard errors are wrong: transform the outcome, or use errors="robust".'

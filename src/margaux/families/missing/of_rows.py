@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from sklearn.utils.metaestimators import available_if
 
+from ...answers.fitted import Fitted
 from ...numerics.precision import precision
 from ...showing.parts import check_fitted
-from ..base import AbstractEstimator
+from ..conventions import Conventional, offered
 from . import answers
 from .layout import Arranged, Layout
 from .multinomial import family_of
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 OUTCOMES = {"logistic": "binary", "probit": "binary", "gaussian": "continuous", "poisson": "count", "multinomial": "categorical"}
 
 
-class AbstractRowAnswers(AbstractEstimator):
+class AbstractRowAnswers(Fitted, Conventional):
     """Answers of rows, of an estimator with a `family` whose `fit` sets `table_`, `_layout` and `result_`."""
 
     family: str
@@ -99,7 +99,7 @@ class AbstractRowAnswers(AbstractEstimator):
             return expected
         return self.table_.classes[expected.argmax(axis=1) if expected.ndim == 2 else (expected > 0.5).astype(int)]
 
-    @available_if(lambda self: OUTCOMES.get(self.family) in ("binary", "categorical"))
+    @offered(lambda self: OUTCOMES.get(self.family) in ("binary", "categorical"))
     def predict_proba(self, X: Tabular, offset: Column | None = None) -> np.ndarray:
         """P(y = k | observed x), (n, K), averaged over what is missing; of outcomes with classes."""
         expected = self._expected(X, offset)

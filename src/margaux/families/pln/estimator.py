@@ -11,7 +11,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pandas as pd
-from sklearn.base import BaseEstimator
 
 from ...answers.certificate import Certificate
 from ...answers.fitted import Answering
@@ -21,6 +20,7 @@ from ...numerics.packing import symmetric
 from ...numerics.precision import default_dtype, precision
 from ...showing.cards import Card
 from ...showing.parts import check_fitted
+from ..conventions import Conventional, contained
 from . import frames
 from .answers import entropy, principal
 from .basis import coefficients, orthonormal
@@ -55,7 +55,7 @@ class Ended(NamedTuple):
     likelihood: Adapted
 
 
-class PLNPCA(OfUnits, OfCoefficients, Answering, BaseEstimator):
+class PLNPCA(OfUnits, OfCoefficients, Answering, Conventional):
     r"""Principal components of counts: $y_{ij}\sim\mathrm{Poisson}(e^{z_{ij}})$, $z_i = o_i + B^\top x_i + Cw_i$,
     $w_i\sim N(0, I_q)$ (Batardiere, Chiquet, Kwon and Stoehr, eq. 2).
 
@@ -366,6 +366,7 @@ class PLNPCA(OfUnits, OfCoefficients, Answering, BaseEstimator):
         check_fitted(self)
         return np.asarray(frames.components(self.loadings_.shape[1]), object)
 
+    @contained
     def fit_transform(
         self, counts: CountsLike, y: object = None, *, covariates: Covariates | None = None,
         formula: str | None = None, offsets: Offsets | None = None,

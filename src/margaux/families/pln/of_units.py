@@ -8,11 +8,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pandas as pd
-from sklearn.base import TransformerMixin
 
 from ...numerics.packing import symmetric
 from ...numerics.precision import precision
 from ...showing.parts import check_fitted
+from ..conventions import Transformer, contained
 from . import frames
 from .answers import settled
 from .fitting import Design
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from .kinds import CountsLike, Covariates, Offsets
 
 
-class OfUnits(TransformerMixin):
+class OfUnits(Transformer):
     """A part of `PLNPCA`, which sets what is declared here."""
 
     loadings_: Any
@@ -36,6 +36,7 @@ class OfUnits(TransformerMixin):
     random_state: int
     _loadings: Loadings
 
+    @contained
     def transform(
         self, counts: CountsLike, covariates: Covariates | None = None, offsets: Offsets | None = None, covariance: bool = False
     ) -> Any:

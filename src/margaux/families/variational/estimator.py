@@ -13,7 +13,6 @@ import numpy as np
 import pandas as pd
 from jaxtyping import PyTree
 from numpy.typing import DTypeLike
-from sklearn.base import BaseEstimator, ClassifierMixin, RegressorMixin
 
 from ...algorithms.average import AbstractAverage
 from ...algorithms.base import AbstractAlgorithm
@@ -26,6 +25,7 @@ from ...problem.schedule import AbstractSchedule
 from ...showing.cards import Card
 from ...showing.parts import check_fitted
 from ...tables.kinds import Column, Tabular
+from ..conventions import Classifier, Conventional, Regressor
 from . import scores
 from .answers import WeightPosterior
 from .architectures import named
@@ -44,7 +44,7 @@ from .watching import FELL, course
 ITERATIONS = 3000
 
 
-class BayesianNetwork(Stored, Judged, WeightPosterior, BaseEstimator, abc.ABC):
+class BayesianNetwork(Stored, Judged, WeightPosterior, Conventional, abc.ABC):
     """What both estimators share: settings, the fit, saving."""
 
     def __init__(
@@ -114,13 +114,10 @@ class BayesianNetwork(Stored, Judged, WeightPosterior, BaseEstimator, abc.ABC):
         prior = self.prior if isinstance(self.prior, AbstractWeightPrior) else Normal(self.prior)
         draws = default_draws(network, weights, prior) if self.draws is None else as_draws(self.draws)
         settings.checkpoint = checkpoint
-        trained = train(
-            network, weights, self._likelihood(), prior, draws, self._scaled(x), outcome, settings,
-            None if held is None else (self._scaled(held[0]), held[1]), patience,
-        )  # fmt: skip
+        apart = None if held is None else (self._scaled(held[0]), held[1])
+        trained = train(network, weights, self._likelihood(), prior, draws, self._scaled(x), outcome, settings, apart, patience)
         stopped = self.early_stopping and trained.best is not None
-        self.n_observations_ = len(x)
-        self._data, self._held_out = (x, outcome), held
+        self.n_observations_, self._data, self._held_out = len(x), (x, outcome), held
         fit = trained.fit
         verdict = None if stopped or fit.result.failed else course(fit.trace["log_joint"].ravel(), settings.n_blocks)
         ended = not (stopped or fit.result.failed or fit.result is RESULTS.interrupted or verdict == FELL)
@@ -220,7 +217,7 @@ class BayesianNetwork(Stored, Judged, WeightPosterior, BaseEstimator, abc.ABC):
         return BayesianPlots(self)
 
 
-class BayesianClassifier(ClassifierMixin, BayesianNetwork):
+class BayesianClassifier(Classifier, BayesianNetwork):
     r"""Classification by a network whose weights have a Gaussian posterior, found by maximising the ELBO.
 
     $q(w)=\prod_jN(\mu_j, \sigma_j^2)$ maximises $\sum_iE_q\log p(y_i\mid x_i, w) - \mathrm{KL}[q\|p]$ (MISSO: Karimi, Wai,
@@ -301,7 +298,7 @@ class BayesianClassifier(ClassifierMixin, BayesianNetwork):
         })  # fmt: skip
 
 
-class BayesianRegressor(RegressorMixin, BayesianNetwork):
+class BayesianRegressor(Regressor, BayesianNetwork):
     r"""Regression by a network whose weights have a Gaussian posterior: see `BayesianClassifier`, whose settings it has.
 
     Args:
