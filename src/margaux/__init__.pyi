@@ -23,6 +23,7 @@ from .algorithms.recipes import (
 )
 from .answers.fit import Fit
 from .answers.load import load
+from .answers.many import ManyFits, fit_many
 from .bridges.numpyro.entry import fit_numpyro, from_numpyro
 from .engine.callbacks import AbstractCallback, Checkpoint, EarlyStopping
 from .engine.outcome import RESULTS, FitError
@@ -98,6 +99,7 @@ __all__ = [
     "LinearlyWeighted",
     "MALA",
     "MCMC",
+    "ManyFits",
     "MYULA",
     "MissingGLM",
     "MissingLinear",
@@ -127,6 +129,7 @@ __all__ = [
     "aisgd",
     "datasets",
     "fit",
+    "fit_many",
     "fit_numpyro",
     "fit_variational",
     "from_numpyro",

@@ -80,7 +80,7 @@ def test_others_are_sampled_from_a_mixture(why, found):
     many = why == "points"
     rule = best_rule(fit(2_000_000 if many else 100), level=2 if why == "level" else 0, n_draws=50 if why == "n_draws" else None)
     assert isinstance(rule.estep, mx.ImportanceSampling) and isinstance(rule.estep.proposal, ModeMixture) and rule.estep.quasi
-    draws = {"n_draws": 50, "points": 100}.get(why, 500)
+    draws = {"n_draws": 50, "points": 100}.get(why, 446)
     assert rule.estep.n_draws == draws and rule.replicates == 4 and rule.width == draws * (found.size + 3)
     assert rule.has_likelihood and not rule.deterministic
     assert len(rule.modes) == (5000 if many else 100) and len(rule.rows["modes"]) == (2_000_000 if many else 100)
@@ -88,7 +88,7 @@ def test_others_are_sampled_from_a_mixture(why, found):
     assert [call[2] for call in found.calls] == ([5000, None] if many else [None])
 
 
-@pytest.mark.parametrize(("n", "draws"), [(10, 4000), (20, 2500), (100, 500), (600, 100)])
+@pytest.mark.parametrize(("n", "draws"), [(10, 4000), (20, 2500), (100, 446), (600, 100)])
 def test_units_share_the_draws(n, draws, found):
     found.size = 5
     assert best_rule(fit(n)).estep.n_draws == draws

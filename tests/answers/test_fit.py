@@ -86,7 +86,7 @@ def test_parameters_are_counted_in_their_unconstrained_coordinates(monkeypatch):
 @pytest.fixture
 def asked(monkeypatch):
     """Whether the fit can be polished and what was found there; every call is kept."""
-    state = SimpleNamespace(trouble=None, done=SimpleNamespace(evaluation="evaluation", rule="rule"), calls=[])
+    state = SimpleNamespace(trouble=None, done=SimpleNamespace(evaluation="evaluation", rule="rule", likelihood=None), calls=[])
 
     def kept(name):
         return lambda fit, *args, **settings: state.calls.append((name, *args, settings)) or f"{name} {len(state.calls)}"
@@ -129,6 +129,8 @@ def test_the_likelihood_is_by_the_rule_of_the_polish_and_remembered(asked):
         asked.trouble, asked.done = trouble, done
         made().loglik()
         assert asked.calls[-1][1]["rule"] is None
+    asked.trouble, asked.done = None, SimpleNamespace(rule="rule", likelihood="checked")
+    assert made().loglik() == "checked" != made().loglik("importance")
 
 
 # -- files and cards --------------------------------------------------------------------------------

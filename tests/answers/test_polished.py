@@ -260,6 +260,7 @@ class Steps(_Search):
         self.fit, self.rule, self.n, self.told = fit, rule, 100, fit.told
         self.params, self.first, self.free = np.array([0.5]), np.array([0.5]), np.array([True])
         self.steps, self.curvature, self.find = [], fit.curvature, list(fit.find)
+        self.held_to_others = None
         self.go(self.params)
         self.told.clear()
 

@@ -16,6 +16,7 @@ import margaux as mx
 from helpers import normal
 from margaux.answers import posterior as module
 from margaux.answers.posterior import UndefinedDensity, _of_one_kind, each_unit, latent_size, latents, proposals, reference_estep
+from margaux.numerics.ladder import rung
 
 N = 11
 
@@ -62,10 +63,10 @@ def test_blocks_are_as_large_as_their_width_allows(fit, monkeypatch):
     block = module._block
     monkeypatch.setattr(module, "_block", lambda *args: (sizes.append(len(args[5])), block(*args))[1])
     whole, figures = each_unit(fit, square, mx.Quadrature(9))
-    for width, size in ((module.BLOCK_NUMBERS // 4, 4), (module.BLOCK_NUMBERS, 1), (10**9, 1), (0, N)):
+    for width, size in ((module.BLOCK_NUMBERS // 4, 4), (module.BLOCK_NUMBERS, 1), (10**9, 1), (0, rung(N))):
         sizes.clear()
         parts, told = each_unit(fit, square, mx.Quadrature(9), width=width)
-        assert sizes == [size] * -(-N // size)
+        assert sizes == [size] * -(-N // size) and size == rung(size)
         np.testing.assert_allclose(parts, whole, rtol=1e-12)
         np.testing.assert_allclose(told["log_marginal"], figures["log_marginal"])
     assert whole.shape == (N,)

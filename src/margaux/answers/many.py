@@ -44,10 +44,10 @@ class ManyFits:
     """Maximum likelihood estimates of R data sets.
 
     Attributes:
-        params: a row a data set, a column a scalar parameter. stderr: their standard errors by Louis' information, NaN where it is
-            not positive definite. loglik: maxima (R,). error: how far a finer quadrature, and a finer and wider one, are from the
-            one that was maximised (R,). length: Newton's step that is left, in standard errors (R,). converged: whether that is
-            short, the information positive definite and the error below 0.01 (R,).
+        params: a row a data set, a column a scalar parameter. stderr: their standard errors by Louis' information, NaN where it
+            is not positive definite. loglik: maxima (R,). error: how far a finer quadrature, and a finer and wider one, are from
+            the one that was maximised (R,). length: Newton's step that is left, in standard errors (R,). converged: whether that
+            is short, the information positive definite and the error below 0.01 (R,).
         each: the parameters as they were given, with a leading axis R.
     """
 
@@ -216,12 +216,12 @@ class _Searches:
 
 
 def _rules(model: Any, size: int) -> list[tuple[Any, int]]:
-    """One that leads the way (0), and those of maxima, each with the nodes of a finer one that it is to agree with (1 if exact)."""
+    """One that leads the way (0), and those of maxima, each with the nodes of one that it is to agree with (1 if exact)."""
     if isinstance(model, AbstractDiscrete):
         return [(Exact(), 1)]
     if size not in NODES:
         raise TypeError(
-            f"fit_many integrates at most three latents a unit by quadrature, and this model has {size}; call margaux.fit for each "
-            "data set: those of similar size share their programs"
+            f"fit_many integrates at most three latents a unit by quadrature, and this model has {size}; call margaux.fit for "
+            "each data set: those of similar size share their programs"
         )
     return [(Quadrature(FEW[size]), 0), *((Quadrature(nodes), finer) for nodes, finer in NODES[size])]

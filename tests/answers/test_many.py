@@ -1,0 +1,129 @@
+"""Many data sets at once, against one fit each and against exact maxima."""
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.scipy.stats import norm
+
+import margaux as mx
+from helpers import RandomIntercept, gamma_poisson, random_intercept
+from margaux.answers import flock, many
+
+PROBLEM = random_intercept(40, 3)
+
+
+def one_each(fits, problems):
+    for r, problem in enumerate(problems):
+        for name, value in problem.mle.items():
+            assert abs(fits.params[name][r] - value) < 0.01 * problem.se[name]
+            assert fits.stderr[name][r] == pytest.approx(problem.se[name], rel=0.02)
+        assert fits.loglik[r] == pytest.approx(problem.loglik, abs=2e-3)
+
+
+def test_data_sets_of_any_sizes_reach_their_exact_maxima():
+    problems = [random_intercept(n, seed) for n, seed in ((40, 3), (23, 5), (61, 8))]
+    width = max(problem.data["y"].shape[1] for problem in problems)
+    sets = [
+        {name: np.pad(leaf, ((0, 0), (0, width - leaf.shape[1]))) for name, leaf in problem.data.items()} for problem in problems
+    ]
+    fits = mx.fit_many(RandomIntercept(), sets, params=PROBLEM.start, space=PROBLEM.space, progress=False)
+    one_each(fits, problems)
+    assert fits.converged.all() and len(fits) == 3 and fits.error.max() < 0.01 and "3 fits, 3 converged" in repr(fits)
+    np.testing.assert_allclose(fits.each["mu"], fits.params["mu"])
+
+
+@pytest.mark.parametrize("start", [{"rate": 1.0, "shape": 1.5}, {"rate": 3.0, "shape": 5.0}, {"rate": 0.2, "shape": 0.4}])
+def test_another_family_from_starts_far_off(start):
+    problems = [gamma_poisson(60, seed) for seed in (5, 6)]
+    sets = [problem.data for problem in problems]
+    fits = mx.fit_many(problems[0].model, sets, params=start, space=problems[0].space, progress=False)
+    assert fits.converged.all()
+    one_each(fits, problems)
+
+
+def test_weights_are_units_that_repeat():
+    rng = np.random.default_rng(0)
+    weights = rng.multinomial(40, np.full(40, 1 / 40), size=6)
+    fits = mx.fit_many(PROBLEM.model, PROBLEM.data, weights=weights, params=PROBLEM.start, space=PROBLEM.space, progress=False)
+    repeated = [{name: np.repeat(leaf, row, axis=0) for name, leaf in PROBLEM.data.items()} for row in weights]
+    starts = [PROBLEM.start] * 6
+    same = mx.fit_many(PROBLEM.model, repeated, params=starts, space=PROBLEM.space, progress=False)
+    np.testing.assert_allclose(fits.params, same.params, rtol=1e-3)
+    np.testing.assert_allclose(fits.loglik, same.loglik, atol=1e-4)
+    np.testing.assert_allclose(fits.stderr, same.stderr, rtol=5e-3)
+
+
+def test_blocks_and_other_sets_change_nothing(monkeypatch):
+    sets = [random_intercept(20, seed).data for seed in (1, 2, 3)]
+    width = max(data["y"].shape[1] for data in sets)
+    sets = [{name: np.pad(leaf, ((0, 0), (0, width - leaf.shape[1]))) for name, leaf in data.items()} for data in sets]
+    together = mx.fit_many(PROBLEM.model, sets, params=PROBLEM.start, space=PROBLEM.space, progress=False)
+    monkeypatch.setattr(flock, "MOST", 7)
+    apart = [mx.fit_many(PROBLEM.model, [data], params=PROBLEM.start, space=PROBLEM.space, progress=False) for data in sets]
+    np.testing.assert_allclose(together.params, np.concatenate([one.params for one in apart]), rtol=1e-9)
+    np.testing.assert_allclose(together.loglik, np.concatenate([one.loglik for one in apart]), rtol=1e-11)
+
+
+def test_a_discrete_latent_is_enumerated():
+    class Two(mx.AbstractModel, mx.AbstractDiscrete):
+        def log_joint(self, params, z, y):
+            return jnp.log(jnp.where(z == 1, params["p"], 1 - params["p"])) + norm.logpdf(y, 3.0 * z, 1.0)
+
+        def init_latents(self, key, params, y):
+            return jnp.zeros((), int)
+
+        def support(self, y):
+            return jnp.arange(2)
+
+    rng = np.random.default_rng(1)
+    sets = [rng.normal(3.0 * (rng.random(300) < p), 1.0) for p in (0.3, 0.6)]
+    fits = mx.fit_many(Two(), sets, params={"p": 0.5}, space={"p": mx.Box(0.0, 1.0)}, progress=False)
+    assert fits.converged.all() and np.all(fits.error == 0)
+    for r, y in enumerate(sets):
+        value = lambda p, y=y: np.sum(np.log(p * norm.pdf(y, 3.0) + (1 - p) * norm.pdf(y)))  # noqa: E731
+        grid = np.linspace(0.05, 0.95, 9001)
+        assert fits.params["p"][r] == pytest.approx(grid[np.argmax([value(p) for p in grid])], abs=3e-4)
+
+
+def test_a_data_set_that_tells_nothing_is_not_converged():
+    flat = {"y": np.zeros((2, 6)), "mask": np.zeros((2, 6))}
+    rows = PROBLEM.data["y"].shape[1]
+    flat = {name: leaf[:, :rows] for name, leaf in flat.items()}
+    fits = mx.fit_many(PROBLEM.model, [PROBLEM.data, flat], params=PROBLEM.start, space=PROBLEM.space, progress=False)
+    assert fits.converged.tolist() == [True, False]
+    assert fits.stderr.iloc[1].isna().any() and not fits.stderr.iloc[0].isna().any()
+
+
+class Wide(mx.AbstractModel):
+    def log_joint(self, params, z, y):
+        return jnp.sum(norm.logpdf(z, params["m"])) + jnp.sum(y * z)
+
+    def init_latents(self, key, params, y):
+        return jnp.zeros(4)
+
+
+Y = np.zeros((5, 4))
+
+
+@pytest.mark.parametrize(("settings", "words"), [
+    ({"data": Y}, "weights= (R, n)"),
+    ({"data": []}, "a list of data sets"),
+    ({"data": [Y, Y[:, :3]]}, "data set 1 differ"),
+    ({"data": [Y, np.full((5, 4), np.nan)]}, "data set 1: data holds nan"),
+    ({"data": Y, "weights": np.ones((2, 4))}, "each of the 5 units, got shape (2, 4)"),
+    ({"data": Y, "weights": -np.ones((2, 5))}, "not negative"),
+    ({"data": Y, "weights": np.array([[1.0] * 5, [0.0] * 5])}, "replicate 1 has no unit"),
+    ({"data": [Y, Y]}, "at most three latents a unit"),
+    ({"data": [Y, Y], "params": [{"m": 0.0}] * 3}, "3 starts for 2 data sets"),
+    ({"data": [Y, Y], "params": {"m": 0.0}, "space": {"m": mx.Box(0.0, 1.0)}}, "edge of its space"),
+])  # fmt: skip
+def test_what_is_wrong_is_said(settings, words):
+    given = {"params": {"m": 0.0}} | settings
+    with pytest.raises((TypeError, ValueError)) as error:
+        mx.fit_many(Wide(), given.pop("data"), progress=False, **given)
+    assert words in str(error.value)
+
+
+def test_rules_are_those_of_the_answers():
+    assert [finer for _, finer in many._rules(PROBLEM.model, 3)] == [0, 13, 21]
+    assert [rule.n_nodes for rule, _ in many._rules(PROBLEM.model, 1)] == [11, 21, 61]
