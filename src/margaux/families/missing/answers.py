@@ -11,6 +11,7 @@ import scipy
 
 from ...numerics.compiling import compiled
 from ...numerics.wald import wald_table
+from .blocks import each
 from .exact import moments
 from .families import AbstractFamily
 from .layout import Arranged
@@ -23,13 +24,6 @@ if TYPE_CHECKING:
     from jaxtyping import Array, PyTree
 
     from ...tables.kinds import Column
-
-
-@compiled
-def predictors(params: Params, rows: Rows, groups: Groups) -> tuple[Any, Any]:
-    """Mean and variance of the linear predictor given the observed covariates, (b,) each."""
-    found, _ = given_observed(params, rows, groups)
-    return found.mean, found.sd**2
 
 
 @compiled
@@ -46,19 +40,20 @@ def shares(family: AbstractFamily | Multinomial, params: Params, data: Arranged,
 
 
 @compiled
-def _class_probabilities(family: Multinomial, params: Params, rows: Rows, groups: Groups) -> Any:
-    before, _ = given_observed_each(params, rows, groups)
-    return family.mean(before.mean.T, jnp.moveaxis(before.root, 0, 2))
+def _expected(family: AbstractFamily | Multinomial, params: Params, rows: Rows, groups: Groups) -> Any:
+    def of(rows: Rows) -> Any:
+        if isinstance(family, Multinomial):
+            before, _ = given_observed_each(params, rows, groups)
+            return family.mean(before.mean.T, jnp.moveaxis(before.root, 0, 2))
+        found, _ = given_observed(params, rows, groups)
+        return family.mean(found.mean, found.sd**2)
+
+    return each(of, rows, groups)
 
 
 @compiled
 def _means(family: AbstractFamily | Multinomial, params: Params, rows: Rows, groups: Groups) -> Any:
-    return moments(family, groups, params, rows)[0].x
-
-
-@compiled
-def _expected(family: AbstractFamily, mean: Array, variance: Array) -> Any:
-    return family.mean(mean, variance)
+    return each(lambda rows: moments(family, groups, params, rows)[0].x, rows, groups)
 
 
 @compiled
@@ -122,11 +117,8 @@ def parameter_names(table: Table, params: PyTree) -> list[str]:
 
 def expected_outcome(family: AbstractFamily | Multinomial, params: Params, data: Arranged) -> np.ndarray:
     """E[y | x_o], averaged over what is missing, (n,); of a multinomial family P(y | x_o), (n, K)."""
-    wide = data.wide(params)
-    if isinstance(family, Multinomial):
-        found = np.asarray(_class_probabilities(family, wide, data.rows, data.groups))
-    else:
-        found = np.asarray(_expected(family, *predictors(wide, data.rows, data.groups)))
+    long = data.padded()
+    found = long.restored(_expected(family, data.wide(params), long.rows, long.groups))
     return data.totals(found, shares(family, params, data, False))
 
 
@@ -139,7 +131,8 @@ def conditional_mean(
     if not outcome:
         # With a coefficient of zero the outcome says nothing.
         wide = wide | {"beta": np.zeros_like(wide["beta"])}
-    x = data.totals(np.asarray(_means(family, wide, data.rows, data.groups)), share)
+    long = data.padded()
+    x = data.totals(long.restored(_means(family, wide, long.rows, long.groups)), share)
     if data.completions is None:
         return x, np.zeros((len(x), 0))
     return x, data.totals(scores[data.completions.cell], share)

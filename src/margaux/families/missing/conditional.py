@@ -16,6 +16,8 @@ from jaxtyping import Array, Float, Int
 
 #: widths of the groups that rows are put into by their number of missing entries
 WIDTHS = (0, 1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128)
+#: share of the rows below which a group is joined to the next wider one
+FEW = 0.02
 #: cells (rows x columns) up to which all rows make one group, so that another table of that shape compiles nothing
 SMALL = 20_000
 
@@ -43,11 +45,16 @@ def group_rows(missing: np.ndarray) -> tuple[np.ndarray, np.ndarray, tuple[tuple
     if n * p <= SMALL and counts.any():
         return np.arange(n), np.sort(np.where(missing, np.arange(p), p), axis=1).astype(np.int32), ((n, p),)
     order = np.argsort(counts, kind="stable")
-    most = int(counts.max(initial=0))
-    places = np.sort(np.where(missing[order], np.arange(p), p), axis=1)[:, :most]
-    widths = np.asarray([*WIDTHS, p])
-    own = np.minimum(widths[np.searchsorted(widths, counts[order])], most)
-    sizes = [(int(np.sum(own == width)), int(width)) for width in np.unique(own)]
+    widths = np.minimum([*WIDTHS, p], p)
+    own = widths[np.searchsorted(widths, counts[order])]
+    sizes: list[tuple[int, int]] = []
+    held = 0
+    for width in np.unique(own):
+        held += int(np.sum(own == width))
+        if held >= FEW * n or width == own[-1]:
+            sizes.append((held, int(width)))
+            held = 0
+    places = np.sort(np.where(missing[order], np.arange(p), p), axis=1)[:, : sizes[-1][1]]
     return order, places.astype(np.int32), tuple(sizes)
 
 

@@ -341,8 +341,7 @@ class MissingGLM(AbstractRowAnswers):
         from sklearn.base import clone
 
         def fitted(out: tuple[int, ...]) -> tuple[float, int]:
-            rows, completions = jax.tree.map(np.asarray, one.sample)
-            less = Likelihood(one.family, rows, one.groups, positions(out), completions)
+            less = one.without(positions(out))
             beta = np.array(start["beta"])
             beta[..., columns[list(out)]] = 0.0
             flat, value, _ = less.climb(start | {"beta": beta})

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import abc
+from collections.abc import Callable
+from typing import NamedTuple
 
 import equinox as eqx
 import jax
@@ -62,38 +64,96 @@ class AbstractFamily(eqx.Module):
         with expectations under the posterior of u they are $E\ell'$ and $E[\ell''+\ell'^2]-(E\ell')^2$. Where v is large
         $\ell''$ is narrow beside the distance of nodes, and they are $E(u-m)/v$ and $Var(u)/v^2-1/v$, which are the same.
 
-        By a trapezoidal rule over all where the integrand is not next to nothing, see `_quadrature`.
+        By a trapezoidal rule over all where the integrand is not next to nothing, see `_Rule`.
         """
-        return _quadrature(self, y, mean, variance, scale)
+        rule = _Rule.of(self, y, mean, variance, scale)
+        far = variance > WIDE
+        precision = jnp.where(far, 1 / rule.wide**2, 0.0)
+
+        def ratios(u):
+            first, second = self.slopes(y, u, scale)
+            first, second = jnp.where(far, (u - mean) * precision, first), jnp.where(far, -precision, second)
+            return first, second + first**2
+
+        total, (first, square) = rule.averages(self, y, mean, scale, ratios, 2)
+        # Without variance all nodes are the one point, and each weighs the same.
+        weight = jnp.where(variance > 0, rule.step / rule.wide / np.sqrt(2 * np.pi), 1 / NODES)
+        return rule.height + jnp.log(total * weight), first, square - first**2
+
+    def slopes_to_fourth(self, y: Array, eta: Array, scale: Array) -> tuple[Array, ...]:
+        """Derivatives one to four of the log density in eta."""
+        one = jnp.ones_like(eta)
+
+        def third(u):
+            return jax.jvp(lambda v: self.slopes(y, v, scale)[1], (u,), (one,))[1]
+
+        return (*self.slopes(y, eta, scale), *jax.jvp(third, (eta,), (one,)))
+
+    def ratios(self, y: Array, mean: Array, variance: Array, scale: Array) -> tuple[Array, ...]:
+        r"""$Z^{(k)}(m)/Z(m)$, k = 1, ..., 4, of $Z(m) = \int p(y\mid u)N(u; m, v)\,du$: what the information needs.
+
+        They are posterior means of $p^{(k)}/p$; where the posterior of u is narrower than the prior, or v large, of Hermite
+        polynomials of $(u-m)/v$, which vary less there.
+        """
+        rule = _Rule.of(self, y, mean, variance, scale)
+        far = (variance > WIDE) | (2 * rule.sd**2 < variance)
+        precision = jnp.where(far, 1 / rule.wide**2, 0.0)
+
+        def at(u):
+            near = self.slopes_to_fourth(y, u, scale)
+            instead = (u - mean) * precision, -precision, 0.0, 0.0
+            return bell(*(jnp.where(far, other, own) for other, own in zip(instead, near, strict=True)))
+
+        return rule.averages(self, y, mean, scale, at, 4)[1]
 
 
-def _quadrature(family: AbstractFamily, y: Array, mean: Array, variance: Array, scale: Array) -> tuple[Array, Array, Array]:
-    """The trapezoidal rule between the points where the integrand has fallen by exp(-DROP): it vanishes at both, so that the
-    error falls exponentially in the number of nodes."""
-    mode, sd = _mode(family, y, mean, variance, scale)
-    # In units of the prior's SD, so that nothing is lost where the variance is tiny or zero.
-    wide = jnp.sqrt(jnp.where(variance > 0, variance, 1.0))
-    below, above = (_reach(family, y, mean, variance, scale, mode, sd, side) for side in (-1.0, 1.0))
-    step = (below + above) / (NODES - 1)
-    far = variance > WIDE
-    precision = jnp.where(far, 1 / wide**2, 0.0)
+def bell(first: Array, second: Array, third: Array, fourth: Array) -> tuple[Array, ...]:
+    """$f^{(k)}/f$, k = 1, ..., 4, from the derivatives of log f: Bell's polynomials."""
+    return (
+        first,
+        second + first**2,
+        third + 3 * first * second + first**3,
+        fourth + 4 * first * third + 3 * second**2 + 6 * first**2 * second + first**4,
+    )
 
-    height = family.log_density(y, mode, scale) - ((mode - mean) / wide) ** 2 / 2
 
-    def add(state, node):
-        u = mode + (node * step - below)
-        share = jnp.exp(family.log_density(y, u, scale) - ((u - mean) / wide) ** 2 / 2 - height)
-        first, second = family.slopes(y, u, scale)
-        first, second = jnp.where(far, (u - mean) * precision, first), jnp.where(far, -precision, second)
-        total, slope, square = state
-        return (total + share, slope + share * first, square + share * (second + first**2)), None
+class _Rule(NamedTuple):
+    """The trapezoidal rule between the points where the integrand p(y | u) N(u; m, v) has fallen by exp(-DROP): it vanishes at
+    both, so that the error falls exponentially in the number of nodes.
 
-    zero = jnp.zeros_like(mean)
-    (total, slope, square), _ = jax.lax.scan(add, (zero, zero, zero), jnp.arange(NODES, dtype=mean.dtype))
-    first = slope / total
-    # Without variance all nodes are the one point, and each weighs the same.
-    weight = jnp.where(variance > 0, step / wide / np.sqrt(2 * np.pi), 1 / NODES)
-    return height + jnp.log(total * weight), first, square / total - first**2
+    mode, sd: of the integrand, by its curvature there. below: from the mode to the first node; height: of its logarithm.
+    wide: the prior's SD, in whose units all is done, so that nothing is lost where the variance is tiny or zero.
+    """
+
+    mode: Array
+    sd: Array
+    below: Array
+    step: Array
+    wide: Array
+    height: Array
+
+    @staticmethod
+    def of(family: AbstractFamily, y: Array, mean: Array, variance: Array, scale: Array) -> _Rule:
+        mode, sd = _mode(family, y, mean, variance, scale)
+        wide = jnp.sqrt(jnp.where(variance > 0, variance, 1.0))
+        below, above = (_reach(family, y, mean, variance, scale, mode, sd, side) for side in (-1.0, 1.0))
+        step = (below + above) / (NODES - 1)
+        height = family.log_density(y, mode, scale) - ((mode - mean) / wide) ** 2 / 2
+        return _Rule(mode, sd, below, step, wide, height)
+
+    def averages(
+        self, family: AbstractFamily, y: Array, mean: Array, scale: Array, of: Callable[[Array], tuple[Array, ...]], count: int
+    ) -> tuple[Array, tuple[Array, ...]]:
+        """The sum of the integrand over the nodes, and averages of `count` functions of u under it."""
+
+        def add(state, node):
+            u = self.mode + (node * self.step - self.below)
+            share = jnp.exp(family.log_density(y, u, scale) - ((u - mean) / self.wide) ** 2 / 2 - self.height)
+            return tuple(part + share * one for part, one in zip(state, (1.0, *of(u)), strict=True)), None
+
+        start = (jnp.zeros_like(mean),) * (1 + count)
+        (total, *sums), _ = jax.lax.scan(add, start, jnp.arange(NODES, dtype=mean.dtype))
+        return total, tuple(part / total for part in sums)
 
 
 def _mode(family: AbstractFamily, y: Array, mean: Array, variance: Array, scale: Array) -> tuple[Array, Array]:
@@ -205,6 +265,11 @@ class Probit(AbstractFamily):
         first, second = self.slopes(y, mean / root, scale)
         return self.log_density(y, mean / root, scale), first / root, second / root**2
 
+    def ratios(self, y, mean, variance, scale):
+        root = jnp.sqrt(1 + variance)
+        found = self.slopes_to_fourth(y, mean / root, scale)
+        return bell(*(one / root**k for k, one in enumerate(found, start=1)))
+
 
 class Gaussian(AbstractFamily):
     r"""$y = \eta + \epsilon$, $\epsilon\sim N(0, \sigma^2)$; averages over a Gaussian predictor are closed."""
@@ -233,6 +298,10 @@ class Gaussian(AbstractFamily):
     def marginal(self, y, mean, variance, scale):
         total = variance + scale
         return norm.logpdf(y, mean, jnp.sqrt(total)), (y - mean) / total, -1 / total
+
+    def ratios(self, y, mean, variance, scale):
+        total = variance + scale
+        return bell((y - mean) / total, -1 / total, *[jnp.zeros_like(mean)] * 2)
 
 
 class Poisson(AbstractFamily):

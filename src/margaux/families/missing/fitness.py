@@ -13,7 +13,6 @@ from .layout import Arranged
 from .observed import Params
 
 if TYPE_CHECKING:
-    from .exact import Moments
     from .families import AbstractFamily
     from .multinomial import Multinomial
 
@@ -158,11 +157,11 @@ def covariates(residuals: np.ndarray, names: list[str]) -> Check | None:
 
 
 def outcome_residuals(
-    family: AbstractFamily | Multinomial, params: Params, data: Arranged, found: Moments, share: np.ndarray | None, seed: int = 0
+    family: AbstractFamily | Multinomial, params: Params, data: Arranged, m: np.ndarray, v: np.ndarray, share: np.ndarray | None
 ) -> tuple[Any, Any]:
     """Normal residuals of the outcome given the observed covariates, randomised where it is discrete (Dunn and Smyth 1996), and
-    its mean, (n,) both. `share`: of the completions before the outcome is seen."""
-    y, m, v = (np.asarray(part, float) for part in (data.rows.y, found.predictor, found.variance))
+    its mean, (n,) both, for predictors N(m, v). `share`: of the completions before the outcome is seen."""
+    y = np.asarray(data.rows.y, float)
     if isinstance(family, Gaussian):
         below = at = scipy.special.ndtr((y - m) / np.sqrt(v + float(params["scale"])))
         mean = m
@@ -179,7 +178,7 @@ def outcome_residuals(
         below = np.where(y > 0, scipy.special.pdtr(np.maximum(y - 1, 0)[:, None], rate) @ weights, 0.0)
         mean = np.exp(m + v / 2)
     below, at, mean = (data.totals(part, share) for part in (below, at, mean))
-    uniform = below + (at - below) * np.random.default_rng(seed).random(data.n)
+    uniform = below + (at - below) * np.random.default_rng(0).random(data.n)
     return scipy.special.ndtri(np.clip(uniform, 1e-15, 1 - 1e-15)), mean
 
 

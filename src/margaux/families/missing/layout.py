@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
+from .blocks import Padded, padded
 from .completed import Completions
 from .discrete import Cells
 from .observed import Groups, Params, Rows, arrange
@@ -27,6 +28,12 @@ class Arranged(NamedTuple):
     def n(self) -> int:
         """Rows of the table."""
         return len(self.owner) if self.completions is None else len(self.completions.design)
+
+    def padded(self) -> Padded:
+        """Rows as programs see them; completions as they are."""
+        if self.completions is None:
+            return padded(self.rows, self.groups)
+        return Padded(self.rows, self.groups, np.arange(len(self.owner)))
 
     def reordered(self, order: np.ndarray, groups: Groups) -> Arranged:
         """With rows in another order."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import math
+import copy
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
@@ -12,9 +12,12 @@ import scipy
 from jaxtyping import Array, Float
 
 from ...numerics.compiling import compiled
+from .blocks import each, padded, summed
 from .completed import Completions
+from .coordinates import Struct
 from .exact import Moments, moments, score
 from .families import AbstractFamily, Gaussian
+from .information import sums, total
 from .observed import Groups, Params, Rows
 
 if TYPE_CHECKING:
@@ -31,64 +34,13 @@ SHORT = 1e-3
 STARTS, CLOSE = 3, 0.05
 #: value of an objective that is not finite
 UNDEFINED = 1e10
+#: rows times coordinates from which the information is worked out in closed form, and columns up to which it can be
+MANY, WIDEST = 500_000, 64
+#: share of the blocks that a climb begins with, one in so many; rows a coordinate that these must have; the smallest eigenvalue
+#: of their information that is gone by, as a share of the largest
+SAMPLED, ROOM, LEAST = 8, 4, 1e-8
 #: rows whose scores are computed at a time
 BLOCK = 4096
-
-
-class Struct(NamedTuple):
-    """How free coordinates are laid out; hashable, so that it is no reason to compile again.
-
-    With k fixed columns, s of discrete covariates and p Gaussian ones: "beta" (k + s + p,), "mean" (k + w, p) with w dummies of
-    the discrete covariates, "cells" (k, m) log odds of m features of their cells. `lead` is (j,) with several predictors.
-    """
-
-    k: int
-    p: int
-    scale: bool
-    lead: tuple[int, ...] = ()
-    s: int = 0
-    w: int = 0
-    m: int = 0
-
-    @property
-    def sizes(self) -> list[int]:
-        """Of beta, mean, the root of the precision, the cells and the scale."""
-        n_beta = math.prod(self.lead) * (self.k + self.s + self.p)
-        return [n_beta, (self.k + self.w) * self.p, self.p * (self.p + 1) // 2, self.k * self.m, int(self.scale)]
-
-    @property
-    def size(self) -> int:
-        return sum(self.sizes)
-
-    def pack(self, params: Params) -> np.ndarray:
-        """Free coordinates: beta, mean, the Cholesky factor of the precision with log diagonal, cells, log scale."""
-        factor = np.linalg.cholesky(np.linalg.inv(params["covariance"]))
-        factor[np.diag_indices(self.p)] = np.log(np.diagonal(factor))
-        parts = [np.ravel(params["beta"]), np.ravel(params["mean"]), factor[np.tril_indices(self.p)]]
-        return np.concatenate(
-            [*parts, *([np.ravel(params["cells"])] if self.m else []), *([[np.log(params["scale"])]] if self.scale else [])]
-        )
-
-    def natural(self, flat: Array) -> dict[str, Array]:
-        """Parameters at free coordinates, differentiable."""
-        p, cuts = self.p, np.cumsum(self.sizes)
-        beta, mean, root, cells, log_scale = (flat[a:b] for a, b in zip([0, *cuts], cuts, strict=False))
-        root = jnp.zeros((p, p), flat.dtype).at[np.tril_indices(p)].set(root)
-        factor = jnp.tril(root, -1) + jnp.diag(jnp.exp(jnp.diagonal(root)))
-        # Two triangular inverses would be as good; that of the product is singular long before the factor is.
-        inverse = jax.scipy.linalg.solve_triangular(factor, jnp.eye(p, dtype=flat.dtype), lower=True)
-        out = {"beta": beta.reshape(*self.lead, -1), "mean": mean.reshape(self.k + self.w, p), "covariance": inverse.T @ inverse}
-        out |= {"cells": cells.reshape(self.k, self.m)} if self.m else {}
-        return out | ({"scale": jnp.exp(log_scale[0])} if self.scale else {})
-
-    def params(self, flat: np.ndarray) -> Params:
-        """The same as NumPy arrays."""
-        return {name: np.asarray(value) for name, value in _natural(self, np.asarray(flat)).items()}
-
-
-@compiled
-def _natural(struct: Struct, flat: Array) -> dict[str, Array]:
-    return struct.natural(flat)
 
 
 class Sample(NamedTuple):
@@ -96,6 +48,19 @@ class Sample(NamedTuple):
 
     rows: Rows
     completions: Completions | None = None
+
+
+@compiled
+def outcomes(family: AbstractFamily | Multinomial, groups: Groups, params: Params, sample: Sample) -> tuple[Array, Array, Array]:
+    """Of each (completed) row the mean and variance of its predictor given the observed covariates, and log p(y | x_o)."""
+    rows, completions = sample
+    wide = params if completions is None else completions.widened(params)
+
+    def of(rows: Rows) -> tuple[Array, Array, Array]:
+        found = moments(family, groups, wide, rows)[0]
+        return found.predictor, found.variance, found.log_outcome
+
+    return each(of, rows, groups)
 
 
 def log_densities(
@@ -128,8 +93,13 @@ def value_and_gradient(
     rows, completions = sample
     params, back = jax.vjp(struct.natural, flat)
     if completions is None:
-        per_row, covariance = moments(family, groups, params, rows)
-        return rows.weights @ (per_row.log_outcome + per_row.log_x), back(score(family, params, rows, per_row, covariance))[0]
+
+        def of(rows: Rows) -> tuple[Array, Params]:
+            per_row, covariance = moments(family, groups, params, rows)
+            return rows.weights @ (per_row.log_outcome + per_row.log_x), score(family, params, rows, per_row, covariance)
+
+        value, slope = summed(of, rows, groups)
+        return value, back(slope)[0]
     wide, narrow = jax.vjp(completions.widened, params)
     per_row, logs, _ = log_densities(family, groups, params, sample)
     values, share = completions.gather(logs)
@@ -141,8 +111,17 @@ def value_and_gradient(
 
 
 @compiled
+def _information(family: AbstractFamily | Multinomial, groups: Groups, struct: Struct, flat: Array, rows: Rows) -> Array:
+    params = struct.natural(flat)
+    return total(struct, flat, summed(lambda block: sums(family, groups, params, block), rows, groups))
+
+
+@compiled
 def _log_outcome(family: AbstractFamily | Multinomial, groups: Groups, struct: Struct, flat: Array, sample: Sample) -> Array:
-    _, after, before = log_densities(family, groups, struct.natural(flat), sample)
+    params = struct.natural(flat)
+    if sample.completions is None:
+        return summed(lambda rows: rows.weights @ moments(family, groups, params, rows)[0].log_outcome, sample.rows, groups)
+    _, after, before = log_densities(family, groups, params, sample)
     return _weights(sample) @ (_per_row(sample, after) - _per_row(sample, before))
 
 
@@ -202,14 +181,38 @@ class Likelihood:
             k, wide = completions.designs.shape[1], k
             more = {"s": completions.turn.shape[1] - k - p, "w": wide - k, "m": completions.features.shape[1]}
         self.struct = Struct(k, p, isinstance(family, Gaussian), lead, **more)
+        self.place = np.arange(len(rows.y))
+        if completions is None:
+            rows, self.groups, self.place = padded(rows, groups)
         self.sample = jax.tree.map(jax.device_put, Sample(rows, completions))
         self.size = float(np.sum(np.asarray(_weights(self.sample))))
         self.free = np.setdiff1d(np.arange(self.struct.size), np.asarray(dropped, int))
+        #: whether the information is that in closed form
+        self.closed = completions is None and len(rows.y) * self.struct.size > MANY and p <= WIDEST
 
     @property
     def data(self) -> Rows:
-        """The (completed) rows."""
+        """The (completed) rows, with those that fill them up."""
         return self.sample.rows
+
+    def without(self, dropped: tuple[int, ...]) -> Likelihood:
+        """The same with other positions of beta at zero."""
+        out = copy.copy(self)
+        out.free = np.setdiff1d(np.arange(self.struct.size), np.asarray(dropped, int))
+        return out
+
+    def sampled(self) -> Likelihood | None:
+        """That of some blocks of the rows, of a large table."""
+        length = sum(count for count, _ in self.groups)
+        blocks = -(-(int(self.place.max()) + 1) // length)
+        some = max(blocks // SAMPLED, -(-ROOM * self.struct.size // length))
+        if not self.closed or 2 * some > blocks:
+            return None
+        out, weights = copy.copy(self), np.array(self.data.weights)
+        weights[some * length :] = 0.0
+        out.sample = Sample(self.data._replace(weights=jax.device_put(weights)))
+        out.size = float(weights.sum())
+        return out
 
     def pack(self, params: Params) -> np.ndarray:
         """Free coordinates of parameters."""
@@ -235,10 +238,15 @@ class Likelihood:
 
     def scores(self, flat: np.ndarray) -> Float[np.ndarray, "n f"]:
         """Gradient of each row's part of the log-likelihood, weight included."""
-        return np.asarray(_scores(self.family, self.struct, jnp.asarray(self.whole(flat)), self.sample))[:, self.free]
+        found = np.asarray(_scores(self.family, self.struct, jnp.asarray(self.whole(flat)), self.sample))[:, self.free]
+        return found[self.place] if self.sample.completions is None else found
 
     def information(self, flat: np.ndarray, h: float = 1e-5) -> np.ndarray:
-        """Observed information, by forward differences of the exact score."""
+        """Observed information: in closed form, or of small tables, whose visits cost less than another program, by forward
+        differences of the exact score."""
+        if self.closed:
+            found = _information(self.family, self.groups, self.struct, jnp.asarray(self.whole(flat)), self.data)
+            return np.asarray(found)[np.ix_(self.free, self.free)]
         _, here = self.objective(flat)
         columns = [(self.objective(flat + h * unit)[1] - here) / h for unit in np.eye(len(flat))]
         matrix = self.size * np.stack(columns)
@@ -247,16 +255,40 @@ class Likelihood:
     def climb(
         self, start: Params, max_iter: int = 1000, callback: Callable[..., Any] | None = None
     ) -> tuple[np.ndarray, float, int]:
-        """L-BFGS: free coordinates, log-likelihood, iterations."""
+        """L-BFGS: free coordinates, log-likelihood, iterations.
+
+        Of a large table it is done on some blocks of rows first; from there on all are visited, in coordinates in which the
+        information of those is the identity, so that few visits are left.
+        """
+        origin, turn = self.pack(start), None
+        some = self.sampled()
+        if some is not None and some.size > 0:
+            origin = some._descend(origin, None, max_iter, None)[0]
+            values, vectors = np.linalg.eigh(some.information(origin) / some.size)
+            turn = vectors / np.sqrt(np.maximum(np.abs(values), LEAST * np.abs(values).max()))
+        flat, value, n_iter = self._descend(origin, turn, max_iter, callback)
+        return flat, -value * self.size, n_iter
+
+    def _descend(
+        self, origin: np.ndarray, turn: np.ndarray | None, max_iter: int, callback: Callable[..., Any] | None
+    ) -> tuple[np.ndarray, float, int]:
+        """Free coordinates, objective, iterations; steps are taken in coordinates u of origin + turn u, where there is a turn."""
+
+        def objective(u: np.ndarray) -> tuple[float, np.ndarray]:
+            if turn is None:
+                return self.objective(u)
+            value, slope = self.objective(origin + turn @ u)
+            return value, turn.T @ slope
+
         found = scipy.optimize.minimize(
-            self.objective,
-            self.pack(start),
+            objective,
+            origin if turn is None else np.zeros_like(origin),
             jac=True,
             method="L-BFGS-B",
             callback=callback,
-            options={"maxiter": max_iter, "maxcor": 30, "ftol": 1e-12, "gtol": 1e-8},
+            options={"maxiter": max_iter, "maxcor": 30, "ftol": 1e-12 if turn is None else 1e-15, "gtol": 1e-8},
         )
-        return found.x, -float(found.fun) * self.size, int(found.nit)
+        return found.x if turn is None else origin + turn @ found.x, float(found.fun), int(found.nit)
 
     def maximise(
         self, start: Params, max_iter: int = 1000, callback: Callable[..., Any] | None = None

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import functools
 import warnings
+from collections.abc import Callable
 from typing import Any
 
 import equinox as eqx
@@ -23,6 +24,7 @@ from ...tables.checks import check_separation
 from .conditional import Conditional, in_rows, sweep
 from .exact import Moments, moments
 from .families import FAMILIES, FARTHEST
+from .information import Before, before
 from .observed import Groups, Params, Rows, by_group, filled, given_observed
 from .table import Table
 
@@ -96,6 +98,45 @@ class Multinomial(eqx.Module):
         if count == 0:
             p = self.probabilities(mean)
             return self.log_density(y, mean), chosen - p, p[:, None] * (p[None] - identity)
+
+        def at(eta):
+            p = self.probabilities(eta)
+            slope = chosen - p
+            return slope, slope[:, None] * slope[None] + p[:, None] * (p[None] - identity)
+
+        log_z, (slope, square) = self._averages(y, mean, root, at, finer)
+        return log_z, slope, square - slope[:, None] * slope[None]
+
+    def ratios(self, y: Array, mean: Float[Array, "j n"], root: Float[Array, "j d n"]) -> tuple[Array, ...]:
+        r"""$\partial^kZ/Z$ in m, k = 1, ..., 4, of $Z(m) = \int p(y\mid m+Lz)N(z; 0, I)\,dz$, axes of predictors first: posterior
+        means of $\partial^kp/p$."""
+        units = jnp.broadcast_to(jnp.eye(len(mean), dtype=mean.dtype)[..., None], (len(mean), *mean.shape))
+
+        def first(eta):
+            return self.chosen(y) - self.probabilities(eta)
+
+        def next_of(ratio):
+            def of(eta):
+                moved = jax.vmap(lambda unit: jax.jvp(ratio, (eta,), (unit,))[1])(units)
+                slope = first(eta)
+                return moved + slope.reshape(len(slope), *[1] * (moved.ndim - 2), -1) * ratio(eta)
+
+            return of
+
+        second = next_of(first)
+        third = next_of(second)
+        fourth = next_of(third)
+
+        def at(eta):
+            return first(eta), second(eta), third(eta), fourth(eta)
+
+        return at(mean) if root.shape[1] == 0 else self._averages(y, mean, root, at)[1]
+
+    def _averages(
+        self, y: Array, mean: Array, root: Array, of: Callable[[Array], tuple[Array, ...]], finer: bool = False
+    ) -> tuple[Array, tuple[Array, ...]]:
+        """The logarithm of the integral, and averages of functions of eta under its integrand; rows come last."""
+        count, chosen = root.shape[1], self.chosen(y)
         centre, inverse = self.mode(y, mean, root)
         wide = jnp.eye(count, dtype=mean.dtype)[..., None]
         turn = factor(inverse if count in NODES else (inverse + wide) / 2)
@@ -104,22 +145,18 @@ class Multinomial(eqx.Module):
             point, log_weight = node
             z = centre + jnp.sum(turn * point[:, None], axis=1)
             eta = mean + _times(root, z)
-            p = self.probabilities(eta)
             value = jnp.sum(chosen * eta, axis=0) - _log_total(eta) - jnp.sum(z**2, axis=0) / 2 + log_weight
-            slope = chosen - p
-            square = slope[:, None] * slope[None] + p[:, None] * (p[None] - identity)
             top, *sums = state
             new = jnp.maximum(top, value)
             old, now = jnp.exp(top - new), jnp.exp(value - new)
-            return (new, *(part * old + now * one for part, one in zip(sums, (1.0, slope, square), strict=True))), None
+            return (new, *(part * old + now * one for part, one in zip(sums, (1.0, *of(eta)), strict=True))), None
 
         zero = jnp.zeros_like(mean[0])
-        start = (zero - jnp.inf, zero, jnp.zeros_like(mean), jnp.zeros((len(mean), *mean.shape), mean.dtype))
+        start = (zero - jnp.inf, zero, *(jnp.zeros(one.shape, mean.dtype) for one in jax.eval_shape(of, mean)))
         nodes = jax.tree.map(lambda leaf: jnp.asarray(leaf, mean.dtype), rule(count, finer))
-        (top, total, slope, square), _ = jax.lax.scan(add, start, nodes)
-        slope, square = slope / total, square / total
+        (top, total, *sums), _ = jax.lax.scan(add, start, nodes)
         scale = jnp.prod(turn[jnp.arange(count), jnp.arange(count)], axis=0)
-        return top + jnp.log(total * scale), slope, square - slope[:, None] * slope[None]
+        return top + jnp.log(total * scale), tuple(part / total for part in sums)
 
     def mean(self, mean: Float[Array, "j n"], root: Float[Array, "j d n"]) -> Float[Array, "n k"]:
         r"""P(y = k) for $\eta\sim N(m, LL^\top)$."""
@@ -254,6 +291,22 @@ def _(family: Multinomial, groups: Groups, params: Params, rows: Rows) -> tuple[
     along = jnp.einsum("njl,lnp->njp", root, directions)
     variance = jnp.einsum("njl,nkl->njk", root, root)
     return Moments(log_y, before.log_x, before.mean, variance, first, second, x, along), covariance
+
+
+@before.register
+def _(family: Multinomial, groups: Groups, params: Params, rows: Rows) -> Before:
+    found, known = given_observed_each(params, rows, groups)
+    origin, directions = filled_each(params, rows, known, groups)
+    units = jnp.broadcast_to(jnp.eye(found.root.shape[1]), found.root.shape)
+    spread = spread_each(rows, known, groups, jnp.ones_like(rows.y), units, total=False)
+    parts = []
+    for _, places, span in by_group(known, groups, rows):
+        own = jnp.moveaxis(found.root[span, :, : places.shape[1]], 0, 2)
+        parts.append(family.ratios(rows.y[span], found.mean[span].T, own))
+    ratios: Any = tuple(jnp.moveaxis(jnp.concatenate(part, axis=-1), -1, 0) for part in zip(*parts, strict=True))
+    one, other = np.tril_indices(rows.x.shape[1])
+    along = jnp.einsum("njl,lnp->njp", found.root, directions)
+    return Before(origin, along, spread[:, one, other], ratios)
 
 
 def by_holes(rows: Rows, groups: Groups, n_classes: int) -> tuple[np.ndarray, Groups]:

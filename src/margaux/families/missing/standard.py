@@ -11,7 +11,7 @@ import numpy as np
 from jaxtyping import Array
 
 from ...numerics.compiling import compiled
-from .likelihood import Struct
+from .coordinates import Struct
 from .observed import Params
 
 

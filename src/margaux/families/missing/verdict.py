@@ -11,10 +11,11 @@ import scipy
 from ...answers.certificate import Certificate, Check, Level
 from ...numerics.compiling import compiled
 from ...numerics.inverse import within
+from ...numerics.ladder import padded, rung
 from . import answers, fitness
 from .families import AbstractFamily, Gaussian, Poisson
 from .layout import Arranged, Layout
-from .likelihood import CLOSE, UNDEFINED, Likelihood, Sample, log_densities, newton_step
+from .likelihood import CLOSE, UNDEFINED, Likelihood, Sample, newton_step, outcomes
 from .multinomial import Multinomial
 
 if TYPE_CHECKING:
@@ -179,8 +180,9 @@ def goodness(family: AbstractFamily | Multinomial, params: PyTree, data: Arrange
     y[data.owner] = np.asarray(data.rows.y)
     out = Certificate(())
     if isinstance(family, (Gaussian, Poisson)):
-        found = _densities(family, data.groups, params, Sample(data.rows, data.completions))[0]
-        z, mean = fitness.outcome_residuals(family, params, data, found, answers.shares(family, params, data, False))
+        long = data.padded()
+        m, v, _ = long.restored(outcomes(family, long.groups, params, Sample(long.rows, data.completions)))
+        z, mean = fitness.outcome_residuals(family, params, data, m, v, answers.shares(family, params, data, False))
         z, mean = z[kept], mean[kept]
         if isinstance(family, Gaussian):
             out = out.and_also(fitness.normality(z), fitness.evenness(z, mean))
@@ -200,29 +202,24 @@ def goodness(family: AbstractFamily | Multinomial, params: PyTree, data: Arrange
     return out
 
 
-@compiled
-def _densities(family: AbstractFamily | Multinomial, groups: tuple, params: PyTree, sample: Sample) -> Any:
-    return log_densities(family, groups, params, sample)
-
-
 def likelihood_error(likelihood: Likelihood, params: PyTree, share: np.ndarray | None) -> tuple[float, float]:
     """How far the log-likelihood is from that of another, finer rule, on a thousand rows at most, and its sampling error."""
     family, rows = likelihood.family, likelihood.data
     if isinstance(family, Gaussian):
         return 0.0, 0.0
-    found = _densities(family, likelihood.groups, params, likelihood.sample)[0]
-    m, v = np.asarray(found.predictor), np.asarray(found.variance)
+    found = outcomes(family, likelihood.groups, params, likelihood.sample)
+    m, v, log_outcome = (np.asarray(part)[likelihood.place] for part in found)
     open_rows = np.flatnonzero(v > 0 if v.ndim == 1 else np.trace(v, axis1=1, axis2=2) > 0)
     some = np.random.default_rng(0).permutation(open_rows)[:SOME]
     if not some.size:
         return 0.0, 0.0
-    y = np.asarray(rows.y)[some]
+    y = np.asarray(rows.y)[likelihood.place][some]
     if isinstance(family, Multinomial):
         finer = _finer(family, y, m[some], v[some])
     else:
         finer = _dense(family, y, m[some], v[some])
-    weights = np.asarray(rows.weights)[some] * (1.0 if share is None else share[some])
-    gaps = weights * (finer - np.asarray(found.log_outcome)[some])
+    weights = np.asarray(rows.weights)[likelihood.place][some] * (1.0 if share is None else share[some])
+    gaps = weights * (finer - log_outcome[some])
     ratio = len(open_rows) / len(some)
     missed = np.sqrt(max(ratio - 1, 0.0) * ratio * len(some)) * float(np.std(gaps))
     return abs(float(gaps.sum()) * ratio), missed
@@ -232,7 +229,8 @@ def _dense(family: AbstractFamily, y: np.ndarray, m: np.ndarray, v: np.ndarray) 
     """log p(y) for a predictor N(m, v), by a dense trapezoidal rule over all where the integrand can be."""
     low, high = _reach(y, m, v) if isinstance(family, Poisson) else (m - 10 * np.sqrt(v), m + 10 * np.sqrt(v))
     grid = np.linspace(low, high, NODES, axis=1)
-    logs: Any = np.asarray(_log_density(family, np.asarray(y)[:, None], grid))
+    size = rung(len(y))
+    logs: Any = np.asarray(_log_density(family, padded(np.asarray(y)[:, None], size), padded(grid, size)))[: len(y)]
     logs = logs - (grid - m[:, None]) ** 2 / (2 * v[:, None])
     return scipy.special.logsumexp(logs, axis=1) + np.log((grid[:, 1] - grid[:, 0]) / np.sqrt(2 * np.pi * v))
 
@@ -260,7 +258,8 @@ def _log_density(family: AbstractFamily, y: Array, eta: Array) -> Any:
 def _finer(family: Multinomial, y: np.ndarray, m: np.ndarray, v: np.ndarray) -> np.ndarray:
     values, vectors = np.linalg.eigh(v)
     root = vectors * np.sqrt(np.maximum(values, 0.0))[:, None]
-    return np.asarray(_finer_marginal(family, jnp.asarray(y), jnp.asarray(m.T), jnp.asarray(np.moveaxis(root, 0, 2))))
+    parts = padded((y, m.T, np.moveaxis(root, 0, 2)), rung(len(y)), axis=-1)
+    return np.asarray(_finer_marginal(family, *parts))[: len(y)]
 
 
 @compiled
