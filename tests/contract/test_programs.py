@@ -78,3 +78,24 @@ def test_a_first_fit_compiles_few_programs(name):
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, env=environment, check=False)
     assert done.returncode == 0, done.stderr
     assert int(done.stdout.split()[0]) <= most, done.stdout
+
+
+ANOTHER = """
+for family in ("logistic", "poisson"):
+    for n in (500, 483):
+        x = rng.normal(size=(n, 3))
+        eta = x @ [0.5, -0.5, 1.0]
+        y = rng.poisson(np.exp(eta / 2)) if family == "poisson" else (rng.random(n) < 1 / (1 + np.exp(-eta))).astype(int)
+        before = len(programs)
+        model = mx.MissingGLM(family=family, verbose=False).fit(np.where(rng.random(x.shape) < 0.15, np.nan, x), y)
+        model.summary(), model.loglik_
+    print(len(programs) - before, programs[before:])
+"""
+
+
+def test_another_table_with_holes_of_a_similar_size_finds_the_programs():
+    environment = os.environ | {"MARGAUX_CACHE": "off", "XLA_FLAGS": "", "PYTHONPATH": os.pathsep.join(sys.path)}
+    command = [sys.executable, "-c", COUNT + ANOTHER]
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
+    assert done.returncode == 0, done.stderr
+    assert [line.split()[0] for line in done.stdout.splitlines()] == ["0", "0"], done.stdout

@@ -277,11 +277,8 @@ def spread_each(
 @moments.register
 def _(family: Multinomial, groups: Groups, params: Params, rows: Rows) -> tuple[Moments, Array]:
     before, known = given_observed_each(params, rows, groups)
-    root, parts = before.root, []
-    for _, places, span in by_group(known, groups, rows):
-        own = root[span, :, : places.shape[1]]
-        parts.append(family.marginal(rows.y[span], before.mean[span].T, jnp.moveaxis(own, 0, 2)))
-    log_y, slope, square = (jnp.concatenate(part, axis=-1) for part in zip(*parts, strict=True))
+    root = before.root
+    log_y, slope, square = _in_parts(family.marginal, rows, before, groups)
     first, second = slope.T, jnp.moveaxis(square, 2, 0)
     # Of z the mean is L'g and the covariance I + L'GL.
     origin, directions = filled_each(params, rows, known, groups)
@@ -299,14 +296,23 @@ def _(family: Multinomial, groups: Groups, params: Params, rows: Rows) -> Before
     origin, directions = filled_each(params, rows, known, groups)
     units = jnp.broadcast_to(jnp.eye(found.root.shape[1]), found.root.shape)
     spread = spread_each(rows, known, groups, jnp.ones_like(rows.y), units, total=False)
-    parts = []
-    for _, places, span in by_group(known, groups, rows):
-        own = jnp.moveaxis(found.root[span, :, : places.shape[1]], 0, 2)
-        parts.append(family.ratios(rows.y[span], found.mean[span].T, own))
-    ratios: Any = tuple(jnp.moveaxis(jnp.concatenate(part, axis=-1), -1, 0) for part in zip(*parts, strict=True))
+    ratios: Any = tuple(jnp.moveaxis(part, -1, 0) for part in _in_parts(family.ratios, rows, found, groups))
     one, other = np.tril_indices(rows.x.shape[1])
     along = jnp.einsum("njl,lnp->njp", found.root, directions)
     return Before(origin, along, spread[:, one, other], ratios)
+
+
+def _in_parts(integral: Callable[..., tuple[Array, ...]], rows: Rows, found: Predictors, groups: Groups) -> tuple[Array, ...]:
+    """An integral for all rows, successive groups of as many dimensions together; rows come last."""
+    parts, first, last = [], 0, 0
+    sizes = [min(width, found.root.shape[2]) for _, width in groups]
+    for i, (size, (count, _)) in enumerate(zip(sizes, groups, strict=True)):
+        last += count
+        if sizes[i + 1 : i + 2] != [size]:
+            own = jnp.moveaxis(found.root[first:last, :, :size], 0, 2)
+            parts.append(integral(rows.y[first:last], found.mean[first:last].T, own))
+            first = last
+    return tuple(jnp.concatenate(part, axis=-1) for part in zip(*parts, strict=True))
 
 
 def by_holes(rows: Rows, groups: Groups, n_classes: int) -> tuple[np.ndarray, Groups]:

@@ -214,10 +214,10 @@ def likelihood_error(likelihood: Likelihood, params: PyTree, share: np.ndarray |
     if not some.size:
         return 0.0, 0.0
     y = np.asarray(rows.y)[likelihood.place][some]
-    if isinstance(family, Multinomial):
-        finer = _finer(family, y, m[some], v[some])
-    else:
-        finer = _dense(family, y, m[some], v[some])
+    # As many as any table of this size may have, so that another one finds the program.
+    size = rung(min(len(m), SOME))
+    y_long, m_long, v_long = padded((y, m[some], v[some]), size)
+    finer = (_finer if isinstance(family, Multinomial) else _dense)(family, y_long, m_long, v_long)[: len(some)]
     weights = np.asarray(rows.weights)[likelihood.place][some] * (1.0 if share is None else share[some])
     gaps = weights * (finer - log_outcome[some])
     ratio = len(open_rows) / len(some)
@@ -229,8 +229,7 @@ def _dense(family: AbstractFamily, y: np.ndarray, m: np.ndarray, v: np.ndarray) 
     """log p(y) for a predictor N(m, v), by a dense trapezoidal rule over all where the integrand can be."""
     low, high = _reach(y, m, v) if isinstance(family, Poisson) else (m - 10 * np.sqrt(v), m + 10 * np.sqrt(v))
     grid = np.linspace(low, high, NODES, axis=1)
-    size = rung(len(y))
-    logs: Any = np.asarray(_log_density(family, padded(np.asarray(y)[:, None], size), padded(grid, size)))[: len(y)]
+    logs: Any = np.asarray(_log_density(family, np.asarray(y)[:, None], grid))
     logs = logs - (grid - m[:, None]) ** 2 / (2 * v[:, None])
     return scipy.special.logsumexp(logs, axis=1) + np.log((grid[:, 1] - grid[:, 0]) / np.sqrt(2 * np.pi * v))
 
@@ -258,8 +257,7 @@ def _log_density(family: AbstractFamily, y: Array, eta: Array) -> Any:
 def _finer(family: Multinomial, y: np.ndarray, m: np.ndarray, v: np.ndarray) -> np.ndarray:
     values, vectors = np.linalg.eigh(v)
     root = vectors * np.sqrt(np.maximum(values, 0.0))[:, None]
-    parts = padded((y, m.T, np.moveaxis(root, 0, 2)), rung(len(y)), axis=-1)
-    return np.asarray(_finer_marginal(family, *parts))[: len(y)]
+    return np.asarray(_finer_marginal(family, jnp.asarray(y), jnp.asarray(m.T), jnp.asarray(np.moveaxis(root, 0, 2))))
 
 
 @compiled
