@@ -1,5 +1,7 @@
 """Large tables: the information in closed form, rows in blocks, rows that fill them up, and climbs begun on a sample."""
 
+from typing import Any
+
 import jax
 import numpy as np
 import pytest
@@ -61,7 +63,8 @@ def test_information_in_closed_form_is_that_of_central_differences(name, shape, 
 @pytest.mark.parametrize("variance", [0.01, 1.0, 8.0, 20.0])
 def test_derivatives_to_the_fourth_are_cumulants_of_the_predictor(name, outcomes, variance):
     """Also where its posterior is far narrower than its prior; a dense sum has them."""
-    family, y = FAMILIES[name], np.array(outcomes)
+    family: Any = FAMILIES[name]
+    y = np.array(outcomes)
     m, v = np.log(y + 1) - 0.5, np.full(len(y), variance)
     grid = m[:, None] + np.linspace(-12, 12, 400_001) * np.sqrt(variance)
     with precision(np.dtype("float64")):
@@ -71,7 +74,7 @@ def test_derivatives_to_the_fourth_are_cumulants_of_the_predictor(name, outcomes
     weight /= weight.sum(axis=1, keepdims=True)
     mean = np.sum(weight * grid, axis=1)
     second, third, fourth = (np.sum(weight * (grid - mean[:, None]) ** k, axis=1) for k in (2, 3, 4))
-    close = {"rtol": 0, "atol": 1e-4 if variance == 20 else 1e-6}
+    close: Any = {"rtol": 0, "atol": 1e-4 if variance == 20 else 1e-6}
     np.testing.assert_allclose(t1 * np.sqrt(v), (mean - m) / np.sqrt(v), **close)
     np.testing.assert_allclose((t2 - t1**2) * v, second / v - 1, **close)
     np.testing.assert_allclose((t3 - 3 * t1 * t2 + 2 * t1**3) * v**1.5, third / v**1.5, **close)
@@ -120,7 +123,7 @@ def test_a_large_table_is_fitted_as_a_small_one(name, monkeypatch):
     assert large._likelihood.closed and large._likelihood.sampled() is not None
     assert large._likelihood.sampled().size < large._likelihood.size / 2
     assert float(large.loglik_) == pytest.approx(float(small.loglik_), abs=1e-8)
-    close = {"rtol": 1e-4, "atol": 1e-9}
+    close: Any = {"rtol": 1e-4, "atol": 1e-9}
     np.testing.assert_allclose(large.summary()["estimate"], small.summary()["estimate"], rtol=1e-6, atol=1e-7)
     np.testing.assert_allclose(large.summary()["se"], small.summary()["se"], **close)
     if name == "logistic":

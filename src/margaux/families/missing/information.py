@@ -168,7 +168,7 @@ def _lower(a: Array, b: Array) -> Array:
     return a[..., one] * b[..., other]
 
 
-def _form(a: Array, b: Array) -> Array:
+def _form(a: Array, b: Array) -> Any:
     """a'Qb as a linear function of the lower triangle of Q, symmetric, (..., t)."""
     return _twice(a.shape[-1]) / 2 * (_lower(a, b) + _lower(b, a))
 

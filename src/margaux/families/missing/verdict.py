@@ -217,7 +217,8 @@ def likelihood_error(likelihood: Likelihood, params: PyTree, share: np.ndarray |
     # As many as any table of this size may have, so that another one finds the program.
     size = rung(min(len(m), SOME))
     y_long, m_long, v_long = padded((y, m[some], v[some]), size)
-    finer = (_finer if isinstance(family, Multinomial) else _dense)(family, y_long, m_long, v_long)[: len(some)]
+    finer: Any = _finer if isinstance(family, Multinomial) else _dense
+    finer = finer(family, y_long, m_long, v_long)[: len(some)]
     weights = np.asarray(rows.weights)[likelihood.place][some] * (1.0 if share is None else share[some])
     gaps = weights * (finer - log_outcome[some])
     ratio = len(open_rows) / len(some)
