@@ -48,7 +48,7 @@ FITS = {
         """,
     ),
     "fit": (
-        11,
+        7,
         """
         import jax.numpy as jnp
         from jax.scipy.stats import norm

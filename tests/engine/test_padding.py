@@ -1,5 +1,7 @@
 """Units that pad a full batch change no result, and let data of a similar size share their programs."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -7,6 +9,8 @@ import pytest
 
 import margaux as mx
 from helpers import GammaPoisson, RandomIntercept, gamma_poisson, random_intercept, simulate_intercepts
+from margaux.algorithms.base import Algorithm
+from margaux.algorithms.memory import Table
 from margaux.engine import chunks, loop
 from margaux.esteps.base import AbstractEStep, Present
 from margaux.numerics.arrays import reshaped, resized, taken
@@ -34,6 +38,11 @@ FITS = {
 def run(algorithm, estep, **kw):
     return mx.fit(PROBLEM.model, PROBLEM.data, algorithm, estep, params=PROBLEM.start, space=PROBLEM.space, n_iter=30,
                   polish=False, progress=False, **kw)  # fmt: skip
+
+
+def seeing(seen, inputs, carry, **static):
+    seen.append(inputs)
+    return loop.full_chunk(inputs, carry, **static)
 
 
 def as_they_are(patch):
@@ -122,12 +131,20 @@ def test_parts_that_do_not_say_so_are_not_padded():
             mean = jnp.mean(batch["y"])
             return f((mean + noise)[None], jnp.ones((1, len(noise)))), rows, {}
 
-    seen = []
-    with pytest.MonkeyPatch.context() as patch:
-        original = loop.full_chunk
-        patch.setattr(chunks, "full_chunk", lambda inputs, carry, **kw: seen.append(inputs) or original(inputs, carry, **kw))
-        run(mx.soul(0.05), Own())
-    assert seen[0][2]["y"].shape[0] == N
+    class Counting(Table):
+        """A memory that counts the visits of every unit of its batch."""
+
+    class Stepping(Algorithm):
+        pass
+
+    parts = dict(vars(mx.incremental_em()))
+    fits = [(mx.soul(0.05), Own()), (Stepping(**parts), CHAINS), (mx.Algorithm(**parts | {"memory": Counting()}), CHAINS)]
+    for algorithm, estep in fits:
+        seen = []
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(chunks, "full_chunk", functools.partial(seeing, seen))
+            run(algorithm, estep)
+        assert seen[0][2]["y"].shape[0] == N
 
 
 def test_units_that_are_not_present_have_no_weight():

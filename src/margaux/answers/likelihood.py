@@ -139,10 +139,10 @@ def _by_quadrature(fit: Fit, params: PyTree, n_nodes: int) -> LogLikelihood:
     return LogLikelihood(value, error, "quadrature")
 
 
-def agreed(fit: Fit, params: PyTree, rule: Rule) -> LogLikelihood:
-    """By the finer rule; its error is how far the given one, and a wider one, are from it."""
+def agreed(fit: Fit, params: PyTree, rule: Rule, coarse: np.ndarray | None = None) -> LogLikelihood:
+    """By the finer rule; its error is how far the given one (whose values may be there already), and a wider one, are from it."""
     value, wider = (_marginals(fit, params, Quadrature(rule.finer, held=True, widening=wide), rule.rows) for wide in (1.0, WIDER))
-    coarse = _marginals(fit, params, rule.estep, rule.rows)
+    coarse = _marginals(fit, params, rule.estep, rule.rows) if coarse is None else coarse
     apart = np.maximum(abs(value - coarse), abs(value - wider))
     # Errors of units may cancel in the sum: no less than they would make if they were independent.
     error = max(abs(np.sum(value - coarse)), abs(np.sum(value - wider)), float(np.sqrt(np.sum(apart**2))))

@@ -234,7 +234,7 @@ class _Search:
             self.go(self.params)
             self.climb(most)
         while isinstance(self.rule.estep, Quadrature):
-            self.held_to_others = self.params, agreed(self.fit, self.params, self.rule)
+            self.held_to_others = self.params, agreed(self.fit, self.params, self.rule, self.at.logs[0])
             if self.held_to_others[1].se <= TOLERANCE / 2:
                 return
             self.level += 1
@@ -329,7 +329,7 @@ class _Search:
     def value(self, params: PyTree, rule: Rule) -> tuple[float, float]:
         """The log-likelihood by the common draws and its error; minus infinity where it is not defined."""
         try:
-            logs = np.stack([_logs(self.fit, rule, params, r) for r in range(min(2, rule.replicates))])
+            logs = np.stack([_logs(self.fit, _looked_by(self.fit, rule), params, r) for r in range(min(2, rule.replicates))])
         except UndefinedDensity:
             return -np.inf, 0.0
         error = 0.0 if len(logs) == 1 else float(np.sqrt(np.sum(np.diff(logs, axis=0) ** 2)) / 2)
@@ -382,6 +382,13 @@ def _rise(here: Evaluation, there: Evaluation) -> float:
 
 def _logs(fit: Fit, rule: Rule, params: PyTree, key: int) -> np.ndarray:
     return each_unit(fit, nothing, rule.estep, params, key=key, width=rule.width, rows=rule.rows)[1]["log_marginal"].astype(float)
+
+
+def _looked_by(fit: Fit, rule: Rule) -> Rule:
+    """Of a single latent the finer quadrature, whose program there is already."""
+    if not isinstance(rule.estep, Quadrature) or latent_size(fit) > 1:
+        return rule
+    return dataclasses.replace(rule, estep=Quadrature(rule.finer, held=True), width=3 * rule.finer)
 
 
 def _mean(logs: np.ndarray) -> np.ndarray:

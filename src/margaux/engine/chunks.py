@@ -148,7 +148,10 @@ def may_be_padded(job: Job) -> bool:
     """Whether units that count for nothing change nothing."""
     problem, algorithm, estep, _ = job.parts
     alone = job.mesh is None and not isinstance(problem.model, AbstractBatchSurrogate)
-    return alone and algorithm.may_be_padded and estep.may_be_padded
+    parts = [algorithm, estep, *(getattr(algorithm, name, algorithm) for name in ("statistic", "memory", "update"))]
+    # One of a user's own may know its whole batch, whatever it inherits.
+    ours = all(type(part).__module__.startswith("margaux.") for part in parts)
+    return alone and ours and algorithm.may_be_padded and estep.may_be_padded
 
 
 def stacked(trees: list[PyTree]) -> PyTree:
