@@ -31,7 +31,7 @@ FITS = {
         """,
     ),
     "pln": (
-        8,
+        5,
         """
         counts = rng.poisson(np.exp(1 + rng.normal(size=(100, 2)) @ rng.normal(0, 0.7, (2, 20))))
         model = mx.PLNPCA(rank=2, verbose=False).fit(counts)

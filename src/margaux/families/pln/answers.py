@@ -11,6 +11,7 @@ from jaxtyping import Array
 
 from ...numerics.compiling import compiled
 from ...numerics.packing import lower_indices, symmetric
+from .filling import emptied, filled
 from .fitting import Design
 from .variational import BLOCK, Loadings, Posterior, Units, unit_steps
 
@@ -20,14 +21,17 @@ STEPS, ROUNDS = 16, 20
 
 def settled(design: Design, loadings: Loadings, block: int = BLOCK) -> Posterior:
     """Posteriors of units from nothing, where each unit's part of the bound is highest under given loadings."""
-    dtype, (n, p) = loadings.C.dtype, (design.counts.n, design.counts.p)
+    dtype, n, (p, q) = loadings.C.dtype, design.counts.n, loadings.C.shape
     projected = design.counts.times(np.asarray(loadings.C))
     size = max(min(block // p, n), 1)
     parts = []
     for first in range(0, n, size):
         span = slice(first, first + size)
-        units = Units(*(jnp.asarray(leaf[span], dtype) for leaf in (design.x, design.offset, projected)))
-        parts.append(jax.tree.map(np.asarray, _settled(loadings, units)))
+        units = Units(*(np.asarray(leaf[span], dtype) for leaf in (design.x, design.offset, projected)))
+        rows = len(units.x)
+        none: Any = np.zeros((rows, q), dtype), np.zeros((rows, q * (q + 1) // 2), dtype)
+        full = filled(loadings, units, Posterior(*none), n * p)
+        parts.append(emptied(_settled(full.loadings, full.units), rows))
     return jax.tree.map(lambda *leaves: np.concatenate(leaves), *parts)
 
 

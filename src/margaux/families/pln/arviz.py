@@ -38,7 +38,7 @@ def arviz_parts(fitted: PLNPCA, n_draws: int, key: int) -> Parts:
         net = nets(plan, proposal, q)[0]
         resampled = jax.jit(jax.vmap(lambda w, v: v[systematic(w, n_draws)]))
         for block in blocks(design, loadings, posterior, proposal, min(RATES // p, BLOCK // (plan.draws * (q + 2)))):
-            found = drawn(loadings, block, proposal, plan, net)
+            found = drawn(block, proposal, plan, net)
             weight = jax.nn.softmax(found.log_ratio, axis=1)
             ess.append(np.asarray(1 / jnp.sum(weight**2, axis=1)))
             parts.append(np.asarray(resampled(weight, found.v)))

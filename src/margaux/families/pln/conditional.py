@@ -80,10 +80,10 @@ class ConditionalSampling(AbstractEStep):
     def expect(self, f, noise, model, params, rows, batch, k):
         loadings, units, gaussian = self._read(params, rows, batch)
 
-        def make(mean, S, bits):
-            return proposed(mean, S, bits, self._net, self.proposal)
+        def make(mean, factor, bits):
+            return proposed(mean, factor, bits, self._net, self.proposal)
 
-        v, log_proposal, _ = jax.vmap(make)(gaussian.mean, symmetric(gaussian.spread), noise)
+        v, log_proposal, _ = jax.vmap(make)(gaussian.mean, jnp.linalg.cholesky(symmetric(gaussian.spread)), noise)
         eta = (units.offset + units.x @ loadings.B)[:, None] + v @ loadings.C.T
         log_joint = jnp.einsum("bnq,bq->bn", v, units.projected) - jnp.sum(jnp.exp(jnp.minimum(eta, HIGHEST)), axis=2)
         log_ratio = log_joint - jnp.sum(v**2, axis=2) / 2 - v.shape[2] * LOG_2PI / 2 - log_proposal
@@ -94,7 +94,8 @@ class ConditionalSampling(AbstractEStep):
     def expectations(self, noise: PyTree, params: PyTree, rows: PyTree, batch: PyTree) -> tuple[Weighted, Any, dict[str, Array]]:
         """What the score of a batch needs, the rows moved, and figures to trace."""
         loadings, units, gaussian = self._read(params, rows, batch)
-        moments = weighted(loadings, units, gaussian, noise, self._net, self.proposal, self.control)
+        count, draws = jnp.asarray(len(units.x)), jnp.asarray(len(self.net))
+        moments = weighted(loadings, units, gaussian, noise, self._net, count, draws, self.proposal, self.control)
         if self.follow != "nothing":
             rows = rows | {"mean": moments.mean}
         if self.follow == "moments":

@@ -13,7 +13,8 @@ from jaxtyping import Array, Float
 
 from ...numerics.compiling import compiled
 from .counts import Counts
-from .variational import BLOCK, Loadings, Place, Posterior, Sums, Units, feature_steps, visit, whitened
+from .filling import LARGE, at_zero, emptied, of_features, of_units, offsets, sizes
+from .variational import BLOCK, Basis, Loadings, Place, Posterior, Sums, Units, feature_steps, visit, whitened
 
 #: Newton steps of each unit in the first sweep, and in the others
 FIRST_STEPS, STEPS = 4, 1
@@ -76,7 +77,7 @@ class State(NamedTuple):
 class Fixed(NamedTuple):
     """What every sweep reads: X (n, k), X'Y (k, p), the constant of the bound, and the rises at which to end."""
 
-    x: Float[Array, "n k"]
+    basis: Basis
     crossed: Float[Array, "k p"]
     constant: Array
     tol: Array
@@ -84,11 +85,12 @@ class Fixed(NamedTuple):
 
 
 class Run(NamedTuple):
-    """A start on its way: its state, the bounds so far, and the sweeps made, with those that were refused."""
+    """A start on its way: its state, the bounds so far, the sweeps made, with those that were refused, and n and p."""
 
     state: State
     bounds: list[float]
     sweeps: int
+    shape: tuple[int, int]
 
     @property
     def converged(self) -> bool:
@@ -97,7 +99,10 @@ class Run(NamedTuple):
 
     def solution(self) -> Solution:
         """The last accepted place."""
-        return Solution(self.state.here.loadings, self.state.here.posterior, self.bounds, self.converged)
+        n, p = self.shape
+        (B, C), posterior = self.state.here[:2]
+        loadings = Loadings(*emptied((B,), len(B), p), *emptied((C,), p))
+        return Solution(loadings, emptied(posterior, n), self.bounds, self.converged)
 
 
 class Sweeps:
@@ -108,7 +113,8 @@ class Sweeps:
     bound would have fallen (O'Donoghue and Candes 2015). Without that, a feature whose part of the bound fell is set back to a
     quarter of its step. So the bound never falls.
 
-    A table of at most `block` entries is swept by one program that holds it, a larger one by blocks of units.
+    A table of at most `block` entries is swept by one program that holds it, filled up as `filling` says; a larger one by
+    blocks of units.
     """
 
     def __init__(
@@ -125,16 +131,27 @@ class Sweeps:
         counts, x = design.counts, np.asarray(design.x, dtype)
         self.design, self.dtype, self.block, self.diagonal = design, dtype, block, covariance == "diagonal"
         self.constant = design.constant()
-        numbers = (counts.transposed_times(x).T, self.constant, tol, relative)
-        self.fixed = Fixed(*jax.device_put([x, *(np.asarray(number, dtype) for number in numbers)]))
+        n, p = counts.n, counts.p
+        held = n * p <= block
+        self.shape = sizes(n, p) if held else (n, p)
+        more, wide = self.shape
+        crossed = at_zero(counts.transposed_times(x).T, x.shape[1], wide)
+        basis = Basis(*(at_zero(leaf, more) for leaf in (x, np.linalg.pinv(x).T, np.ones(n, dtype))))
+        basis = basis._replace(inverse=np.ascontiguousarray(basis.inverse.T))
+        numbers = (np.asarray(number, dtype) for number in (crossed, self.constant, tol, relative))
+        self.fixed = jax.device_put(Fixed(basis, *numbers))
         self.whole: tuple[Array, Array] | None = None
-        if counts.n * counts.p <= block:
+        if held:
             values = counts.values.toarray() if scipy.sparse.issparse(counts.values) else counts.values
-            self.whole = jax.device_put((np.asarray(values, dtype), np.asarray(design.offset, dtype)))
+            offset = np.asarray(design.offset, dtype)
+            whole = at_zero(np.asarray(values, dtype), *self.shape), offset
+            self.whole = jax.device_put((whole[0], offset if n * p > LARGE else offsets(offset, p, self.shape)))
 
     def begin(self, loadings: Loadings, posterior: Posterior) -> Run:
         """A start."""
-        return Run(_begun(loadings, posterior, self.diagonal), [], 0)
+        more, wide = self.shape
+        start = _begun(of_features(loadings, wide), of_units(posterior, more), self.diagonal)
+        return Run(start, [], 0, (self.design.counts.n, self.design.counts.p))
 
     def on(self, run: Run, sweeps: int, watch: Callable[[int, float], None] | None = None) -> Run:
         """From there by that many sweeps at most. `watch` is called with the number and the bound of each accepted one."""
@@ -149,7 +166,7 @@ class Sweeps:
                 bounds.append(float(bound) + self.constant)
                 if watch is not None:
                     watch(len(bounds) - 1, bounds[-1])
-        return Run(state, bounds, made)
+        return run._replace(state=state, bounds=bounds, sweeps=made)
 
     def _swept(self, state: State, sweeps: int, before: float) -> tuple[State, Array | np.ndarray]:
         """Some sweeps, and the bounds of those that were accepted: of a large table in float64, as float32 loses their rises."""
@@ -199,7 +216,6 @@ def maximise(
 
 def _begun(loadings: Loadings, posterior: Posterior, diagonal: bool) -> State:
     """Nothing is accepted yet; the first sweep counts as hurried, so that no feature of it is compared with one before it."""
-    loadings, posterior = jax.tree.map(np.asarray, (loadings, posterior))
     C = loadings.C
     if diagonal:
         j, k = np.tril_indices(C.shape[1])
@@ -221,14 +237,14 @@ def _whole(
 
     def sweep(carried: tuple[Array, State, Array]) -> tuple[Array, State, Array]:
         made, state, record = carried
-        units = Units(fixed.x, offset, values @ state.loadings.C)
+        units = Units(fixed.basis.x, offset, values @ state.loadings.C)
         steps: Any = jnp.where(state.accepted == 0, FIRST_STEPS, STEPS)
         moved, sums = visit(state.loadings, state.posterior, units, steps, diagonal)
         after = _judged(state, moved, sums, values.T @ moved.mean, fixed, diagonal)
         # What a refused sweep writes is written over.
         return made + 1, after, record.at[state.accepted - first].set(after.bound)
 
-    begun = (jnp.zeros_like(sweeps), state, jnp.zeros(CHUNK, fixed.x.dtype))
+    begun = (jnp.zeros_like(sweeps), state, jnp.zeros(CHUNK, values.dtype))
     _, state, record = jax.lax.while_loop(lambda carried: ~carried[1].done & (carried[0] < sweeps), sweep, begun)
     return state, record
 
@@ -248,7 +264,7 @@ def _judged(
     Args:
         pulled: Y'M. rise: of the bound since the last accepted sweep, where it is known better than from its sums.
     """
-    dtype = fixed.x.dtype
+    dtype = fixed.crossed.dtype
     slack = 50 * float(jnp.finfo(dtype).eps)
     bound = sums.bound + jnp.sum(fixed.crossed * state.loadings.B)
     known = slack if rise is None else 4 * float(jnp.finfo(dtype).eps)
@@ -267,7 +283,7 @@ def _judged(
         (new, jnp.ones_like(state.share), bound),
     )
     onward = Loadings(here.loadings.B + share * here.step.B, here.loadings.C + share[:, None] * here.step.C)
-    loadings, posterior, past = whitened(onward, here.posterior, fixed.x, here.past, diagonal)
+    loadings, posterior, past = whitened(onward, here.posterior, fixed.basis, here.past, diagonal)
     plain = Place(loadings, posterior.mean)
 
     run = jnp.where(refused | small, 0, state.run + 1)

@@ -121,7 +121,7 @@ def _latents(
     proposal, plan = chosen("student"), Plan(DRAWS, 1, True, seed + 11)
     net = nets(plan, proposal, loadings.C.shape[1])[0]
     for block in blocks(design, loadings, posterior, proposal, max((1 << 22) // (DRAWS * design.counts.p), 1)):
-        found = drawn(loadings, block, proposal, plan, net)
+        found = drawn(block, proposal, plan, net)
         v, log_ratio = np.asarray(found.v, float), np.asarray(found.log_ratio, float)
         noise = rng.gumbel(size=(LATENTS, *log_ratio.shape))
         best = np.argmax(log_ratio + noise, axis=2)

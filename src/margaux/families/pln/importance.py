@@ -18,15 +18,16 @@ from jaxtyping import Array, Float
 from ...numerics.compiling import compiled
 from ...numerics.packing import lower_indices, symmetric
 from ...numerics.sampling import pareto_shapes
+from .filling import LARGE, Filled, at_zero, emptied, filled
 from .fitting import Design
 from .proposals import LOG_2PI, Plan, Proposal, chosen, nets, proposed
 from .variational import HIGHEST, Loadings, Posterior, Units, product
-from .weighted import span_score, weighted
+from .weighted import CHUNK, span_score, weighted
 
 #: rates and draws that are held at once, at most
 BLOCK, HELD = 1 << 20, 1 << 23
-#: draws of a unit that one call makes
-DRAWS = 64
+#: draws of a unit that one call makes, and rows of a net of which some are taken
+DRAWS, NET = 64, 1 << 12
 #: Newton steps to a mode at most, and the square of the step, in the metric of the curvature, at which they end
 MODE_STEPS, SETTLED = 200, 1e-12
 
@@ -75,26 +76,36 @@ class Marginal(NamedTuple):
 
 
 class Block(NamedTuple):
-    """Consecutive units: which they are, their data, and the Gaussian of their proposal."""
+    """Consecutive units: which they are, their data, and the Gaussian of their proposal; what programs are given of them, and
+    whether these serve other tables."""
 
     span: slice
     units: Units
     gaussian: Posterior
+    full: Filled
+    shared: bool
+
+    def emptied(self, tree: Any) -> Any:
+        """Arrays with a row a unit, of these alone."""
+        return emptied(tree, len(self.units.x))
 
 
 def blocks(design: Design, loadings: Loadings, posterior: Posterior, proposal: Proposal, size: int) -> Iterator[Block]:
-    """The table, at most `size` units at a time."""
-    dtype, n = loadings.C.dtype, design.counts.n
+    """The table, at most `size` units at a time, and about as many in each."""
+    dtype, n, entries = loadings.C.dtype, design.counts.n, design.counts.n * design.counts.p
     projected = design.counts.times(np.asarray(loadings.C))
     whole: Any = Posterior(*map(np.asarray, posterior))  # type: ignore[arg-type]
-    size = -(-n // -(-n // max(size, 1)))  # as equal as can be: each size is a program
+    size = -(-n // -(-n // max(size, 1)))
     for first in range(0, n, size):
         span = slice(first, min(first + size, n))
         leaves: Any = (np.asarray(leaf[span], dtype) for leaf in (design.x, design.offset, projected))
         units, part = Units(*leaves), Posterior(*(leaf[span] for leaf in whole))
+        full = filled(loadings, units, part, entries)
         if proposal.gaussian != "given":
-            part = curvature(loadings, part, units, MODE_STEPS if proposal.gaussian == "laplace" else 0)
-        yield Block(span, units, part)
+            steps: Any = np.asarray(MODE_STEPS if proposal.gaussian == "laplace" else 0)
+            full = full._replace(gaussian=curvature(full.loadings, full.gaussian, full.units, steps))
+            part = emptied(full.gaussian, len(units.x))
+        yield Block(span, units, part, full, entries <= LARGE)
 
 
 def marginal(
@@ -120,7 +131,7 @@ def marginal(
     parts = []
     size = min(BLOCK // (16 * design.counts.p), HELD // (plan.draws * plan.replicates))
     for block in blocks(design, loadings, posterior, proposal, size):
-        draws = [drawn(loadings, block, proposal, plan, net, replicate) for replicate, net in enumerate(digits)]
+        draws = [drawn(block, proposal, plan, net, replicate) for replicate, net in enumerate(digits)]
         log_ratio = np.stack([each.log_ratio for each in draws]).astype(float)
         logs, *rest = _summaries(log_ratio)
         control = np.exp(np.stack([each.log_gaussian for each in draws]).astype(float))
@@ -167,13 +178,17 @@ def scores(
     pulls = [np.zeros((p, k + q)) for _ in digits]
     means = [np.zeros((design.counts.n, q), dtype) for _ in digits]
     spreads = [np.zeros((design.counts.n, q * (q + 1) // 2), dtype) for _ in digits]
+    draws: Any = np.asarray(plan.draws, np.int32)
+    # Nets as long as they get, so that one program serves all numbers of draws.
+    longer = plan.sobol and CHUNK <= plan.draws < NET
+    digits = [at_zero(net, NET) for net in digits] if longer else digits
     for block in blocks(design, loadings, posterior, proposal, BLOCK // p):
+        (full, units, gaussian), count = block.full, len(block.units.x)
         for replicate, net in enumerate(digits):
-            bits = _bits(plan, replicate, block.span, net.shape)
-            found = weighted(loadings, block.units, block.gaussian, bits, net, proposal, control)
-            pulls[replicate] += np.asarray(found.pull)
-            means[replicate][block.span] = np.asarray(found.mean)
-            spreads[replicate][block.span] = np.asarray(found.spread)
+            bits = at_zero(_bits(plan, replicate, block.span, (plan.draws, net.shape[1])), len(units.x))
+            found = weighted(full, units, gaussian, bits, net, np.asarray(count, np.int32), draws, proposal, control)
+            pulls[replicate] += np.asarray(found.pull)[:p]
+            means[replicate][block.span], spreads[replicate][block.span] = block.emptied((found.mean, found.spread))
     observed = design.counts.transposed_times(np.asarray(design.x)).T
     out = []
     for pull, mean, spread in zip(pulls, means, spreads, strict=True):
@@ -183,19 +198,22 @@ def scores(
     return out
 
 
-def drawn(loadings: Loadings, block: Block, proposal: Proposal, plan: Plan, net: np.ndarray, replicate: int = 0) -> Draws:
+def drawn(block: Block, proposal: Proposal, plan: Plan, net: np.ndarray, replicate: int = 0) -> Draws:
     """Draws of a block of units and their log-ratios, less what is linear in the counts and free of w.
 
     They are made so many at a time, so that one program serves all numbers of draws.
     """
-    size = min(DRAWS, plan.draws)
-    chunk = 1 << int(np.log2(max(min(BLOCK // (loadings.C.shape[0] * (block.span.stop - block.span.start)), size), 1)))
-    bits = _bits(plan, replicate, block.span, net.shape)
+    full, units, gaussian = block.full
+    bits = at_zero(_bits(plan, replicate, block.span, net.shape), len(units.x))
+    if block.shared and plan.draws < DRAWS:
+        net, bits = at_zero(net, DRAWS), bits if plan.sobol else at_zero(bits, len(bits), DRAWS)
+    size = min(DRAWS, len(net))
+    chunk = 1 << int(np.log2(max(min(BLOCK // (len(full.C) * len(units.x)), size), 1)))
     parts = [
-        _drawn(loadings, block.units, block.gaussian, bits if plan.sobol else bits[:, rows], net[rows], proposal, chunk)
+        block.emptied(_drawn(full, units, gaussian, bits if plan.sobol else bits[:, rows], net[rows], proposal, chunk))
         for rows in (slice(first, first + size) for first in range(0, plan.draws, size))
     ]
-    return Draws(*(np.concatenate(leaf, axis=1) for leaf in zip(*parts, strict=True)))
+    return Draws(*(np.concatenate(leaf, axis=1)[:, : plan.draws] for leaf in zip(*parts, strict=True)))
 
 
 def _bits(plan: Plan, replicate: int, span: slice, shape: tuple[int, int]) -> np.ndarray:
@@ -279,10 +297,11 @@ def _drawn(
     b, (n_draws, _), q = len(units.x), net.shape, C.shape[1]
     fixed = units.offset + units.x @ loadings.B
 
-    def make(mean, S, bits):
-        return proposed(mean, S, bits, net, proposal)
+    def make(mean, factor, bits):
+        return proposed(mean, factor, bits, net, proposal)
 
-    v, log_proposal, log_gaussian = jax.vmap(make)(gaussian.mean, symmetric(gaussian.spread), bits)
+    factors = jnp.linalg.cholesky(symmetric(gaussian.spread))
+    v, log_proposal, log_gaussian = jax.vmap(make)(gaussian.mean, factors, bits)
 
     def total_rates(v: Array) -> Array:
         linear = product(v.reshape(b * chunk, q), C.T).reshape(b, chunk, -1)

@@ -30,7 +30,7 @@ its expectations are in closed form. In the paper's design its intervals of leve
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import Literal
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -41,6 +41,7 @@ from jaxtyping import Array, Bool, Float
 from ...numerics.compiling import compiled
 from ...numerics.inverse import LEAST, guarded
 from ...numerics.packing import lower_indices, symmetric
+from .filling import at_zero
 from .fitting import Design
 from .importance import BLOCK, Block, Draws, blocks, conditional, drawn
 from .leading import hidden_variances
@@ -244,7 +245,7 @@ def complete(design: Design, loadings: Loadings, posterior: Posterior) -> Float[
     size = k + loadings.C.shape[1]
     total = np.zeros((p, size, size))
     for block in blocks(design, loadings, posterior, PROPOSALS["vem"], 4 * BLOCK // (p * size)):
-        total += np.asarray(_complete(loadings, block.units, block.gaussian))
+        total += np.asarray(_complete(*block.full))[:p]
     return total
 
 
@@ -271,18 +272,23 @@ def louis(
     for block in blocks(design, loadings, posterior, proposal, 4 * BLOCK // (plan.draws * size)):
         counts = design.counts.values[block.span]
         y = np.asarray(counts.toarray() if scipy.sparse.issparse(counts) else counts, loadings.C.dtype)
+        full, units = block.full[:2]
+        y = at_zero(y, len(units.x), len(full.C))
         for replicate, net in enumerate(digits):
-            found = drawn(loadings, block, proposal, plan, net, replicate)
-            part, rest = _louis(loadings, block.units, y, found)
-            own += np.asarray(part) / plan.replicates
-            whole -= np.asarray(rest) / plan.replicates
+            draws: Any = (at_zero(leaf, len(y)) for leaf in drawn(block, proposal, plan, net, replicate))
+            part, *hidden = _louis(full, units, y, Draws(*draws))
+            own += np.asarray(part)[:p] / plan.replicates
+            for leaf in hidden:
+                each = block.emptied(leaf)[:, :, :p].reshape(-1, size)
+                whole -= each.T @ each / plan.replicates
     j = np.arange(p)
     whole.reshape(p, k + q, p, k + q)[j, :, j] += own
     return whole
 
 
 @compiled
-def _louis(loadings: Loadings, units: Units, y: Array, draws: Draws) -> tuple[Array, Array]:
+def _louis(loadings: Loadings, units: Units, y: Array, draws: Draws) -> tuple[Array, Array, Array]:
+    """The first term for each feature, (p, u, u), and rows (b, r, p, u) whose products are the second and the third."""
     B, C = loadings
     q, v = C.shape[1], draws.v
     weight = jax.nn.softmax(draws.log_ratio, axis=1)
@@ -303,8 +309,8 @@ def _louis(loadings: Loadings, units: Units, y: Array, draws: Draws) -> tuple[Ar
     residual = y[:, None] - A
     score = (residual[..., None] * u[:, :, None]).reshape(*v.shape[:2], -1) + (residual @ C - v) @ path
     score = score - jnp.einsum("bn,bnt->bt", weight, score)[:, None]
-    rows, score = (leaf.reshape(-1, leaf.shape[-1]) for leaf in (rows, jnp.sqrt(weight)[..., None] * score))
-    return own, rows.T @ rows + score.T @ score
+    rows, score = (leaf.reshape(*leaf.shape[:2], len(C), -1) for leaf in (rows, jnp.sqrt(weight)[..., None] * score))
+    return own, rows, score
 
 
 @compiled
@@ -338,9 +344,10 @@ def _rates(
     digits = nets(plan, proposal, loadings.C.shape[1]) if plan else []
     for block in blocks(design, loadings, posterior, proposal, 4 * BLOCK // (width * (16 if plan else 1))):
         if plan is None:
-            yield block, _expected_rates(loadings, block.gaussian, block.units)
+            full, units, gaussian = block.full
+            yield block, block.emptied(_expected_rates(full, gaussian, units))[:, : len(loadings.C)]
             continue
-        draws = [drawn(loadings, block, proposal, plan, net, replicate) for replicate, net in enumerate(digits)]
+        draws = [drawn(block, proposal, plan, net, replicate) for replicate, net in enumerate(digits)]
         found = [conditional(loadings, block.units, block.gaussian, each, True)[1] for each in draws]
         yield block, jnp.mean(jnp.stack(found), axis=0)
 

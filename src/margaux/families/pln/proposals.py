@@ -134,17 +134,20 @@ class Proposed(NamedTuple):
 
 def proposed(
     mean: Float[Array, " q"],
-    covariance: Float[Array, "q q"],
+    factor: Float[Array, "q q"],
     bits: UInt32[Array, "M size"],
     net: UInt32[Array, "N size"],
     proposal: Proposal,
 ) -> Proposed:
-    """Draws of one unit from random digits of its own: one row of them, which shifts the net, or a row a draw."""
+    """Draws of one unit from random digits of its own: one row of them, which shifts the net, or a row a draw.
+
+    Args:
+        factor: of Cholesky, of the covariance matrix.
+    """
     q, dtype = mean.size, mean.dtype
     u = ((net ^ bits).astype(dtype) + 0.5) / 2.0**32
     u = jnp.minimum(u, 1 - jnp.finfo(dtype).epsneg)
     z = jax.scipy.special.ndtri(u[:, :q])
-    factor = jnp.linalg.cholesky(covariance)
     log_det = jnp.sum(jnp.log(jnp.diagonal(factor)))
     step, square = z @ factor.T, jnp.sum(z**2, axis=1)
     if proposal.degrees:

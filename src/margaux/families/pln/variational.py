@@ -18,7 +18,8 @@ import numpy as np
 from jaxtyping import Array, Float
 
 from ...numerics.compiling import compiled
-from ...numerics.packing import lower_indices, symmetric
+from ...numerics.elimination import inverted, solved
+from ...numerics.packing import lower_indices, symmetric, unpacked
 
 #: the longest step of a feature's coefficients
 LONGEST = 2.0
@@ -60,6 +61,14 @@ class Units(NamedTuple):
     x: Float[Array, "b k"]
     offset: Float[Array, "b o"]
     projected: Float[Array, "b q"]
+
+
+class Basis(NamedTuple):
+    """Covariates of all units, their pseudo-inverse, and one for each unit, zero for one that fills the table up."""
+
+    x: Float[Array, "n k"]
+    inverse: Float[Array, "k n"]
+    real: Float[Array, " n"]
 
 
 class Sums(NamedTuple):
@@ -110,16 +119,16 @@ def unit_steps(
     products, own = C[:, j] * C[:, k], jnp.asarray(j == k, C.dtype)
 
     def value(state: Posterior, A: Array) -> Array:
-        log_det = jnp.linalg.slogdet(symmetric(state.spread))[1]
+        log_det = inverted(unpacked(state.spread.T))[1]
         square = jnp.sum(state.mean**2, axis=1) + state.spread @ own - log_det - q
         return jnp.sum(units.projected * state.mean, axis=1) - jnp.sum(A, axis=1) - square / 2
 
     def move(state: tuple) -> tuple:
         posterior, A, best, share = state
-        information = symmetric(A @ products) + jnp.eye(q, dtype=C.dtype)
-        S = jnp.linalg.inv(information)
-        step = jnp.einsum("bij,bj->bi", S, units.projected - A @ C - posterior.mean)
-        spread = own / information[:, j, k] if diagonal else S[:, j, k]
+        information = unpacked((A @ products).T) + jnp.eye(q, dtype=C.dtype)[:, :, None]
+        S = inverted(information)[0]
+        step = jnp.sum(S * (units.projected - A @ C - posterior.mean).T, axis=1).T
+        spread = own / jnp.where(own > 0, information[j, k].T, 1) if diagonal else S[j, k].T
         tried = Posterior(posterior.mean + share[:, None] * step, posterior.spread + share[:, None] * (spread - posterior.spread))
         moved = rates(loadings, tried, units)
         there = value(tried, moved)
@@ -175,29 +184,30 @@ def feature_steps(loadings: Loadings, linear: Loadings, sums: Sums) -> tuple[Loa
     curvature = jnp.concatenate([top, jnp.concatenate([jnp.swapaxes(xm, 1, 2), mm], axis=2)], axis=1)
     ridge = 1e-6 * jnp.einsum("pii->p", curvature) / (k + q) + jnp.finfo(C.dtype).tiny
     curvature = curvature + ridge[:, None, None] * jnp.eye(k + q, dtype=C.dtype)
-    step = jnp.linalg.solve(curvature, gradient[..., None])[..., 0]
+    step = solved(jnp.moveaxis(curvature, 0, 2), gradient.T).T
     step = step * jnp.minimum(1.0, LONGEST / jnp.maximum(jnp.max(jnp.abs(step), axis=1, keepdims=True), 1e-30))
     return Loadings(step[:, :k].T, step[:, k:]), jnp.sum(gradient * step, axis=1) / 2
 
 
 @compiled
 def whitened(
-    loadings: Loadings, posterior: Posterior, x: Float[Array, "n k"], past: Place, diagonal: bool = False
+    loadings: Loadings, posterior: Posterior, basis: Basis, past: Place, diagonal: bool = False
 ) -> tuple[Loadings, Posterior, Place]:
     r"""The same predictors with m free of X and $\frac1n\sum_i(m_im_i^\top + S_i) = I$, which raises the bound (parameter
     expansion: Liu, Rubin and Wu 1998); and a past place in these coordinates. Where S stays diagonal, only the diagonal is that
     of I."""
     m, S = posterior.mean, symmetric(posterior.spread)
     j, k, _ = lower_indices(m.shape[1])
-    slope = jnp.linalg.lstsq(x, m)[0]
-    free = m - x @ slope
-    second = (free.T @ free + jnp.sum(S, axis=0)) / len(m)
+    slope = basis.inverse @ m
+    free = m - basis.x @ slope
+    second = (free.T @ free + symmetric(basis.real @ posterior.spread)) / jnp.sum(basis.real)
     root = jnp.diag(jnp.sqrt(jnp.diag(second))) if diagonal else jnp.linalg.cholesky(second)
     back = jnp.linalg.inv(root)
-    turned = jnp.einsum("ij,njk,lk->nil", back, S, back)
+    turned = jnp.einsum("ij,njk,lk->nil", back, S, back)[:, j, k]
+    turned = jnp.where(basis.real[:, None] > 0, turned, jnp.asarray(j == k, m.dtype))
 
     def there(l, m):
-        return Place(Loadings(l.B + slope @ l.C.T, l.C @ root), (m - x @ slope) @ back.T)
+        return Place(Loadings(l.B + slope @ l.C.T, l.C @ root), (m - basis.x @ slope) @ back.T)
 
     new = there(loadings, m)
-    return new.loadings, Posterior(new.mean, turned[:, j, k]), there(*past)
+    return new.loadings, Posterior(new.mean, turned), there(*past)

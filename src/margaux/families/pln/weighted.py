@@ -1,7 +1,7 @@
 r"""What the score of PLN-PCA needs of the latents of a block of units, by self-normalised importance sampling.
 
-The rates of all draws of a unit are made once: they give its weights first and its sums after. They are the only numbers of
-which there are draws x features, and of one unit at a time.
+Rates of a chunk of draws of one unit are made once: they give its weights first, and then its sums, which are rescaled when a
+larger weight comes. They are the only numbers of which there are draws x features, and one program serves any number of draws.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from ...numerics.packing import lower_indices, symmetric
 from .proposals import LOG_2PI, Proposal, proposed
 from .variational import HIGHEST, Loadings, Posterior, Units, product, rates
 
-#: rates of a unit that are held; beyond, they are made twice, a chunk of draws at a time
-HELD = 1 << 22
+#: draws of a unit whose rates are made together, at most
+CHUNK = 128
 
 
 class Weighted(NamedTuple):
@@ -33,61 +33,92 @@ class Weighted(NamedTuple):
     ess: Float[Array, " b"]
 
 
+class _Sums(NamedTuple):
+    r"""Over the draws of a unit so far, by its ratios and by those of g, each divided by the largest, whose logarithm is `top`
+    (s,): of 1, $v - \mu$ and its products in packed form (s, 1 + q + t), of the rates times 1 and $v - \mu$ (p, s(1 + q)); and
+    of the squares of the first."""
+
+    top: Array
+    moments: Array
+    pull: Array
+    square: Array
+
+
 @compiled
 def weighted(
-    loadings: Loadings, units: Units, gaussian: Posterior, bits: Array, net: Array, proposal: Proposal, control: bool
+    loadings: Loadings,
+    units: Units,
+    gaussian: Posterior,
+    bits: Array,
+    net: Array,
+    count: Array,
+    draws: Array,
+    proposal: Proposal,
+    control: bool,
 ) -> Weighted:
     r"""By draws from proposals about $N(\mu_i, S_i)$ (`gaussian`).
 
     With `control`, an expectation is that under $g = N(\mu_i, S_i)$, in closed form, plus $\sum_r(\omega_r - \omega^g_r)h(v_r)$,
     where $\omega^g_r$ are the self-normalised weights of g, 1/N where g is the proposal. What is left to the draws is the
     difference of $p(\cdot\mid y_i)$ from g.
+
+    Args:
+        count, draws: so many of the units, and of the rows of the net, which are a multiple of `CHUNK` or all there are.
     """
     B, C = loadings
-    (p, q), k, n_draws = C.shape, len(B), len(net)
+    (p, q), k, b = C.shape, len(B), len(units.x)
     j, l, _ = lower_indices(q)
-    chunks = 1 << max(int(np.ceil(np.log2(n_draws * p / HELD))), 0)
-    chunks = chunks if n_draws % chunks == 0 else 1
+    sides = 2 if control else 1
+    chunk = len(net) if len(net) <= CHUNK or len(net) % CHUNK else CHUNK
 
-    def one(total: Array, unit: tuple[Units, Posterior, Array]) -> tuple[Array, tuple[Array, ...]]:
-        own, (mean, spread), digits = unit
+    def of_draws(own: Units, mean: Array, factor: Array, digits: Array) -> _Sums:
         fixed = own.offset + own.x @ B
-        v, log_proposal, log_gaussian = proposed(mean, symmetric(spread), digits, net, proposal)
 
-        def made(v):
-            return jnp.exp(jnp.minimum(fixed + product(v, C.T), HIGHEST))
+        def add(number: Array, sums: _Sums) -> _Sums:
+            part, shift = (
+                leaf if len(leaf) == 1 else jax.lax.dynamic_slice_in_dim(leaf, number * chunk, chunk) for leaf in (net, digits)
+            )
+            v, log_proposal, log_gaussian = proposed(mean, factor, shift, part, proposal)
+            A = jnp.exp(jnp.minimum(fixed + product(v, C.T), HIGHEST))
+            log_joint = v @ own.projected - jnp.sum(A, axis=1) - jnp.sum(v**2, axis=1) / 2 - q * LOG_2PI / 2
+            logs = jnp.stack([log_joint, log_gaussian][:sides]) - log_proposal
+            top = jnp.maximum(sums.top, jnp.max(logs, axis=1))
+            ratio, kept, free = jnp.exp(logs - top[:, None]), jnp.exp(sums.top - top), v - mean
+            terms = jnp.concatenate([jnp.ones_like(v[:, :1]), free], axis=1)
+            return _Sums(
+                top,
+                kept[:, None] * sums.moments + ratio @ jnp.concatenate([terms, free[:, j] * free[:, l]], axis=1),
+                jnp.repeat(kept, 1 + q) * sums.pull + A.T @ jnp.concatenate([side[:, None] * terms for side in ratio], axis=1),
+                kept[0] ** 2 * sums.square + jnp.sum(ratio[0] ** 2),
+            )
 
-        def split(leaf):
-            return leaf.reshape(chunks, -1, *leaf.shape[1:])
+        moments, pull = jnp.zeros((sides, 1 + q + len(j)), C.dtype), jnp.zeros((p, sides * (1 + q)), C.dtype)
+        none = _Sums(moments[:, 0] - jnp.inf, moments, pull, moments[0, 0])
+        return jax.lax.fori_loop(0, draws // chunk, add, none)
 
-        if chunks == 1:
-            A = made(v)
-            sums = jnp.sum(A, axis=1)
-        else:
-            sums = jax.lax.map(lambda v: jnp.sum(made(v), axis=1), split(v)).ravel()
-        log_joint = v @ own.projected - sums - jnp.sum(v**2, axis=1) / 2 - q * LOG_2PI / 2
-        log_ratio = log_joint - log_proposal
-        weight = jax.nn.softmax(log_ratio)
-        signed = weight - jax.nn.softmax(log_gaussian - log_proposal) if control else weight
-        right = signed[:, None] * jnp.concatenate([jnp.broadcast_to(own.x, (n_draws, k)), v], axis=1)
-        if chunks == 1:
-            total = total + A.T @ right
-        else:
+    def expected(sums: Array, total: Array) -> Array:
+        means = sums / total[:, None]
+        return means[0] - means[1] if control else means[0]
 
-            def add(total, part):
-                return (total + made(part[0]).T @ part[1], None)
-
-            total = jax.lax.scan(add, total, (split(v), split(right)))[0]
-        free = v - mean
-        shift, second = signed @ free, ((signed[:, None] * free).T @ free)[j, l]
+    def add(i: Array, state: tuple[Array, tuple]) -> tuple[Array, tuple]:
+        total, rows = state
+        own, (mean, spread), factor, digits = jax.tree.map(lambda leaf: leaf[i], (units, gaussian, factors, bits))
+        sums = of_draws(own, mean, factor, digits)
+        ratio = sums.moments[:, 0]
+        pull = expected(jnp.moveaxis(sums.pull.reshape(p, sides, 1 + q), 1, 0), ratio[:, None])
+        shift, second = jnp.split(expected(sums.moments[:, 1:], ratio), [q])
         covariance = second - shift[j] * shift[l] + (spread if control else 0)
-        log_mean = jax.nn.logsumexp(log_ratio) - jnp.log(jnp.asarray(n_draws, C.dtype))
-        return total, (mean + shift, covariance, log_mean, 1 / jnp.sum(weight**2))
+        log_mean = sums.top[0] + jnp.log(ratio[0] / draws)
+        row = (mean + shift, covariance, log_mean, ratio[0] ** 2 / sums.square)
+        total = total + jnp.concatenate([pull[:, :1] * own.x, pull[:, :1] * mean + pull[:, 1:]], axis=1)
+        return total, jax.tree.map(lambda leaf, one: leaf.at[i].set(one), rows, row)
 
-    pull, rest = jax.lax.scan(one, jnp.zeros((p, k + q), C.dtype), (units, gaussian, bits))
+    factors = jnp.linalg.cholesky(symmetric(gaussian.spread))
+    none = jnp.zeros((b, q), C.dtype), jnp.zeros((b, len(j)), C.dtype), jnp.zeros(b, C.dtype), jnp.zeros(b, C.dtype)
+    pull, rows = jax.lax.fori_loop(0, count, add, (jnp.zeros((p, k + q), C.dtype), none))
     if control:
         pull = pull + _in_closed_form(loadings, units, gaussian)
-    return Weighted(pull, *rest)
+    return Weighted(pull, *rows)
 
 
 def _in_closed_form(loadings: Loadings, units: Units, gaussian: Posterior) -> Float[Array, "p u"]:

@@ -13,6 +13,7 @@ from jaxtyping import Array, Float
 
 from ...numerics.compiling import compiled
 from ...numerics.packing import lower_indices, symmetric
+from .filling import at_zero
 from .fitting import Design
 from .importance import blocks
 from .proposals import PROPOSALS
@@ -68,13 +69,15 @@ def _residual(
 def _through(design: Design, loadings: Loadings, posterior: Posterior, v: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """R v and R'R v, R the residuals."""
     dtype, right = loadings.C.dtype, np.zeros(v.shape)
-    basis, left = jnp.asarray(v, dtype), []
+    basis, left = v.astype(dtype), []
     for block in blocks(design, loadings, posterior, PROPOSALS["vem"], BLOCK // design.counts.p):
         counts = design.counts.values[block.span]
-        y = jnp.asarray(counts.toarray() if scipy.sparse.issparse(counts) else counts, dtype)
-        some, back = _block(loadings, block.gaussian, block.units, y, basis)
-        left.append(np.asarray(some, float))
-        right += np.asarray(back)
+        y = np.asarray(counts.toarray() if scipy.sparse.issparse(counts) else counts, dtype)
+        full, units, gaussian = block.full
+        (rows, _), wide = units.projected.shape, len(full.C)
+        some, back = _block(full, gaussian, units, at_zero(y, rows, wide), at_zero(basis, wide))
+        left.append(block.emptied(some).astype(float))
+        right += np.asarray(back)[: len(v)]
     return np.concatenate(left), right
 
 

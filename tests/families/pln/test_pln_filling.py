@@ -1,0 +1,110 @@
+"""Tables filled up to sizes that programs are compiled for: answers are what they were, and programs serve other tables."""
+
+import jax
+import numpy as np
+import pytest
+from test_pln import case
+
+from margaux import PLNPCA
+from margaux.families.pln import answers, filling, fitting, importance, inference, weighted
+from margaux.families.pln.fitting import Sweeps
+from margaux.families.pln.proposals import PROPOSALS, Plan
+from margaux.families.pln.start import by_log_counts
+from margaux.numerics import compiling
+
+PROGRAMS = (
+    fitting._whole,
+    importance._drawn,
+    importance.curvature,
+    inference._complete,
+    inference._louis,
+    inference._expected_rates,
+    weighted.weighted,
+    answers._settled,
+)
+
+
+def table(seed, n, p, covariates=0, wide=False):
+    rng = np.random.default_rng(seed)
+    counts = rng.poisson(np.exp(rng.normal(1, 0.7, p) + rng.normal(size=(n, 2)) @ rng.normal(0, 0.6, (2, p))))
+    given = {"covariates": rng.normal(size=(n, covariates))} if covariates else {}
+    return counts, given | {"offsets": rng.normal(0, 0.3, (n, p) if wide else n)}
+
+
+def answered(counts, given, new=5, **settings):
+    """Figures of a fit, in every way that programs make them."""
+    model = PLNPCA(rank=2, n_starts=2, verbose=False, **settings).fit(counts, **given)
+    rows = {name: leaf[:new] for name, leaf in given.items()}
+    found = model.importance_
+    return {
+        "bounds": np.asarray(model.bounds_),
+        "loadings": model.loadings_,
+        "posterior": model.scores_covariance_,
+        "units": found[["loglik", "error", "ess", "pareto"]].to_numpy(),
+        "errors": model.stderr_["coef"],
+        "kinds": np.stack([model._errors(kind) for kind in ("adjusted", "robust")]),
+        "certificate": np.array([check.figure for check in model.certificate_.checks]),
+        "others": model.transform(counts[:new], **rows),
+        "score": model.score(counts[:new], **rows),
+    }
+
+
+@pytest.mark.parametrize(
+    ("shape", "covariates", "wide", "settings"),
+    [
+        ((9, 5), 0, False, {}),
+        ((12, 40), 1, True, {}),
+        ((45, 13), 2, False, {"posterior_covariance": "diagonal"}),
+    ],
+    ids=["tiny", "more features than units", "diagonal"],
+)
+def test_what_fills_a_table_up_changes_no_answer(monkeypatch, shape, covariates, wide, settings):
+    given = table(1, *shape, covariates, wide)
+    filled = answered(*given, **settings)
+    monkeypatch.setattr(filling, "LARGE", 0)
+    monkeypatch.setattr(fitting, "LARGE", 0)
+    monkeypatch.setattr(importance, "LARGE", 0)
+    exact = answered(*given, **settings)
+    for name, figures in exact.items():
+        np.testing.assert_allclose(filled[name], figures, rtol=1e-6, atol=1e-6, err_msg=name)
+
+
+def test_what_fills_a_table_up_stays_nothing():
+    with jax.enable_x64(True):
+        design, *_ = case(3, 50, 14, 2, 0.6, 0.0, 2, True)
+        sweeps = Sweeps(design, np.dtype(float), "diagonal")
+        run = sweeps.on(sweeps.begin(*by_log_counts(design, 2)), 20)
+        (B, C), (mean, spread) = run.state.here[:2]
+        assert C.shape == (32, 2) and mean.shape == (64, 2)
+        assert not np.any(B[:, 14:]) and not np.any(C[14:]) and not np.any(mean[50:])
+        np.testing.assert_array_equal(spread[50:], np.tile([1.0, 0.0, 1.0], (14, 1)))
+
+
+def test_scores_of_many_draws_are_those_of_all_draws_at_once(monkeypatch):
+    with jax.enable_x64(True):
+        design, *_ = case(4, 20, 9, 2, 0.6, 0.5, 2, True)
+        start = by_log_counts(design, 2)
+
+        def scores(control, name, plan):
+            return importance.scores(design, *start, PROPOSALS[name], plan, control)
+
+        plans = [(True, "student", Plan(512, 1)), (False, "vem mixture", Plan(256, 2, sobol=False))]
+        chunks = [scores(*plan) for plan in plans]
+        monkeypatch.setattr(weighted, "CHUNK", 1 << 10)
+        monkeypatch.setattr(importance, "NET", 1)
+        compiling.forget()
+        for few, plan in zip(chunks, plans, strict=True):
+            for one, two in zip(few, scores(*plan), strict=True):
+                for name, leaf in two.items():
+                    np.testing.assert_allclose(one[name], leaf, rtol=1e-9, atol=1e-9, err_msg=name)
+
+
+def test_programs_serve_tables_of_a_similar_size():
+    compiling.forget()
+    none = [program.programs() for program in PROGRAMS]
+    answered(*table(5, 44, 20))
+    before = [program.programs() for program in PROGRAMS]
+    answered(*table(6, 41, 23, wide=True), new=7, random_state=3)
+    assert [program.programs() for program in PROGRAMS] == before
+    # Draws are of two proposals, for all units and for some; scores are of no more draws than a chunk has, and of more.
+    assert [after - first for first, after in zip(none, before, strict=True)] == [1, 4, 1, 1, 2, 1, 1, 1]
