@@ -19,6 +19,7 @@ PROGRAMS = (
     inference._complete,
     inference._louis,
     inference._expected_rates,
+    inference._hidden,
     weighted.weighted,
     answers._settled,
 )
@@ -107,4 +108,4 @@ def test_programs_serve_tables_of_a_similar_size():
     answered(*table(6, 41, 23, wide=True), new=7, random_state=3)
     assert [program.programs() for program in PROGRAMS] == before
     # Draws are of two proposals, for all units and for some; scores are of no more draws than a chunk has, and of more.
-    assert [after - first for first, after in zip(none, before, strict=True)] == [1, 4, 1, 1, 2, 1, 1, 1]
+    assert [after - first for first, after in zip(none, before, strict=True)] == [1, 4, 1, 1, 2, 1, 1, 1, 1]

@@ -191,8 +191,10 @@ def expected(design: Design, loadings: Loadings, posterior: Posterior, plan: Pla
     k, p = loadings.B.shape
     diagonal, rest = np.zeros((k * k, p)), np.zeros((k * p, k * p))
     for block, A in _rates(design, loadings, posterior, plan, k * p * loadings.C.shape[1]):
-        own, rows = _hidden(loadings.C, block.units.x, A)
-        diagonal, rest = diagonal + np.asarray(own), rest - np.asarray(rows.T @ rows)
+        full, units = block.full[:2]
+        own, rows = _hidden(full.C, units.x, at_zero(A, len(units.x), len(full.C)))
+        each = block.emptied(rows)[..., :p].reshape(-1, k * p)
+        diagonal, rest = diagonal + np.asarray(own)[:, :p], rest - each.T @ each
     j = np.arange(p)
     rest.reshape(k, p, k, p)[:, j, :, j] += np.moveaxis(diagonal.reshape(k, k, p), 2, 0)
     return rest
@@ -325,12 +327,11 @@ def _complete(loadings: Loadings, units: Units, gaussian: Posterior) -> Array:
 
 @compiled
 def _hidden(C: Array, x: Array, A: Array) -> tuple[Array, Array]:
-    """Sums of xx' weighted by the rates, (kk, p), and rows whose products are what the latents hide, (b q, kp)."""
+    """Sums of xx' weighted by the rates, (kk, p), and rows whose products are what the latents hide, (b, q, k, p)."""
     j, k, _ = lower_indices(C.shape[1])
     root = jnp.linalg.cholesky(symmetric(A @ (C[:, j] * C[:, k])) + jnp.eye(C.shape[1], dtype=C.dtype))
     pulled = jax.scipy.linalg.solve_triangular(root, A[:, None] * C.T, lower=True)
-    rows = (x[:, None, :, None] * pulled[:, :, None]).reshape(len(x) * C.shape[1], -1)
-    return (x[:, :, None] * x[:, None]).reshape(len(x), -1).T @ A, rows
+    return (x[:, :, None] * x[:, None]).reshape(len(x), -1).T @ A, x[:, None, :, None] * pulled[:, :, None]
 
 
 _expected_rates = compiled(rates)
