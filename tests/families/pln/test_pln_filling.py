@@ -25,8 +25,8 @@ PROGRAMS = (
 )
 
 
-def table(seed, n, p, covariates=0, wide=False):
-    rng = np.random.default_rng(seed)
+def table(seed, shape, covariates=0, wide=False):
+    rng, (n, p) = np.random.default_rng(seed), shape
     counts = rng.poisson(np.exp(rng.normal(1, 0.7, p) + rng.normal(size=(n, 2)) @ rng.normal(0, 0.6, (2, p))))
     given = {"covariates": rng.normal(size=(n, covariates))} if covariates else {}
     return counts, given | {"offsets": rng.normal(0, 0.3, (n, p) if wide else n)}
@@ -60,11 +60,10 @@ def answered(counts, given, new=5, **settings):
     ids=["tiny", "more features than units", "diagonal"],
 )
 def test_what_fills_a_table_up_changes_no_answer(monkeypatch, shape, covariates, wide, settings):
-    given = table(1, *shape, covariates, wide)
+    given = table(1, shape, covariates, wide)
     filled = answered(*given, **settings)
-    monkeypatch.setattr(filling, "LARGE", 0)
-    monkeypatch.setattr(fitting, "LARGE", 0)
-    monkeypatch.setattr(importance, "LARGE", 0)
+    for module in (filling, fitting, importance):
+        monkeypatch.setattr(module, "LARGE", 0)
     exact = answered(*given, **settings)
     for name, figures in exact.items():
         np.testing.assert_allclose(filled[name], figures, rtol=1e-6, atol=1e-6, err_msg=name)
@@ -84,10 +83,10 @@ def test_what_fills_a_table_up_stays_nothing():
 def test_scores_of_many_draws_are_those_of_all_draws_at_once(monkeypatch):
     with jax.enable_x64(True):
         design, *_ = case(4, 20, 9, 2, 0.6, 0.5, 2, True)
-        start = by_log_counts(design, 2)
+        loadings, posterior = by_log_counts(design, 2)
 
         def scores(control, name, plan):
-            return importance.scores(design, *start, PROPOSALS[name], plan, control)
+            return importance.scores(design, loadings, posterior, PROPOSALS[name], plan, control)
 
         plans = [(True, "student", Plan(512, 1)), (False, "vem mixture", Plan(256, 2, sobol=False))]
         chunks = [scores(*plan) for plan in plans]
@@ -103,9 +102,9 @@ def test_scores_of_many_draws_are_those_of_all_draws_at_once(monkeypatch):
 def test_programs_serve_tables_of_a_similar_size():
     compiling.forget()
     none = [program.programs() for program in PROGRAMS]
-    answered(*table(5, 44, 20))
+    answered(*table(5, (44, 20)))
     before = [program.programs() for program in PROGRAMS]
-    answered(*table(6, 41, 23, wide=True), new=7, random_state=3)
+    answered(*table(6, (41, 23), wide=True), new=7, random_state=3)
     assert [program.programs() for program in PROGRAMS] == before
     # Draws are of two proposals, for all units and for some; scores are of no more draws than a chunk has, and of more.
     assert [after - first for first, after in zip(none, before, strict=True)] == [1, 4, 1, 1, 2, 1, 1, 1, 1]

@@ -27,10 +27,10 @@ def settled(design: Design, loadings: Loadings, block: int = BLOCK) -> Posterior
     parts = []
     for first in range(0, n, size):
         span = slice(first, first + size)
-        units = Units(*(np.asarray(leaf[span], dtype) for leaf in (design.x, design.offset, projected)))
-        rows = len(units.x)
+        units: Any = [np.asarray(leaf[span], dtype) for leaf in (design.x, design.offset, projected)]
+        rows = len(units[0])
         none: Any = np.zeros((rows, q), dtype), np.zeros((rows, q * (q + 1) // 2), dtype)
-        full = filled(loadings, units, Posterior(*none), n * p)
+        full = filled(loadings, Units(*units), Posterior(*none), n * p)
         parts.append(emptied(_settled(full.loadings, full.units), rows))
     return jax.tree.map(lambda *leaves: np.concatenate(leaves), *parts)
 

@@ -20,13 +20,13 @@ SMALL, LARGE = 1 << 16, 1 << 20
 STEP = 32
 
 
-def sizes(n: int, p: int, entries: int | None = None) -> tuple[int, int]:
-    """Units and features of the table that stands for one of n and p, which may be a block of one with more entries.
+def sizes(n: int, p: int) -> tuple[int, int]:
+    """Units and features of the table that stands for one of n and p.
 
     >>> sizes(116, 114), sizes(112, 110), sizes(500, 290), sizes(20_000, 100)
     ((128, 128), (128, 128), (512, 320), (20000, 100))
     """
-    if (n * p if entries is None else entries) > LARGE:
+    if n * p > LARGE:
         return n, p
     coarse = -(-rung(n) // STEP) * STEP, -(-rung(p) // STEP) * STEP
     return coarse if coarse[0] * coarse[1] <= SMALL else (rung(n), rung(p))
@@ -41,12 +41,13 @@ class Filled(NamedTuple):
 
 
 def filled(loadings: Loadings, units: Units, gaussian: Posterior, entries: int) -> Filled:
-    """A block of units of a table of so many entries, as large as `sizes` says."""
-    (n, p), (more, wide) = (len(units.x), loadings.C.shape[0]), sizes(len(units.x), loadings.C.shape[0], entries)
-    if (more, wide) == (n, p) and entries > LARGE:
+    """A block of units of a table of so many entries, as large as `sizes` says; of a table of more than `LARGE` as it is."""
+    if entries > LARGE:
         return Filled(*jax.device_put((loadings, units, gaussian)))
-    full = Units(at_zero(units.x, more), offsets(units.offset, p, (more, wide)), at_zero(units.projected, more))
-    return Filled(*jax.device_put((of_features(loadings, wide), full, of_units(gaussian, more))))
+    p = len(loadings.C)
+    more, wide = sizes(len(units.x), p)
+    full: Any = at_zero(units.x, more), offsets(units.offset, p, (more, wide)), at_zero(units.projected, more)
+    return Filled(*jax.device_put((of_features(loadings, wide), Units(*full), of_units(gaussian, more))))
 
 
 def at_zero(array: Any, *shape: int) -> np.ndarray:

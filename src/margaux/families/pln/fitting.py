@@ -135,17 +135,17 @@ class Sweeps:
         held = n * p <= block
         self.shape = sizes(n, p) if held else (n, p)
         more, wide = self.shape
-        crossed = at_zero(counts.transposed_times(x).T, x.shape[1], wide)
-        basis = Basis(*(at_zero(leaf, more) for leaf in (x, np.linalg.pinv(x).T, np.ones(n, dtype))))
-        basis = basis._replace(inverse=np.ascontiguousarray(basis.inverse.T))
-        numbers = (np.asarray(number, dtype) for number in (crossed, self.constant, tol, relative))
-        self.fixed = jax.device_put(Fixed(basis, *numbers))
+        k = x.shape[1]
+        crossed = at_zero(counts.transposed_times(x).T, k, wide)
+        basis: Any = at_zero(x, more), at_zero(np.linalg.pinv(x), k, more), at_zero(np.ones(n, dtype), more)
+        numbers: Any = (np.asarray(number, dtype) for number in (crossed, self.constant, tol, relative))
+        self.fixed = jax.device_put(Fixed(Basis(*basis), *numbers))
         self.whole: tuple[Array, Array] | None = None
         if held:
             values = counts.values.toarray() if scipy.sparse.issparse(counts.values) else counts.values
             offset = np.asarray(design.offset, dtype)
-            whole = at_zero(np.asarray(values, dtype), *self.shape), offset
-            self.whole = jax.device_put((whole[0], offset if n * p > LARGE else offsets(offset, p, self.shape)))
+            offset = offset if n * p > LARGE else offsets(offset, p, self.shape)
+            self.whole = jax.device_put((at_zero(np.asarray(values, dtype), *self.shape), offset))
 
     def begin(self, loadings: Loadings, posterior: Posterior) -> Run:
         """A start."""
