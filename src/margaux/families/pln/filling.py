@@ -15,19 +15,22 @@ from jaxtyping import Float
 from ...numerics.ladder import rung
 from .variational import Loadings, Posterior, Units
 
-#: entries of a table up to which sizes go up by `STEP`, and beyond which a program is compiled for each
-SMALL, LARGE = 1 << 16, 1 << 20
-STEP = 32
+#: entries of a table up to which sizes go up by `STEP`, up to which by a quarter, and beyond which each has its own program
+SMALL, MEDIUM, LARGE = 1 << 16, 1 << 17, 1 << 20
+#: the steps of the smallest, and how many there are to a power of two between the medium and the large
+STEP, FINE = 32, 16
 
 
 def sizes(n: int, p: int) -> tuple[int, int]:
     """Units and features of the table that stands for one of n and p.
 
     >>> sizes(116, 114), sizes(112, 110), sizes(500, 290), sizes(20_000, 100)
-    ((128, 128), (128, 128), (512, 320), (20000, 100))
+    ((128, 128), (128, 128), (512, 304), (20000, 100))
     """
     if n * p > LARGE:
         return n, p
+    if n * p > MEDIUM:
+        return rung(n, FINE), rung(p, FINE)
     coarse = -(-rung(n) // STEP) * STEP, -(-rung(p) // STEP) * STEP
     return coarse if coarse[0] * coarse[1] <= SMALL else (rung(n), rung(p))
 
