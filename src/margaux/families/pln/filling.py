@@ -31,7 +31,8 @@ def sizes(n: int, p: int) -> tuple[int, int]:
         return n, p
     if n * p > MEDIUM:
         return rung(n, FINE), rung(p, FINE)
-    coarse = -(-rung(n) // STEP) * STEP, -(-rung(p) // STEP) * STEP
+    # Few units may be drawn very often: see `growth`, which takes 16 at least.
+    coarse = STEP // 2 if n <= STEP // 2 else -(-rung(n) // STEP) * STEP, -(-rung(p) // STEP) * STEP
     return coarse if coarse[0] * coarse[1] <= SMALL else (rung(n), rung(p))
 
 
