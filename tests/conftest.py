@@ -26,13 +26,6 @@ if SHIFT := int(os.environ.get("MARGAUX_SEED", "0")):
     margaux.engine.job.check_key = lambda key: _check_key(key + SHIFT if isinstance(key, int) else key)
 
 
-def pytest_configure(config):
-    """Programs of fast tests run for a moment: what LLVM would save of it costs more. Slow ones are compiled as users' are."""
-    if config.getoption("markexpr") == "not slow":
-        compiling.CPU_OPTIONS["xla_backend_optimization_level"] = 0
-        jax.config.update("jax_disable_most_optimizations", True)
-
-
 def _folder(name: str, override: str | None = None) -> Path | None:
     path = Path(override) if override else ROOT.parent / "shared" / name
     return path if path.is_dir() else None
