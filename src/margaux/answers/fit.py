@@ -160,9 +160,13 @@ class Fit(Shown, Outcome):
             return loglik(self, method=method, n_draws=n_draws, params=params, **settings)
         done = None if unpolishable(self) else examined(self)
         rule = None if done is None else done.rule
-        if done is not None and done.likelihood is not None and method == "auto" and n_draws is None:
-            return done.likelihood
-        return self.remembered(f"loglik/{method}/{n_draws}", lambda: loglik(self, method=method, n_draws=n_draws, rule=rule))
+
+        def computed() -> Any:
+            if done is not None and done.likelihood is not None and method == "auto" and n_draws is None:
+                return done.likelihood
+            return loglik(self, method=method, n_draws=n_draws, rule=rule)
+
+        return self.remembered(f"loglik/{method}/{n_draws}", computed)
 
     def profile(self, name: str, grid: ArrayLike, method: str = "auto", n_draws: int | None = None) -> pd.DataFrame:
         """The profile likelihood of one scalar parameter, maximised over the others: see `margaux.answers.profile`."""

@@ -98,12 +98,14 @@ def contained(method: Callable[..., Any]) -> Callable[..., Any]:
             return found
         from sklearn.base import BaseEstimator, TransformerMixin
 
+        names = self.get_feature_names_out
+
         class Carrier(TransformerMixin, BaseEstimator):
             def transform(self, X):
                 return found
 
-            def get_feature_names_out(carrier, input_features=None):
-                return self.get_feature_names_out()
+            def get_feature_names_out(self, input_features=None):
+                return names()
 
         wanted = getattr(self, "_sklearn_output_config", {})
         return Carrier().set_output(**wanted).transform(X)

@@ -157,7 +157,7 @@ def check_schedules(
     >>> check_schedules(Polynomial(1.0, 0.8), step_size=0.01)
     'The Langevin step is constant: theta converges up to a bias of order gamma^(1/2) (SOUL, theorems 2 and 6).'
     """
-    c = 0.0 if mc_size is None else -exponent(as_schedule(mc_size, "mc_size"))
+    c = 0.0 if mc_size is None else 0.0 - exponent(as_schedule(mc_size, "mc_size"))
     if step is None:
         if c > 2 + 1e-6:
             return f"The Monte Carlo size grows like k^{c:.3g}, so sum M_k^(-1/2) is finite: MISSO's theorem 2 applies."

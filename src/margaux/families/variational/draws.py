@@ -60,7 +60,7 @@ class AbstractDraws(eqx.Module):
         """The inverse of `split`."""
         return shared
 
-    def of_size(self, z: PyTree, size: Array) -> PyTree:
+    def of_size(self, z: PyTree, size: Array | np.ndarray) -> PyTree:
         """Latents drawn for b observations, with those of the first `size` <= b as a draw for `size` alone has them.
 
         All numbers of one type are drawn as one sequence, leaf after leaf (see `margaux.Noise`), whose beginning does not depend
