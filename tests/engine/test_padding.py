@@ -1,6 +1,7 @@
 """Units that pad a full batch change no result, and let data of a similar size share their programs."""
 
 import functools
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -106,7 +107,7 @@ def test_similar_data_share_every_program():
     whole(57)
     compiled = []
 
-    def listen(event, _, **about):
+    def listen(event, duration_secs, **about):
         if event.endswith("backend_compile_duration"):
             compiled.append(about.get("fun_name"))
 
@@ -137,8 +138,12 @@ def test_parts_that_do_not_say_so_are_not_padded():
     class Stepping(Algorithm):
         pass
 
-    parts = dict(vars(mx.incremental_em()))
-    fits = [(mx.soul(0.05), Own()), (Stepping(**parts), CHAINS), (mx.Algorithm(**parts | {"memory": Counting()}), CHAINS)]
+    parts: dict[str, Any] = dict(vars(mx.incremental_em()))
+    fits = [
+        (mx.soul(0.05), Own()),
+        (Stepping(**parts), CHAINS),
+        (mx.Algorithm(**(parts | dict[str, Any](memory=Counting()))), CHAINS),
+    ]
     for algorithm, estep in fits:
         seen = []
         with pytest.MonkeyPatch.context() as patch:
@@ -163,7 +168,7 @@ def test_the_ladder():
     for size in (*range(3000), 4095, 4096, 4097, 65_535, 65_536, 65_537, 10**6):
         up, down = rung(size), rung_below(size)
         assert down <= size <= up <= max(1.25 * size, size) and rung(up) == up == rung_below(up) and rung(down) == down
-    assert rung(np.int64(9)) == 10
+    assert rung(int(np.int64(9))) == 10
 
 
 @pytest.mark.parametrize("kind", ["numpy", "jax", "key"])

@@ -20,6 +20,7 @@ from .scores import Coordinates, Evaluation, evaluate
 
 if TYPE_CHECKING:
     from .fit import Fit
+    from .flock import Place
 
 
 #: the length of Newton's step, in standard errors, that ends the polish; and how far a step goes at most, at first
@@ -336,7 +337,7 @@ class _Search:
         return float(np.sum(_mean(logs))), error
 
 
-def newton(here: Evaluation, free: np.ndarray, radius: float) -> tuple[np.ndarray, float, float]:
+def newton(here: Evaluation | Place, free: np.ndarray, radius: float) -> tuple[np.ndarray, float, float]:
     """A step (k,) in the region, the length that it had before it was held there, and the rise it promises."""
     matrix, score = here.matrix[np.ix_(free, free)], here.gradient[free]
     step = np.zeros(free.size)

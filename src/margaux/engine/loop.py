@@ -45,7 +45,8 @@ class Settings(eqx.Module):
 def settings_of(parts: tuple[Problem, Any, Any, Any], burn_in: int) -> Settings:
     """Of a fit's parts, whose number of units is one of the numbers that compile nothing."""
     problem, *others = parts
-    return Settings(dataclasses.replace(problem, n=as_array(problem.n)), *others, as_array(burn_in))
+    algorithm, estep, average = others
+    return Settings(dataclasses.replace(problem, n=as_array(problem.n)), algorithm, estep, average, as_array(burn_in))
 
 
 class Carry(NamedTuple):
@@ -155,7 +156,7 @@ def _loop(carry, first, length, total, block, noise_of, iteration):
 
 
 def _full_chunk(settings, keys, carry, data, span, total, ids, spread, may_be_padded):
-    first, length = span
+    (first, length), (axis, devices) = span, spread
     present = ids < settings.problem.n if may_be_padded else None
     struct = latent_struct(settings.problem, _lone(carry.params), data)
     block = _block_size(settings, struct, ids.shape[0], total, len(keys))
@@ -166,7 +167,7 @@ def _full_chunk(settings, keys, carry, data, span, total, ids, spread, may_be_pa
 
     def single(key, carry, k, noise):
         params, state, average, rows, trace = one_iteration(
-            settings, carry, Visit(carry.rows, data, noise, key, k, *spread, present)
+            settings, carry, Visit(carry.rows, data, noise, key, k, axis, devices, present)
         )
         return Carry(params, state, average, rows), trace
 

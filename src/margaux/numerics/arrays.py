@@ -51,6 +51,6 @@ def reshaped(leaf: Any, shape: tuple[int, ...]) -> Any:
     if not isinstance(leaf, jax.Array) or leaf.size >= LARGE or not on_host(leaf):
         return leaf.reshape(shape)
     if is_key(leaf):
-        data = np.asarray(jax.random.key_data(leaf))
+        data: Any = np.asarray(jax.random.key_data(leaf))
         return jax.random.wrap_key_data(data.reshape((*shape, data.shape[-1])), impl=jax.random.key_impl(leaf))
     return jax.device_put(np.asarray(leaf).reshape(shape))
