@@ -41,6 +41,9 @@ class Flock:
             often it counts. rows: the quadrature's, of each member, which follow its mode.
     """
 
+    #: the model, the space of its parameters, and any parameters of it; see `begin`
+    parts: tuple[Any, AbstractSpace, PyTree]
+
     def __init__(self, data: Sequence[PyTree] | PyTree, weights: Any, dtype: np.dtype) -> None:
         """Raises: TypeError, ValueError: what is wrong with the data, and in which set."""
         if weights is None:
@@ -60,17 +63,18 @@ class Flock:
         return jax.tree.map(lambda leaf: leaf[0], self._some(np.zeros(1, int)))
 
     def begin(self, model: Any, space: AbstractSpace, template: PyTree, rule: Any, u: np.ndarray) -> None:
-        """Rows of a quadrature at the data sets' coordinates (R, k)."""
+        """Of a model, with the rows of a quadrature at the data sets' coordinates (R, k)."""
+        self.parts = model, space, template
         if isinstance(rule, Quadrature):
-            parts = [_rows(model, space, template, rule, u[self.sets[at]], self._some(at)) for at, _ in self._blocks(1)]
+            parts = [_rows(*self.parts, rule, u[self.sets[at]], self._some(at)) for at, _ in self._blocks(1)]
             kept = [kept for _, kept in self._blocks(1)]
             cut = [jax.tree.map(lambda leaf, k=k: np.asarray(leaf)[:k], part) for part, k in zip(parts, kept, strict=True)]
             self.rows = jax.tree.map(lambda *leaf: np.concatenate(leaf), *cut)
 
-    def at(self, model: Any, space: AbstractSpace, template: PyTree, rule: Any, width: int, u: np.ndarray, which: np.ndarray):
+    def at(self, rule: Any, width: int, u: np.ndarray, which: np.ndarray) -> list[Place]:
         """`Place` of each of the data sets `which`, at rows of u (R, k)."""
-        f = louis(frozen(space), True)
-        found, members = self._visited(model, space, template, rule, width * (2 + u.shape[1]) // 2, u, which, f)
+        f = louis(frozen(self.parts[1]), True)
+        found, members = self._visited(rule, width * (2 + u.shape[1]) // 2, u, which, f)
         w, sets, scores = self.weights[members], self.sets[members], found["score"]
         value = np.bincount(sets, w * found["log_marginal"], self.count)
         each = w[:, None, None] * (found["complete"] + scores[:, :, None] * scores[:, None, :])
@@ -79,17 +83,17 @@ class Flock:
         np.add.at(matrix, sets, each)
         return [Place(u[r], float(value[r]), gradient[r], symmetrised(matrix[r])) for r in which]
 
-    def logs(self, model: Any, space: AbstractSpace, template: PyTree, rule: Any, width: int, u: np.ndarray, which: np.ndarray):
+    def logs(self, rule: Any, width: int, u: np.ndarray, which: np.ndarray) -> np.ndarray:
         """Log-likelihoods (R,) of the data sets `which` at u (R, k), zero of others."""
-        found, members = self._visited(model, space, template, rule, width, u, which, _nothing)
+        found, members = self._visited(rule, width, u, which, _nothing)
         return np.bincount(self.sets[members], self.weights[members] * found["log_marginal"], self.count)
 
-    def _visited(self, model, space, template, rule, width, u, which, f) -> tuple[dict[str, np.ndarray], np.ndarray]:
+    def _visited(self, rule, width, u, which, f) -> tuple[dict[str, np.ndarray], np.ndarray]:
         """Figures of the members of some data sets, and which members these are."""
         members, parts = np.flatnonzero(np.isin(self.sets, which)), []
         for at, kept in self._blocks(width, members):
             rows = None if self.rows is None else jax.tree.map(lambda leaf, at=at: leaf[at], self.rows)
-            found, rows = _block(model, space, template, rule, u[self.sets[at]], rows, self._some(at), f)
+            found, rows = _block(*self.parts, rule, u[self.sets[at]], rows, self._some(at), f)
             if self.rows is not None:
                 for leaf, new in zip(jax.tree.leaves(self.rows), jax.tree.leaves(rows), strict=True):
                     leaf[at[:kept]] = np.asarray(new)[:kept]

@@ -81,7 +81,8 @@ def fit_many(
     continuous latents a unit are integrated by adaptive Gauss-Hermite quadrature around each unit's mode, which follows the
     parameters. Newton's steps by scores and Louis' information are held to a trust region in each data set, first by few nodes;
     the units of all data sets go through one program, whatever their numbers. Every data set ends at a maximum that its start
-    leads to: where there may be several, compare with `margaux.fit` and its `runs`.
+    leads to, and each unit's posterior is integrated around one mode: where there may be several, compare with `margaux.fit`,
+    which looks for them.
 
     Args:
         data: a list of data sets, pytrees of arrays with a unit on the leading axis, as many as each has; or one data set with
@@ -141,14 +142,13 @@ class _Searches:
         self.rules = _rules(model, self.size)
         problem = Problem(model, self.space, NoPenalty(), 1)
         check_model(problem, self.rules[0][0], soul(), starts[0], flock.first())
-        self.model = settle(model, flock.dtype)
-        flock.begin(self.model, self.space, self.template, self.rules[0][0], self.u)
+        flock.begin(settle(model, flock.dtype), self.space, self.template, self.rules[0][0], self.u)
 
     def at(self, rule: Any, u: np.ndarray, which: np.ndarray) -> list[Place]:
-        return self.flock.at(self.model, self.space, self.template, rule, self._width(rule), u, which)
+        return self.flock.at(rule, self._width(rule), u, which)
 
     def logs(self, rule: Any, which: np.ndarray) -> np.ndarray:
-        return self.flock.logs(self.model, self.space, self.template, rule, self._width(rule), self.u, which)
+        return self.flock.logs(rule, self._width(rule), self.u, which)
 
     def _width(self, rule: Any) -> int:
         return rule.n_nodes**self.size * (self.size + 2) if isinstance(rule, Quadrature) else 100
