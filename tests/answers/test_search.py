@@ -177,7 +177,7 @@ def test_all_draws_move_at_most_two_steps_and_only_up():
 
 def test_proposals_of_the_end_are_made_where_they_came_from_afar(monkeypatch):
     far = Toy(parabola([[1.0]], [0.0]), [0.0], estep=Quadrature(5))
-    monkeypatch.setattr(module, "agreed", lambda fit, params, rule: SimpleNamespace(se=0.0))
+    monkeypatch.setattr(module, "agreed", lambda fit, params, rule, coarse: SimpleNamespace(se=0.0))
     for since, made in ((1.1 * NEAR, 1), (0.9 * NEAR, 0)):
         far.since, far.rules = since, []
         far.look_closer(50)
@@ -187,7 +187,7 @@ def test_proposals_of_the_end_are_made_where_they_came_from_afar(monkeypatch):
 @pytest.mark.parametrize(("errors", "level"), [([0.011, 0.009], 1), ([0.009], 0), ([0.5, 0.5, 0.001], 2)])
 def test_a_quadrature_that_others_disagree_with_is_made_finer(errors, level, monkeypatch):
     left = iter(errors)
-    monkeypatch.setattr(module, "agreed", lambda fit, params, rule: SimpleNamespace(se=next(left)))
+    monkeypatch.setattr(module, "agreed", lambda fit, params, rule, coarse: SimpleNamespace(se=next(left)))
     search = Toy(parabola([[1.0]], [0.5]), [0.0], estep=Quadrature(5))
     search.look_closer(50)
     assert search.level == level and len(search.rules) == level and next(left, None) is None
