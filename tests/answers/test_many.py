@@ -94,6 +94,32 @@ def test_a_data_set_that_tells_nothing_is_not_converged():
     assert np.isnan(fits.stderr.to_numpy()).any(axis=1).tolist() == [False, True]
 
 
+def test_posteriors_of_two_modes_are_not_trusted():
+    """A latent known up to its sign: around one mode half of the likelihood is missed, and no finer rule sees it."""
+
+    class Sign(mx.AbstractModel):
+        def log_joint(self, params, z, y):
+            return jnp.sum(norm.logpdf(y, z**2, 0.1)) + norm.logpdf(z, 0.0, jnp.exp(params["s"]))
+
+        def init_latents(self, key, params, y):
+            return jnp.ones(())
+
+    rng = np.random.default_rng(0)
+    y = rng.normal(rng.normal(0, 2, (60, 1)) ** 2, 0.1, (60, 3))
+    fits = mx.fit_many(Sign(), [y, y[:30]], params={"s": 0.5}, progress=False)
+    assert not fits.converged.any()
+
+
+def test_a_variance_that_vanishes_is_on_an_edge():
+    rng = np.random.default_rng(0)
+    y = rng.normal(1.0, 1.0, (30, 6))
+    y = y - y.mean(axis=1, keepdims=True) + 1.0  # no spread between units at all
+    data = {"y": y, "mask": np.ones_like(y)}
+    fits = mx.fit_many(RandomIntercept(), [data], params=PROBLEM.start, space={"tau2": mx.Positive()}, progress=False)
+    assert fits.edge.tolist() == [True] and fits.params["tau2"].to_numpy()[0] < 1e-2 and "1 on an edge" in repr(fits)
+    assert np.isnan(fits.stderr["tau2"].to_numpy()[0]) and fits.stderr["mu"].to_numpy()[0] > 0
+
+
 class Wide(mx.AbstractModel):
     def log_joint(self, params, z, y):
         return jnp.sum(norm.logpdf(z, params["m"])) + jnp.sum(y * z)

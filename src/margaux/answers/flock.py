@@ -12,7 +12,7 @@ from jax.flatten_util import ravel_pytree
 from jaxtyping import Array, PyTree
 
 from ..engine.validate import check_data
-from ..esteps import Quadrature
+from ..esteps import ModeMixture, Quadrature
 from ..numerics.arrays import resized, taken
 from ..numerics.compiling import compiled
 from ..numerics.keys import key_of
@@ -88,6 +88,14 @@ class Flock:
         found, members = self._visited(rule, width, u, which, _nothing)
         return np.bincount(self.sets[members], self.weights[members] * found["log_marginal"], self.count)
 
+    def modes(self, u: np.ndarray, most: int) -> int:
+        """The most modes that the posterior of a unit is found to have, of some chosen at random, at u (R, k)."""
+        count = len(self.own)
+        some = np.arange(count) if count <= most else np.sort(np.random.default_rng(count).choice(count, most, replace=False))
+        members = resized(some, rung(len(some)))
+        found = _modes(*self.parts, u[self.sets[members]], self._some(members))
+        return int(np.max(np.asarray(found)))
+
     def _visited(self, rule, width, u, which, f) -> tuple[dict[str, np.ndarray], np.ndarray]:
         """Figures of the members of some data sets, and which members these are."""
         members, parts = np.flatnonzero(np.isin(self.sets, which)), []
@@ -158,6 +166,14 @@ def _params(space: AbstractSpace, template: PyTree, u: Array) -> PyTree:
 @compiled
 def _rows(model, space, template, rule, u, data):
     return jax.vmap(lambda u, y: rule.init(key_of(0), model, _params(space, template, u), y))(u, data)
+
+
+@compiled
+def _modes(model, space, template, u, data):
+    def unit(u, y):
+        return ModeMixture().init(key_of(0), model, _params(space, template, u), y)["modes"]
+
+    return jax.vmap(unit)(u, data)
 
 
 @compiled

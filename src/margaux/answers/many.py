@@ -28,7 +28,7 @@ from ..problem.space import as_space, moved_to, point
 from ..problem.space import validate as validate_space
 from .flock import Flock, Place
 from .likelihood import TOLERANCE, WIDER
-from .polish import CLOSE, MOST, RADIUS, newton
+from .polish import CLOSE, FLAT, MOST, RADIUS, newton
 from .rules import NODES
 
 if TYPE_CHECKING:
@@ -37,6 +37,8 @@ if TYPE_CHECKING:
 
 #: nodes a dimension that lead the way, by the number of latents, and the length of Newton's step that they lead to
 FEW, NEAR = {1: 11, 2: 7, 3: 5}, CLOSE
+#: units, chosen at random, whose posteriors are searched for more modes
+LOOKED_AT = 256
 
 
 @dataclasses.dataclass(frozen=True)
@@ -47,8 +49,9 @@ class ManyFits:
         params: a row a data set, a column a scalar parameter. stderr: their standard errors by Louis' information, NaN where it
             is not positive definite. loglik: maxima (R,). error: how far a finer quadrature, and a finer and wider one, are from
             the one that was maximised (R,). length: Newton's step that is left, in standard errors (R,). converged: whether that
-            is short, the information positive definite and the error below 0.01 (R,).
-        each: the parameters as they were given, with a leading axis R.
+            is short, the information positive definite and the error below 0.01, and posteriors have one mode (R,).
+        edge: whether the likelihood is flat along a coordinate, as where a variance vanishes: what moves with it has no standard
+            error (R,). each: the parameters as they were given, with a leading axis R.
     """
 
     params: pd.DataFrame
@@ -57,13 +60,15 @@ class ManyFits:
     error: np.ndarray
     length: np.ndarray
     converged: np.ndarray
+    edge: np.ndarray
     each: PyTree
 
     def __len__(self) -> int:
         return len(self.loglik)
 
     def __repr__(self) -> str:
-        return f"{len(self)} fits, {int(self.converged.sum())} converged: .params, .stderr, .loglik, .error, .converged"
+        told = f", {int(self.edge.sum())} on an edge" if self.edge.any() else ""
+        return f"{len(self)} fits, {int(self.converged.sum())} converged{told}: .params, .stderr, .loglik, .error, .converged"
 
 
 def fit_many(
@@ -81,8 +86,8 @@ def fit_many(
     continuous latents a unit are integrated by adaptive Gauss-Hermite quadrature around each unit's mode, which follows the
     parameters. Newton's steps by scores and Louis' information are held to a trust region in each data set, first by few nodes;
     the units of all data sets go through one program, whatever their numbers. Every data set ends at a maximum that its start
-    leads to, and each unit's posterior is integrated around one mode: where there may be several, compare with `margaux.fit`,
-    which looks for them.
+    leads to: where there may be several, compare with `margaux.fit` and its `runs`. A unit's posterior is integrated around one
+    mode; some units are searched for others, and where there are any no data set counts as converged.
 
     Args:
         data: a list of data sets, pytrees of arrays with a unit on the leading axis, as many as each has; or one data set with
@@ -196,12 +201,17 @@ class _Searches:
 
     def _found(self, here: list[Place], values: np.ndarray, error: np.ndarray) -> ManyFits:
         lengths = np.array([newton(one, self.free, RADIUS)[1] for one in here])
-        each, errors = [], []
+        each, errors, edge = [], [], []
         for one in here:
             params, jacobian = moved_to(self.space, self.template, one.u.astype(self.flock.dtype))
-            covariance = jacobian @ guarded(one.matrix)[0] @ jacobian.T
+            inverse = guarded(one.matrix)[0]
+            flat = np.sqrt(np.diagonal(inverse)) > FLAT
+            unknown = np.abs(jacobian[:, flat]).sum(axis=1) > 0
             each.append(params)
-            errors.append(np.sqrt(np.diagonal(covariance)))
+            edge.append(flat.any())
+            errors.append(np.where(unknown, np.nan, np.sqrt(np.diagonal(jacobian @ inverse @ jacobian.T))))
+        definite = np.array([not guarded(one.matrix)[1] for one in here])
+        single = not isinstance(self.rules[-1][0], Quadrature) or self.flock.modes(self.u, LOOKED_AT) == 1
         se = np.asarray(errors, float)
         flat = [np.concatenate([np.ravel(leaf) for leaf in jax.tree.leaves(params)]) for params in each]
         return ManyFits(
@@ -210,7 +220,8 @@ class _Searches:
             values,
             error,
             lengths,
-            (lengths < CLOSE) & np.isfinite(se).all(axis=1) & (error < TOLERANCE / 2),
+            (lengths < CLOSE) & definite & (error < TOLERANCE / 2) & single,
+            np.array(edge),
             jax.tree.map(lambda *leaf: np.stack(leaf), *each),
         )
 

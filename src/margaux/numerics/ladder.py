@@ -6,6 +6,8 @@ import jax
 import numpy as np
 from jaxtyping import PyTree
 
+from .arrays import resized
+
 #: equal steps between a power of two and the next; beyond a size finer ones, and beyond another, where work takes much longer
 #: than compiling, every size is its own
 STEPS, MANY, FINE_STEPS, LARGEST = 4, 1 << 12, 16, 1 << 16
@@ -42,9 +44,4 @@ def _step(size: int, steps: int | None = None) -> int:
 def padded(tree: PyTree, size: int, axis: int = 0) -> PyTree:
     """NumPy arrays repeated at their last entry along an axis, up to `size` of it."""
 
-    def longer(leaf: np.ndarray) -> np.ndarray:
-        leaf = np.asarray(leaf)
-        ids = np.minimum(np.arange(size), leaf.shape[axis] - 1)
-        return leaf if leaf.shape[axis] == size else np.take(leaf, ids, axis=axis)
-
-    return jax.tree.map(longer, tree)
+    return jax.tree.map(lambda leaf: resized(np.asarray(leaf), size, axis), tree)
