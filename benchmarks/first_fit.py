@@ -76,7 +76,7 @@ JOBS = {
     "Emax with a covariate": """
         import pandas as pd
         from margaux.nlme import LogNormal
-        n, dose = 100 - 5 * other, np.array([0.0, 10.0, 30.0, 90.0, 200.0])
+        n, dose = 100 + 4 * other, np.array([0.0, 10.0, 30.0, 90.0, 200.0])
         weight = rng.normal(70, 10, n)
         e0, emax = 10 * np.exp(0.2 * rng.normal(size=n)), 100 * np.exp(0.3 * rng.normal(size=n))
         ec50 = 20 * np.exp(0.02 * (weight - 70) + 0.4 * rng.normal(size=n))

@@ -1,5 +1,7 @@
 """What is compiled while a fit goes on is what its answers ask for, and nothing else."""
 
+import threading
+
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -44,6 +46,23 @@ def test_the_same_programs_are_compiled_ahead_as_without(size, monkeypatch):
             (_proposals.programs() - before[0], _block.programs() - before[1], float(fit.params["mu"]), str(certificate))
         )
     assert counts[0] == counts[1]
+
+
+def test_a_thread_compiles_what_the_polish_asks_for(monkeypatch):
+    compiling.forget()
+    monkeypatch.setattr(programs, "threads", lambda: 2)
+    before, here = _proposals.programs(), threading.get_ident()
+    compilers = []
+    build = programs._traced
+
+    def traced(*args):
+        compile = build(*args)
+        return lambda: (compilers.append((args[0].name, threading.get_ident())), compile())[1]
+
+    monkeypatch.setattr(programs, "_traced", traced)
+    fitted(2)
+    own = [thread for name, thread in compilers if name.endswith("_proposals")]
+    assert len(own) == 1 and own[0] != here and _proposals.programs() == before + 1
 
 
 def test_only_fits_that_may_be_polished(monkeypatch):

@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from margaux.answers.polish import LEAP, _mean, _noise, _rise, newton
 from margaux.answers.scores import Evaluation
+from margaux.answers.search import LEAP, _mean, newton, noise, rise
 
 
 def evaluation(scores, matrix, logs=None, u=None):
@@ -93,10 +93,10 @@ def test_the_noise_is_the_spread_of_the_steps_by_single_sets_of_draws():
     totals = scores.sum(axis=1)[:, :2]
     apart = totals - totals.mean(axis=0)
     lengths = [a @ np.linalg.solve(part, a) for a in apart]
-    assert _noise(evaluation(scores, MATRIX), free) == pytest.approx(np.sqrt(np.sum(lengths) / 12))
-    assert _noise(evaluation(scores[:1], MATRIX), free) == 0.0
-    assert _noise(evaluation(scores, MATRIX), np.zeros(3, bool)) == 0.0
-    assert _noise(evaluation(scores, -MATRIX), free) == 0.0
+    assert noise(evaluation(scores, MATRIX), free) == pytest.approx(np.sqrt(np.sum(lengths) / 12))
+    assert noise(evaluation(scores[:1], MATRIX), free) == 0.0
+    assert noise(evaluation(scores, MATRIX), np.zeros(3, bool)) == 0.0
+    assert noise(evaluation(scores, -MATRIX), free) == 0.0
 
 
 def test_the_mean_of_densities_is_taken_unit_by_unit():
@@ -110,8 +110,8 @@ def test_rises_are_of_likelihoods_or_of_the_slope_at_both_ends():
     score = np.ones((1, 2, 2))
     here = evaluation(score, np.eye(2), [[1.0, 2.0]], [0.0, 0.0])
     there = evaluation(0.5 * score, np.eye(2), [[2.0, 2.5]], [0.3, 0.1])
-    assert _rise(here, there) == pytest.approx(1.5)
+    assert rise(here, there) == pytest.approx(1.5)
     two = [evaluation(np.ones((2, 1, 1)), np.eye(1), logs, [0.0]) for logs in ([[0.0], [1.0]], [[1.0], [3.0]])]
-    assert _rise(*two) == pytest.approx(np.log((np.e + np.e**3) / (1 + np.e)))
+    assert rise(*two) == pytest.approx(np.log((np.e + np.e**3) / (1 + np.e)))
     unknown = evaluation(score, np.eye(2), None, [0.0, 0.0])
-    assert _rise(unknown, evaluation(0.5 * score, np.eye(2), None, [0.3, 0.1])) == pytest.approx((2 + 1) * 0.4 / 2)
+    assert rise(unknown, evaluation(0.5 * score, np.eye(2), None, [0.3, 0.1])) == pytest.approx((2 + 1) * 0.4 / 2)

@@ -11,10 +11,11 @@ import pytest
 
 import margaux as mx
 from margaux.answers import polish as module
-from margaux.answers.polish import _best_run, _polished, _Search, affordable, polished, unpolishable
+from margaux.answers.polish import _best_run, _polished, affordable, polished, unpolishable
 from margaux.answers.posterior import UndefinedDensity, where_undefined
 from margaux.answers.rules import Rule
 from margaux.answers.scores import Evaluation
+from margaux.answers.search import Search
 from margaux.engine.outcome import RESULTS
 
 
@@ -226,7 +227,7 @@ def test_the_best_of_runs_that_disagree_is_by_likelihood(monkeypatch):
 
 def free(first, edges, step, jacobian=None, low=0.0):
     """Of a search whose space is bounded below and whose Newton step is given."""
-    search = object.__new__(_Search)
+    search = object.__new__(Search)
     k = len(first)
     search.first, search.params = np.asarray(first, float), {"a": np.maximum(np.asarray(first, float), low)}
     search.coordinates = SimpleNamespace(
@@ -253,7 +254,7 @@ def test_a_parameter_stays_on_its_edge_if_the_likelihood_presses_it_there():
 # -- the whole --------------------------------------------------------------------------------------
 
 
-class Steps(_Search):
+class Steps(Search):
     """A search on a parabola of one parameter that tells what is asked of it."""
 
     def __init__(self, fit, rule):
@@ -288,13 +289,13 @@ class Steps(_Search):
 
 
 def whole(monkeypatch, most, curvature=4.0, find=(), spread=0.0):
-    monkeypatch.setattr(module, "_Search", Steps)
+    monkeypatch.setattr(module, "Search", Steps)
     fit = SimpleNamespace(curvature=curvature, find=find, told=[], spread=spread)
     params, done = _polished(fit, Rule(mx.Exact(), None, 1, 1), most)
     return params, done, fit.told
 
 
-def test_higher_ground_is_gone_to_once(monkeypatch):
+def test_higher_ground_is_gone_to(monkeypatch):
     params, done, told = whole(monkeypatch, 7, find=[np.array([0.0])])
     first = ["climb 7", "closer 7", "all True", "around"]
     assert told == [*first, "go", *first] and params[0] == 0.0
@@ -302,6 +303,9 @@ def test_higher_ground_is_gone_to_once(monkeypatch):
     assert done.steps == ((0.0, 0.0),) and done.seconds > 0
     np.testing.assert_array_equal(done.drops, [[0.5, 0.4]])
     assert "go" in whole(monkeypatch, 1, find=[np.array([0.0])])[2]
+    # From there to the next, but not for ever.
+    assert whole(monkeypatch, 7, find=[np.array([0.2]), np.array([0.0])])[2] == [*first, "go", *first, "go", *first]
+    assert whole(monkeypatch, 7, find=[np.array([0.2])] * 9)[2].count("around") == 4
     params, done, told = whole(monkeypatch, 0, find=[np.array([0.0])])
     assert told == ["climb 0", "closer 0", "all False", "around"] and params[0] == 0.5
 

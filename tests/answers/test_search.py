@@ -5,11 +5,11 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from margaux.answers import polish as module
-from margaux.answers.polish import CLOSE, FLAT, MOVED, NEAR, PATIENCE, RADIUS, _Search
+from margaux.answers import search as module
 from margaux.answers.posterior import UndefinedDensity
 from margaux.answers.rules import Rule
 from margaux.answers.scores import Evaluation
+from margaux.answers.search import CLOSE, FLAT, MOVED, NEAR, PATIENCE, RADIUS, Search
 from margaux.esteps import Exact, Quadrature
 
 
@@ -19,7 +19,7 @@ def parabola(curvature, top):
     return lambda u: (-(u - top) @ curvature @ (u - top) / 2, -curvature @ (u - top), curvature)
 
 
-class Toy(_Search):
+class Toy(Search):
     """A search in plain coordinates; `replicates` sets of draws that shift the gradient by as much as they are told."""
 
     def __init__(self, f, start, n=10_000, replicates=1, shift=(0.0,), estep=None, rows=(), wall=np.inf):
@@ -282,6 +282,31 @@ def test_proposals_are_made_anew_where_a_fall_far_away_is_not_that_of_a_parabola
         assert len(search.rules) == made
 
 
+def test_a_curvature_of_rounding_errors_is_found_out_and_looked_past():
+    """Flat about -40, but curved as the information says; a maximum at zero."""
+    search = Toy(lambda u: (float(np.exp(-(u[0] ** 2) / 8)) * 3, np.zeros(1), np.array([[1e10]])), [-40.0])
+    drops, higher = search.around()
+    np.testing.assert_allclose(higher, [0.0])
+    np.testing.assert_allclose(np.ravel(search.rules)[-3:], [-40 - FLAT, -40 + FLAT, 0.0])
+
+
+def test_a_wild_fall_nearby_is_that_of_proposals_made_for_elsewhere():
+    class Held(Toy):
+        """Proposals serve where they were made, and nowhere else."""
+
+        made = 0.0
+
+        def rule_at(self, params):
+            self.made = float(params[0])
+            return super().rule_at(params)
+
+        def value(self, params, rule):
+            return super().value(params, rule)[0] - 1e15 * (float(params[0]) != self.made), 0.0
+
+    search = Held(parabola([[1e4]], [0.0]), [0.0])
+    assert search.around()[0][0] == pytest.approx([0.5, 0.5]) and len(search.rules) == 2
+
+
 @pytest.mark.parametrize(("error", "found"), [(0.05, True), (0.12, False)])
 def test_a_rise_that_may_be_noise_is_none(error, found):
     search = Toy(lambda u: (0.4 * float(u[0] > 0), np.zeros(1), np.array([[4.0]])), [0.0])
@@ -293,16 +318,16 @@ def test_likelihoods_that_are_compared_have_the_error_of_two_sets(monkeypatch):
     logs = {0: np.array([1.0, 2.0]), 1: np.array([1.3, 2.4]), 2: np.array([99.0, 99.0])}
     monkeypatch.setattr(module, "_logs", lambda fit, rule, params, key: logs[key])
     search = Toy(parabola([[1.0]], [0.0]), [0.0], replicates=4, shift=(0.0,) * 4)
-    value, error = _Search.value(search, None, search.rule)
+    value, error = Search.value(search, None, search.rule)
     assert value == pytest.approx(np.sum(np.log((np.exp(logs[0]) + np.exp(logs[1])) / 2)))
     assert error == pytest.approx(np.sqrt(0.3**2 + 0.4**2) / 2)
-    assert _Search.value(search, None, Rule(Exact(), None, 1, 1)) == (3.0, 0.0)
+    assert Search.value(search, None, Rule(Exact(), None, 1, 1)) == (3.0, 0.0)
 
     def undefined(*_):
         raise UndefinedDensity(0, {"u": np.zeros(1)})
 
     monkeypatch.setattr(module, "_logs", undefined)
-    assert _Search.value(search, None, search.rule) == (-np.inf, 0.0)
+    assert Search.value(search, None, search.rule) == (-np.inf, 0.0)
 
 
 @pytest.mark.parametrize(("value", "error", "anew"), [(0.58, 0.01, 0), (0.58, 0.03, 2), (0.42, 0.03, 2), (0.7, 0.0, 2)])

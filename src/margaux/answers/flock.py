@@ -17,11 +17,12 @@ from ..numerics.arrays import resized, taken
 from ..numerics.compiling import compiled
 from ..numerics.keys import key_of
 from ..numerics.ladder import rung
+from ..numerics.threads import side_by_side
 from ..problem.space import AbstractSpace
 from .scores import frozen, louis, symmetrised
 
 #: numbers that a block of units may hold, and units in it
-BLOCK_NUMBERS, MOST = 8_000_000, 4096
+BLOCK_NUMBERS, MOST = 500_000, 4096
 
 
 class Place(NamedTuple):
@@ -98,14 +99,18 @@ class Flock:
 
     def _visited(self, rule, width, u, which, f) -> tuple[dict[str, np.ndarray], np.ndarray]:
         """Figures of the members of some data sets, and which members these are."""
-        members, parts = np.flatnonzero(np.isin(self.sets, which)), []
-        for at, kept in self._blocks(width, members):
-            rows = None if self.rows is None else jax.tree.map(lambda leaf, at=at: leaf[at], self.rows)
+        members = np.flatnonzero(np.isin(self.sets, which))
+
+        def visit(part: tuple[np.ndarray, int]) -> dict[str, np.ndarray]:
+            at, kept = part
+            rows = None if self.rows is None else jax.tree.map(lambda leaf: leaf[at], self.rows)
             found, rows = _block(*self.parts, rule, u[self.sets[at]], rows, self._some(at), f)
             if self.rows is not None:
                 for leaf, new in zip(jax.tree.leaves(self.rows), jax.tree.leaves(rows), strict=True):
                     leaf[at[:kept]] = np.asarray(new)[:kept]
-            parts.append({name: np.asarray(leaf, float)[:kept] for name, leaf in found.items()})
+            return {name: np.asarray(leaf, float)[:kept] for name, leaf in found.items()}
+
+        parts = side_by_side(visit, self._blocks(width, members), self.dtype)
         return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}, members
 
     def _blocks(self, width: int, members: np.ndarray | None = None) -> list[tuple[np.ndarray, int]]:

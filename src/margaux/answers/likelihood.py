@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import TYPE_CHECKING
 
 import jax
@@ -141,7 +142,8 @@ def _by_quadrature(fit: Fit, params: PyTree, n_nodes: int) -> LogLikelihood:
 
 def agreed(fit: Fit, params: PyTree, rule: Rule, coarse: np.ndarray | None = None) -> LogLikelihood:
     """By the finer rule; its error is how far the given one (whose values may be there already), and a wider one, are from it."""
-    value, wider = (_marginals(fit, params, Quadrature(rule.finer, held=True, widening=wide), rule.rows) for wide in (1.0, WIDER))
+    others = (dataclasses.replace(rule.estep, n_nodes=rule.finer, widening=wide) for wide in (1.0, WIDER))
+    value, wider = (_marginals(fit, params, other, rule.rows) for other in others)
     coarse = _marginals(fit, params, rule.estep, rule.rows) if coarse is None else coarse
     apart = np.maximum(abs(value - coarse), abs(value - wider))
     # Errors of units may cancel in the sum: no less than they would make if they were independent.

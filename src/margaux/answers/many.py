@@ -28,8 +28,9 @@ from ..problem.space import as_space, moved_to, point
 from ..problem.space import validate as validate_space
 from .flock import Flock, Place
 from .likelihood import TOLERANCE, WIDER
-from .polish import CLOSE, FLAT, MOST, RADIUS, newton
+from .polish import MOST
 from .rules import NODES
+from .search import CLOSE, FLAT, RADIUS, newton
 
 if TYPE_CHECKING:
     from ..problem.model import AbstractModel
@@ -191,7 +192,9 @@ class _Searches:
             here |= self.climb(rule, CLOSE / 3 if finer else NEAR, which, line)
             values[which] = [here[r].loglik for r in which.tolist()]
             if finer > 1:
-                fine, wide = (self.logs(Quadrature(finer, widening=widening), which) for widening in (1.0, WIDER))
+                fine, wide = (
+                    self.logs(dataclasses.replace(rule, n_nodes=finer, widening=widening), which) for widening in (1.0, WIDER)
+                )
                 error[which] = np.maximum(abs(fine - values), abs(fine - wide))[which]
                 values[which] = fine[which]
                 which = np.flatnonzero(~(error < TOLERANCE / 2))
@@ -235,4 +238,4 @@ def _rules(model: Any, size: int) -> list[tuple[Any, int]]:
             f"fit_many integrates at most three latents a unit by quadrature, and this model has {size}; call margaux.fit for "
             "each data set: those of similar size share their programs"
         )
-    return [(Quadrature(FEW[size]), 0), *((Quadrature(nodes), finer) for nodes, finer in NODES[size])]
+    return [(Quadrature(FEW[size]), 0), *((Quadrature(nodes, reach=reach), finer) for nodes, finer, reach in NODES[size])]

@@ -18,6 +18,7 @@ from ..numerics.keys import key_of
 from ..numerics.ladder import rung
 from ..numerics.naming import named_values
 from ..numerics.precision import default_dtype, precision, settle
+from ..numerics.threads import side_by_side
 from ..problem.model import AbstractConjugate, AbstractDiscrete, AbstractModel
 
 if TYPE_CHECKING:
@@ -26,10 +27,12 @@ if TYPE_CHECKING:
 
 #: f(model, params, z, w, batch) of one unit (b = 1), linear in w
 UnitIntegrand = Callable[[AbstractModel, PyTree, PyTree, Array, PyTree], PyTree]
-#: numbers a block of units may hold at a time
-BLOCK_NUMBERS = 4_000_000
-#: units whose proposals are made at once
-MOST = 4096
+#: numbers a block of units may hold at a time, about what stays in a core's cache, and its units at most
+BLOCK_NUMBERS, MOST = 500_000, 4096
+#: units whose proposals are made at once: a search lasts as long as that of the slowest
+SEARCHED = 64
+#: latents a unit up to which blocks are visited side by side: the linear algebra of larger ones has threads of its own
+FEW = 20
 
 
 def reference_estep(fit: Fit, n_draws: int) -> AbstractEStep:
@@ -112,8 +115,8 @@ def each_unit(
         model, estep = settle((problem.model, estep), dtype)
         size = _units_at_once(problem.n, width)
         chains = keep_chains and fit.rows is not None and _of_one_kind(estep, fit.estep)
-        values, infos, totals = [], [], dict.fromkeys(summed, 0.0)
-        for first in range(0, len(chosen), size):
+
+        def visit(first: int) -> tuple[PyTree, dict[str, np.ndarray], dict[str, np.ndarray]]:
             ids = chosen[np.minimum(np.arange(first, first + size), len(chosen) - 1)]
             block = _on_host(data, dtype, ids)
             own = _on_host(jax.tree.map(lambda leaf: leaf[0], fit.rows), dtype, ids) if chains else None
@@ -121,12 +124,14 @@ def each_unit(
                 own = _on_host(rows, dtype, ids)
             value, info = _block(model, estep, params, own, block, ids, key_of(key), f)
             keep = min(size, len(chosen) - first)
-            value = jax.tree.map(lambda leaf, keep=keep: np.asarray(leaf)[:keep], value)
-            for name in summed:
-                totals[name] = totals[name] + value.pop(name).sum(axis=0)
-            values.append(value)
-            infos.append({name: np.asarray(figure)[:keep] for name, figure in info.items()})
+            value = jax.tree.map(lambda leaf: np.asarray(leaf)[:keep], value)
+            totals = {name: value.pop(name).sum(axis=0) for name in summed}
+            return value, {name: np.asarray(figure)[:keep] for name, figure in info.items()}, totals
+
+        found = side_by_side(visit, range(0, len(chosen), size), dtype, None if latent_size(fit) <= FEW else 1)
+    values, infos, sums = zip(*found, strict=True)
     joined = jax.tree.map(lambda *leaf: np.concatenate(leaf), *values)
+    totals = {name: sum(part[name] for part in sums) for name in summed}
     figures = {name: np.concatenate([info[name] for info in infos]) for name in infos[0]}
     undefined = np.isnan(figures.get("log_marginal", np.zeros(1)))
     if undefined.any():
@@ -161,16 +166,17 @@ def proposals(fit: Fit, estep: AbstractEStep, params: PyTree = None, units: np.n
     """
     dtype, problem = default_dtype(None), fit._model()
     chosen = np.arange(problem.n) if units is None else np.asarray(units)
-    size = rung(min(problem.n, MOST))
-    parts = []
+    size = rung(min(problem.n, SEARCHED))
     with precision(dtype):
         at = _on_host(fit.params if params is None else params, dtype)
         model, estep = settle((problem.model, estep.for_rows()), dtype)
-        for first in range(0, len(chosen), size):
+
+        def visit(first: int) -> PyTree:
             ids = chosen[np.minimum(np.arange(first, first + size), len(chosen) - 1)]
-            block = _on_host(fit.data, dtype, ids)
-            made = _proposals(model, estep, at, block, key_of(key))
-            parts.append(jax.tree.map(lambda leaf, first=first: np.asarray(leaf)[: len(chosen) - first], made))
+            made = _proposals(model, estep, at, _on_host(fit.data, dtype, ids), key_of(key))
+            return jax.tree.map(lambda leaf: np.asarray(leaf)[: len(chosen) - first], made)
+
+        parts = side_by_side(visit, range(0, len(chosen), size), dtype, None if latent_size(fit) <= FEW else 1)
     made = jax.tree.map(lambda *leaf: np.concatenate(leaf), *parts)
     if units is None:
         return made
@@ -183,8 +189,8 @@ def proposals_ahead(model: AbstractModel, params: PyTree, data: PyTree) -> None:
     """Have the program of the proposals that a polish begins with compiled while a fit goes on."""
     dtype, n = default_dtype(None), jax.tree.leaves(data)[0].shape[0]
     with precision(dtype):
-        block = _on_host(data, dtype, np.zeros(rung(min(n, MOST)), int))
-        model, estep = settle((model, ImportanceSampling(1, ModeMixture(), quasi=True).for_rows()), dtype)
+        block = _on_host(data, dtype, np.zeros(rung(min(n, SEARCHED)), int))
+        model, estep = settle((model, ImportanceSampling(2, ModeMixture()).for_rows()), dtype)
         _proposals.ahead(model, estep, _on_host(params, dtype), block, key_of(0))
 
 

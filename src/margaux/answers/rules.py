@@ -23,8 +23,13 @@ if TYPE_CHECKING:
     from .fit import Fit
 
 
-#: nodes a dimension of rules, each with a finer one that it is to agree with, by the number of latents: the first that does
-NODES = {1: ((21, 31), (61, 85)), 2: ((15, 21), (31, 41)), 3: ((9, 13), (17, 21))}
+#: rules by the number of latents, of which the first is taken that does: nodes a dimension, those of a finer one that it is to
+#: agree with, and their reach
+NODES: dict[int, tuple[tuple[int, int, float | None], ...]] = {
+    1: ((21, 31, None), (61, 85, None)),
+    2: ((15, 21, None), (35, 45, 5.5)),
+    3: ((9, 13, None), (17, 21, None)),
+}
 #: points over all units that a quadrature may have
 AFFORDABLE = 50_000_000
 #: draws a replicate over all units, the least and the most a unit has, and replicates
@@ -66,7 +71,9 @@ class Rule:
         return isinstance(self.estep, Quadrature | ImportanceSampling) or (isinstance(self.estep, Exact) and self.deterministic)
 
 
-def best_rule(fit: Fit, params: PyTree = None, key: int = 0, n_draws: int | None = None, level: int = 0) -> Rule:
+def best_rule(
+    fit: Fit, params: PyTree = None, key: int = 0, n_draws: int | None = None, level: int = 0, proposal: ModeMixture | None = None
+) -> Rule:
     """The most accurate rule for a fit's model, with rows made at the estimate or at `params`.
 
     A discrete latent is enumerated. Up to three latents are integrated by adaptive quadrature, if each posterior has one mode
@@ -74,7 +81,8 @@ def best_rule(fit: Fit, params: PyTree = None, key: int = 0, n_draws: int | None
     weights of a hundred latents are too uneven for that, by a conjugate model's own draws or by chains.
 
     Args:
-        level: of the quadratures in `NODES`; beyond the last there are draws.
+        level: of the quadratures in `NODES`; beyond the last there are draws. proposal: of draws, and what quadratures are
+            centred by, instead of a thorough one.
 
     Raises:
         ValueError: variational fits, whose draws are not from a posterior.
@@ -88,18 +96,18 @@ def best_rule(fit: Fit, params: PyTree = None, key: int = 0, n_draws: int | None
     draws = n_draws or int(np.clip(DRAWS // rung(problem.n), LEAST, MOST))
     if size > TRIED or (isinstance(fit.estep, Exact) and continuous_trouble(fit)):
         return _by_draws(fit, size, draws)
-    importance = ImportanceSampling(draws, ModeMixture(), quasi=True)
-    nodes, finer = (*NODES.get(size, ())[level:], (0, 0))[0]
+    importance = ImportanceSampling(draws, proposal or ModeMixture(), quasi=True)
+    nodes, finer, reach = (*NODES.get(size, ())[level:], (0, 0, None))[0]
     affordable = nodes > 0 and problem.n * finer**size <= AFFORDABLE and n_draws is None
     some = sample(problem.n)
     rows = proposals(fit, importance, params, some, key)
     modes, away = (rows[name] if some is None else rows[name][some] for name in ("modes", "away"))
     if affordable and modes.max() == 1:
-        gauss = Quadrature(nodes, held=True)
+        grid = Quadrature(nodes, held=True, reach=reach)
         # Centred at the mean and scaled by the covariance of the draws, which are the same as mode and curvature or better.
         single = {"mean": rows["mean"][:, 0], "cholesky": rows["cholesky"][:, 0]} if some is None else None
-        rows = proposals(fit, gauss, params) if single is None else single
-        return Rule(gauss, rows, 1, nodes**size * (size + 2), modes, away, finer)
+        rows = proposals(fit, grid, params) if single is None else single
+        return Rule(grid, rows, 1, nodes**size * (size + 2), modes, away, finer)
     rows = rows if some is None else proposals(fit, importance, params, key=key)
     rule = Rule(importance, rows, REPLICATES, draws * (size + 3), modes, away)
     return rule if size <= 20 or _even(fit, rule, params) else _by_draws(fit, size, draws)

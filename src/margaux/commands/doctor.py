@@ -13,6 +13,7 @@ from typing import Annotated, Any
 
 import typer
 
+from ..numerics.threads import usable_cores
 from ..showing.answer import console, to_json, versions
 from ..showing.errors import FAILED
 from .selftest import ITERATIONS, MONTE_CARLO_ERROR, tried
@@ -85,11 +86,6 @@ def _there(package: str) -> bool:
         return importlib.util.find_spec(package) is not None
     except ModuleNotFoundError:  # of the package around it
         return False
-
-
-def usable_cores() -> int:
-    """Cores that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def memory() -> str:

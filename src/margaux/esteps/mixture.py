@@ -36,10 +36,13 @@ class ModeMixture(AbstractProposal):
     parameters move a little: with the same noise the likelihood is then a smooth function of them.
 
     Args:
-        n_modes: components at most.
+        n_modes: components at most. searches: for modes, the first from the model's own start, nine at most. rounds: in which
+            moments are learned.
     """
 
     n_modes: int = eqx.field(static=True, default=3)
+    searches: int | Array | np.ndarray = eqx.field(converter=np.asarray, default=3 + len(FAR))
+    rounds: int | Array | np.ndarray = eqx.field(converter=np.asarray, default=ROUNDS)
 
     @property
     def extra(self):
@@ -64,7 +67,7 @@ class ModeMixture(AbstractProposal):
             w = jax.nn.softmax(jnp.where(jnp.isnan(log_w), -jnp.inf, log_w))
             return _learned(row, x, w)
 
-        return jax.lax.fori_loop(0, ROUNDS, moments, row)
+        return jax.lax.fori_loop(0, self.rounds, moments, row)
 
     def _modes(self, key: PRNGKeyArray, model, params, y, target) -> tuple[Mode, Array, Array]:
         """Distinct modes (K, ...), the first from the model's own start; their log masses (minus infinity: none); how many."""
@@ -103,7 +106,7 @@ class ModeMixture(AbstractProposal):
             mass = place_in(mass, jnp.where(jnp.isfinite(log_mass), log_mass, -1e300))
             return modes, mass, count
 
-        modes, mass, _ = jax.lax.fori_loop(0, 3 + len(FAR), search, (empty, jnp.full(k, -jnp.inf, dtype), 0))
+        modes, mass, _ = jax.lax.fori_loop(0, self.searches, search, (empty, jnp.full(k, -jnp.inf, dtype), 0))
         kept = mass > jnp.max(mass) + np.log(NEGLIGIBLE)
         kept = kept | (~jnp.any(kept) & (jnp.arange(k) == 0))
         return modes, jnp.where(kept, mass, -jnp.inf), jnp.sum(kept)

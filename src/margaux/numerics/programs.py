@@ -24,6 +24,7 @@ from jaxtyping import PyTree
 
 from .cache import SUFFIX
 from .digest import Digest, surroundings
+from .threads import threads
 
 #: where programs are kept, None for nowhere; set by `margaux.numerics.compiling.keep_compilations`
 folder: Path | None = None
@@ -118,12 +119,6 @@ def _told(request: Request) -> tuple[Hashable, Path | None]:
 @functools.cache
 def _thread() -> ThreadPoolExecutor:
     return ThreadPoolExecutor(1, "margaux compiles")
-
-
-def threads() -> int:
-    """How many there may be: MARGAUX_THREADS, or as many as there are cores."""
-    wanted = os.environ.get("MARGAUX_THREADS", "")
-    return int(wanted) if wanted.isdigit() else os.cpu_count() or 1
 
 
 def compiled_here(function: Callable[..., Any]) -> int:

@@ -48,7 +48,7 @@ class NLME(Parameters, Fitted):
             when the Monte Carlo error is small beside the statistical one (see `margaux.families.nlme.settled`); stop=False runs
             them all.
         n_chains: chains a subject; by default two or more, 50 in all, and one from 500 subjects on.
-        n_starts: starts screened, for `n_screen` iterations each.
+        n_starts: starts screened, or more where curves have mirror images, for `n_screen` iterations each.
         pattern: moves of the sampler, in turn, or a kernel (see `margaux.Alternating`). n_steps: transitions an iteration;
             by default four, or two from 500 subjects on, whose averages need no more.
         anneal: least ratio of a variance to its last value during the burn-in; 0 for no annealing.

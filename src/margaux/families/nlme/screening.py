@@ -23,6 +23,9 @@ DRAWS, FEW, REPLICATES, MOST = 400, 2, 4, 64
 #: the error of those of the ends of fits
 ERROR = 0.0125
 
+#: proposals by which ends are compared that may be in one place: at a single mode, with its curvature
+ROUGH = ModeMixture(searches=1, rounds=0)
+
 #: subjects up to which all are screened on
 ALL = 300
 
@@ -58,7 +61,9 @@ def screened(model: MixedEffects, units: dict, starts: list, settings: Settings)
         for start in first
     ]  # fmt: skip
     ends = [fit.params for fit in fits]
-    values = np.asarray([_short_of(fit) for fit in fits])
+    values = np.asarray([_short_of(fit, ROUGH) for fit in fits])
+    if len(places := _of_places(model, ends, values)) > 1:  # in one place it hardly matters which goes on
+        values[places] = [_short_of(fits[at]) for at in places]
     if not np.any(np.isfinite(values)):
         raise FitError(dataclasses.replace(fits[0], result=RESULTS.diverged))
     table = table.assign(loglik=values, continued=False, reached=np.nan)
@@ -103,18 +108,27 @@ def chosen(model: MixedEffects, reached: np.ndarray, ends: list[dict]) -> int:
     return max(own, key=lambda at: values[at], default=best)
 
 
-def _short_of(fit: Fit) -> float:
+def _of_places(model: MixedEffects, ends: list[dict], values: np.ndarray) -> list[int]:
+    """The best of the ends in each place, best first."""
+    kept: list[int] = []
+    for at in np.argsort(-np.where(np.isnan(values), -np.inf, values)):
+        if np.isfinite(values[at]) and all(_apart(model, ends[other], ends[at]) for other in kept):
+            kept.append(int(at))
+    return kept
+
+
+def _short_of(fit: Fit, proposal: ModeMixture | None = None) -> float:
     """The likelihood where a short run ended, minus infinity where there is none: other starts go on."""
     try:
-        return -np.inf if fit.result.failed else likelihood(fit, FEW)
+        return -np.inf if fit.result.failed else likelihood(fit, FEW, proposal)
     except UndefinedDensity:
         return -np.inf
 
 
-def likelihood(fit: Fit, replicates: int = REPLICATES) -> float:
+def likelihood(fit: Fit, replicates: int = REPLICATES, proposal: ModeMixture | None = None) -> float:
     """Log-likelihood at the fit's parameters: by quadrature where that is exact enough, else by the same draws at any parameters,
     more of them until its error is small."""
-    rule = best_rule(fit)
+    rule = best_rule(fit, proposal=proposal)
     if isinstance(rule.estep, Quadrature):
         if replicates < REPLICATES:
             return float(np.sum(marginals(fit, rule)))

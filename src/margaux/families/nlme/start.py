@@ -25,8 +25,8 @@ if TYPE_CHECKING:
 
 #: places of the first search, and of the local ones
 MANY, FEW = 4096, 6
-#: starts besides those asked for, for the user's and mirror images; and subjects that they are screened on, at most
-OTHERS, ENOUGH = 3, 100
+#: subjects that starts are found and screened on, at most
+ENOUGH = 100
 
 
 class Point(NamedTuple):
@@ -255,7 +255,7 @@ def first_guess(model: MixedEffects, units: dict, psi: dict[str, float]) -> dict
 
 def first_parameters(model: MixedEffects, units: dict, settings: Settings) -> list[tuple[str, dict]]:
     """Where starts come from, and their engine parameters: what `find_starts` finds, then random moves around it until there are
-    `n_starts` and `OTHERS`. One start alone is the user's, if there is one."""
+    `n_starts`. One start alone is the user's, if there is one."""
     rng = np.random.default_rng(settings.seed)
     individual = dict(model.individual)
     units = some_subjects(units, settings.seed)
@@ -266,8 +266,7 @@ def first_parameters(model: MixedEffects, units: dict, settings: Settings) -> li
     out = [(kind, first_guess(model, units, psi)) for kind, psi in places]
     widths = np.full(len(individual), 1.0)
     widths[model.random] = between_subjects(model, units, out[0][1])
-    # As many whatever was found: a program for another number of runs would be compiled anew.
-    while len(out) < settings.n_starts + OTHERS:
+    while len(out) < settings.n_starts:
         moved = {}
         for (name, value), width in zip(places[len(out) % len(places)][1].items(), widths, strict=True):
             one = individual[name]

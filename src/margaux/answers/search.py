@@ -1,0 +1,267 @@
+"""The search for a maximum of the likelihood: where it is, and how it steps and looks around."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import jax
+import numpy as np
+from jaxtyping import PyTree
+
+from ..esteps import Quadrature
+from .likelihood import TOLERANCE, LogLikelihood, agreed
+from .posterior import UndefinedDensity, each_unit, latent_size, nothing
+from .rules import Rule, best_rule
+from .scores import Coordinates, Evaluation, evaluate
+
+if TYPE_CHECKING:
+    from .fit import Fit
+    from .flock import Place
+
+
+#: the length of Newton's step, in standard errors, that ends the polish; and how far a step goes at most, at first
+CLOSE, RADIUS = 0.03, 1.5
+#: how far parameters move, as one unit's data tell them, before proposals are made anew, on the way and where it ends
+MOVED, NEAR = 0.15, 0.02
+#: coordinates that are looked at on either side, at most; how far where there is no curvature; a rise that is one; and how far
+#: proposals are still good
+LOOKED_AT, FLAT, RISEN, AFAR = 12, 5.0, 0.02, 0.3
+#: a fall to both sides that is none: a standard error should cost a half
+NOTHING = 0.1
+#: how far from the half of a parabola a fall may be by proposals made for elsewhere, far away and nearer
+PLAIN, WILD = 0.15, 0.45
+#: times as many steps as long as ten of them raise the log-likelihood by one
+PATIENCE = 4
+#: what a coordinate may move in a step: a variance by a factor of seven
+LEAP = 2.0
+
+
+class _Look(NamedTuple):
+    """Parameters nearby, how much lower the log-likelihood is there, and how much of that may be noise."""
+
+    params: PyTree
+    fall: float
+    slack: float
+
+
+class Search:
+    """Where the polish is: parameters, the model evaluated there, the rule, and the region that a step may reach."""
+
+    def __init__(self, fit: Fit, rule: Rule) -> None:
+        self.fit, self.rule, self.coordinates = fit, rule, Coordinates(fit)
+        self.params, self.n = fit.params, fit._model().n
+        self.first = self.coordinates.to(self.params)
+        self.steps: list[tuple[float, float]] = []
+        self.since, self.level = 0.0, 0
+        self.held_to_others: tuple[Any, LogLikelihood] | None = None
+        self.at = self.evaluated(self.params)
+        self.free = self._free()
+
+    def _free(self) -> np.ndarray:
+        """The coordinates that may move: finite, and not those of parameters alone whose edge the likelihood presses on."""
+        finite, edges = np.isfinite(self.first), self.coordinates.edges(self.params)
+        if not edges.any() or not finite.all():
+            return finite
+        jacobian = self.coordinates.jacobian(self.first)
+        flat = np.concatenate([np.ravel(leaf) for leaf in jax.tree.leaves(self.params)]).astype(float)
+        ahead = flat + 1e-3 * jacobian @ newton(self.at, finite, RADIUS)[0]
+        pressed = edges & (np.abs(self.coordinates.projected(ahead) - ahead) > 1e-12 * (1 + np.abs(ahead)))
+        return np.abs(jacobian[~pressed]).sum(axis=0) > 0 if (~pressed).any() else ~finite
+
+    @property
+    def scouts(self) -> range:
+        """Few sets of draws lead the way; all of them tell where it ends."""
+        return range(min(2, self.rule.replicates))
+
+    def evaluated(self, params: PyTree, keys: range | None = None) -> Evaluation:
+        return evaluate(self.fit, self.rule, params, self.scouts if keys is None else keys)
+
+    def tried(self, params: PyTree, keys: range) -> Evaluation | None:
+        """None where a log density is NaN: too far."""
+        try:
+            return self.evaluated(params, keys)
+        except UndefinedDensity:
+            return None
+
+    def go(self, params: PyTree) -> None:
+        """To a place from afar, with proposals of its own."""
+        self.params, self.rule, self.since = params, self.rule_at(params), 0.0
+        self.at = self.evaluated(params)
+
+    def rule_at(self, params: PyTree) -> Rule:
+        return best_rule(self.fit, params, level=self.level)
+
+    def look_closer(self, most: int) -> None:
+        """By proposals of this place, where they were made too far away for second derivatives; then by a finer rule, or by
+        draws, where a quadrature does not agree with others, as for logarithms of Gamma variables."""
+        if self.since > NEAR and self.rule.has_likelihood and self.rule.rows is not None:
+            self.go(self.params)
+            self.climb(most)
+        while isinstance(self.rule.estep, Quadrature):
+            self.held_to_others = self.params, agreed(self.fit, self.params, self.rule, self.at.logs[0])
+            if self.held_to_others[1].se <= TOLERANCE / 2:
+                return
+            self.level += 1
+            self.go(self.params)
+            self.climb(most)
+
+    @property
+    def likelihood(self) -> LogLikelihood | None:
+        """By a quadrature that agreed with others, if there was one where the search is now."""
+        params, value = self.held_to_others or (None, None)
+        return value if params is self.params and value is not None and value.se <= TOLERANCE / 2 else None
+
+    def climb(self, most: int) -> None:
+        """Steps by few sets of draws until they are short."""
+        radius, began = RADIUS, len(self.steps)
+        for count in range(PATIENCE * most):
+            # From far away the way is long, and worth its while as long as it leads up.
+            if count >= most and not self.at.loglik > self.steps[max(began + count - 10, 0)][0] + 1.0:
+                return
+            step, length, gain = newton(self.at, self.free, radius)
+            self.steps.append((self.at.loglik, length))
+            if not np.isfinite(length) or length < CLOSE / 3 or radius < 1e-4:
+                return
+            params = self.coordinates.back(self.at.u + step)
+            there = self.tried(params, self.scouts)
+            gained = -np.inf if there is None else rise(self.at, there)
+            if there is None or not gained > 0.1 * gain - 1e-9 * abs(self.at.loglik):
+                radius = 0.25 * min(radius, length)
+                continue
+            moved = min(length, radius)
+            if gained > 0.75 * gain and length > 0.99 * radius:
+                radius = 2 * radius
+            self.params, self.at = params, there
+            self.since += moved / np.sqrt(self.n)
+            if self.since > MOVED and self.rule.has_likelihood and self.rule.rows is not None:
+                self.go(params)
+
+    def all_draws(self, moving: bool) -> None:
+        """The model by all sets of draws, after the step that they would still make where those of a few have led."""
+        everything = range(self.rule.replicates)
+        if len(everything) == len(self.scouts):
+            return
+        self.at = self.evaluated(self.params, everything)
+        for _ in range(2 if moving else 0):
+            step, length, gain = newton(self.at, self.free, RADIUS)
+            if not CLOSE / 3 < length < RADIUS:
+                return
+            self.steps.append((self.at.loglik, length))
+            params = self.coordinates.back(self.at.u + step)
+            there = self.tried(params, everything)
+            if there is None or rise(self.at, there) < 0.1 * gain:
+                return
+            self.params, self.at = params, there
+
+    def around(self) -> tuple[np.ndarray, PyTree]:
+        """The fall of the log-likelihood a standard error to either side of each coordinate, and the highest place found
+        there, None where none is higher."""
+        here, k = self.at, self.at.u.size
+        drops, places = np.full((k, 2), np.nan), np.flatnonzero(self.free)
+        if not self.rule.has_likelihood or not 0 < len(places) <= LOOKED_AT or not np.all(np.isfinite(here.matrix)):
+            return drops, None
+        base, found = self.value(self.params, self.rule), []
+        covariance = np.linalg.pinv(here.matrix[np.ix_(self.free, self.free)], hermitian=True)
+        for place, j in enumerate(places):
+            size = np.sqrt(max(covariance[place, place], 0.0))
+            known = np.isfinite(size) and size > 0 and here.matrix[j, j] > 0
+            toward = covariance[:, place] / size if known else np.full(len(places), np.inf)
+            looks = self.looked_at(place, toward, base)
+            if np.abs(toward).max() <= FLAT and max(abs(look.fall) for look in looks) < NOTHING:
+                looks = self.looked_at(place, np.full(len(places), np.inf), base)  # its curvature was one of rounding errors
+            drops[j] = [look.fall for look in looks[:2]]
+            found += [look for look in looks if -look.fall > RISEN + look.slack]
+        return drops, min(found, key=lambda look: look.fall).params if found else None
+
+    def looked_at(self, place: int, toward: np.ndarray, base: tuple[float, float]) -> list[_Look]:
+        """To either side of one of the free coordinates, by so much of all of them; where that is too far to be true, by
+        what is sensible, and at zero."""
+        here, places = self.at.u, np.flatnonzero(self.free)
+        flat = not np.abs(toward).max() <= FLAT
+        if flat:
+            toward = toward * FLAT / np.abs(toward).max() if np.all(np.isfinite(toward)) else FLAT * np.eye(len(places))[place]
+        # Proposals are held near by; further away they would be those of other posteriors, and serve to see a parabola.
+        afar = bool(flat or self.n * MOVED**2 < 1 or np.any(np.abs(toward) > AFAR))
+        ends = [here[places] - toward, here[places] + toward]
+        if flat and abs(here[places[place]]) > FLAT:
+            ends.append(np.where(np.arange(len(places)) == place, 0.0, here[places]))
+        out = []
+        for end in ends:
+            u = here.copy()
+            u[places] = end
+            params = self.coordinates.back(u)
+            value, error = (-np.inf, 0.0) if flat else self.value(params, self.rule)
+            if not abs(base[0] - value - 0.5) < (PLAIN - 3 * error if afar else WILD):
+                value, error = self.value(params, self.rule_at(params))
+            out.append(_Look(params, base[0] - value, 3 * afar * np.hypot(error, base[1])))
+        return out
+
+    def value(self, params: PyTree, rule: Rule) -> tuple[float, float]:
+        """The log-likelihood by the common draws and its error; minus infinity where it is not defined."""
+        try:
+            logs = np.stack([_logs(self.fit, _looked_by(self.fit, rule), params, r) for r in range(min(2, rule.replicates))])
+        except UndefinedDensity:
+            return -np.inf, 0.0
+        error = 0.0 if len(logs) == 1 else float(np.sqrt(np.sum(np.diff(logs, axis=0) ** 2)) / 2)
+        return float(np.sum(_mean(logs))), error
+
+
+def newton(here: Evaluation | Place, free: np.ndarray, radius: float) -> tuple[np.ndarray, float, float]:
+    """A step (k,) in the region, the length that it had before it was held there, and the rise it promises."""
+    matrix, score = here.matrix[np.ix_(free, free)], here.gradient[free]
+    step = np.zeros(free.size)
+    if not free.any():
+        return step, 0.0, 0.0
+    if not np.all(np.isfinite(matrix)) or not np.all(np.isfinite(score)):
+        return step, np.nan, 0.0
+    # On a common scale, so that a floor under the eigenvalues means the same for every coordinate.
+    scale = np.sqrt(np.maximum(np.abs(np.diagonal(matrix)), 1e-300))
+    values, vectors = np.linalg.eigh(matrix / np.outer(scale, scale))
+    values = np.maximum(np.abs(values), 1e-8)
+    along = vectors.T @ (score / scale)
+    length = float(np.sqrt(np.sum(along**2 / values)))
+    share = min(1.0, radius / max(length, 1e-300))
+    step[free] = share * (vectors @ (along / values)) / scale
+    leap = np.abs(step).max() / LEAP
+    if leap > 1:
+        step, share = step / leap, share / leap
+    return step, length, (share - share**2 / 2) * length**2
+
+
+def noise(here: Evaluation, free: np.ndarray) -> float:
+    """Monte Carlo error of the length of Newton's step: how the steps by single sets of draws differ."""
+    count = len(here.scores)
+    if count == 1 or not free.any():
+        return 0.0
+    matrix = here.matrix[np.ix_(free, free)]
+    totals = here.scores.sum(axis=1)[:, free]
+    apart = totals - totals.mean(axis=0)
+    if not np.all(np.isfinite(matrix)) or not np.all(np.isfinite(apart)):
+        return np.nan
+    with np.errstate(all="ignore"):
+        lengths = np.einsum("ri,ri->r", apart, np.linalg.lstsq(matrix, apart.T, rcond=None)[0].T)
+    return float(np.sqrt(max(np.sum(lengths), 0.0) / (count * (count - 1))))
+
+
+def rise(here: Evaluation, there: Evaluation) -> float:
+    """By how much the log-likelihood rises, by common draws; of a rule without likelihoods, by the slope at both ends."""
+    if np.all(np.isfinite(here.logs)):
+        return float(np.sum(_mean(there.logs)) - np.sum(_mean(here.logs)))
+    return float((here.gradient + there.gradient) @ (there.u - here.u) / 2)
+
+
+def _logs(fit: Fit, rule: Rule, params: PyTree, key: int) -> np.ndarray:
+    return each_unit(fit, nothing, rule.estep, params, key=key, width=rule.width, rows=rule.rows)[1]["log_marginal"].astype(float)
+
+
+def _looked_by(fit: Fit, rule: Rule) -> Rule:
+    """Of a single latent the finer quadrature, whose program there is already."""
+    if not isinstance(rule.estep, Quadrature) or latent_size(fit) > 1:
+        return rule
+    return dataclasses.replace(rule, estep=dataclasses.replace(rule.estep, n_nodes=rule.finer), width=3 * rule.finer)
+
+
+def _mean(logs: np.ndarray) -> np.ndarray:
+    top = logs.max(axis=0)
+    return top + np.log(np.mean(np.exp(logs - top), axis=0))
