@@ -1,6 +1,6 @@
 """The public names, by the module that has each: what is listed here is imported when it is first asked for."""
 
-from . import datasets, problem
+from . import datasets, distributed, problem
 from .algorithms.average import LastIterate, LinearlyWeighted, PolyakRuppert, StepWeighted
 from .algorithms.base import Algorithm
 from .algorithms.recipes import (
@@ -25,6 +25,7 @@ from .answers.fit import Fit
 from .answers.load import load
 from .answers.many import ManyFits, fit_many
 from .bridges.numpyro.entry import fit_numpyro, from_numpyro
+from .distributed import shard
 from .engine.callbacks import AbstractCallback, Checkpoint, EarlyStopping
 from .engine.outcome import RESULTS, FitError
 from .esteps import MCMC, AbstractEStep, Exact, ImportanceSampling, Noise, Quadrature
@@ -128,6 +129,7 @@ __all__ = [
     "Underdamped",
     "aisgd",
     "datasets",
+    "distributed",
     "fit",
     "fit_many",
     "fit_numpyro",
@@ -151,6 +153,7 @@ __all__ = [
     "saga",
     "slow_fast",
     "souk",
+    "shard",
     "soul",
     "svrg",
 ]

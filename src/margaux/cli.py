@@ -1,4 +1,4 @@
-"""The command line: `margaux fit`, `demo`, `datasets`, `reproduce`, `doctor` and `cache`."""
+"""The command line: `margaux fit`, `demo`, `datasets`, `reproduce`, `launch`, `doctor` and `cache`."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ import typer
 from .commands.cache import app as cache
 from .commands.demo import demo
 from .commands.doctor import doctor
+from .commands.launch import launch
 from .commands.shipped import datasets, reproduce
 from .families.registry import FAMILIES, Family
 from .showing.command import fit_command
@@ -44,6 +45,7 @@ for family in FAMILIES:
     add(family)
 for command in (datasets, demo, doctor, reproduce):
     app.command()(command)
+app.command(context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})(launch)
 
 
 def _version(wanted: bool) -> None:

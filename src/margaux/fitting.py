@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import jax
+import numpy as np
 from jaxtyping import PyTree
 
 from .algorithms.average import AbstractAverage
@@ -19,6 +22,7 @@ from .engine.checkpoints import check_path
 from .engine.job import Job
 from .engine.outcome import FitError
 from .engine.settings import FitSettings
+from .engine.share import Shard, check_alike, losses, split, together
 from .engine.validate import check_untraced
 from .esteps import AbstractEStep
 from .numerics.compiling import keep_compilations
@@ -120,7 +124,13 @@ def fit(
         devices=devices,
         rows=rows,
     )
-    job = Job(model, data, algorithm, estep, asked)
+    data, share = split(data)
+    with together(share is not None):
+        job = Job(model, data if share is None else Shard(data, share), algorithm, estep, asked)
+    if share is not None:
+        check_alike(
+            data, n_iter, batch_size, job.dtype, job.seed, job.runs, jax.tree.map(np.asarray, params), type(model).__name__
+        )
     if checkpoint is not None and not isinstance(checkpoint, Checkpoint):
         checkpoint = Checkpoint(checkpoint)
     hooks = [*callbacks]
@@ -129,15 +139,18 @@ def fit(
             raise TypeError(f"callbacks and stop must be margaux callbacks, got {hook!r}; inherit from mx.AbstractCallback")
     if checkpoint is not None:
         check_path(checkpoint.path)
-    if progress:
+    if progress and jax.process_index() == 0:
         hooks.append(ProgressBar(describe(algorithm, estep, model)))
     with precision(dtype):
         to_polish = polish is not False and isinstance(job.problem.penalty, NoPenalty)
         job.prepare((lambda start: ahead(job.problem.model, job.estep, start, data)) if to_polish else None)
-        if checkpoint is not None and checkpoint.path.exists():
-            job.restore(checkpoint.path)
+        if checkpoint is not None and job.any_of_all(checkpoint.path.exists()):
+            _ = job.signature  # which the processes work out with each other
+            with together(share is not None):
+                job.restore(checkpoint.path)
         try:
-            result = job.run(hooks, stop, checkpoint)
+            with losses() if share is not None else contextlib.nullcontext():
+                result = job.run(hooks, stop, checkpoint)
         finally:
             for hook in hooks:
                 hook.close()

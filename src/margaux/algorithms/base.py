@@ -25,7 +25,7 @@ class Visit(NamedTuple):
     Attributes:
         rows: the E-step's and the algorithm's own, of those units. batch: their data. noise: of their E-steps.
         key: of the run. k: the iteration, from one. axis: the name of the mapped axis that units are spread over, and over how
-            many devices. present: of each unit whether it counts (b,), where all units are visited and others pad them.
+            many devices. present: of each unit whether it counts (b,), where others pad the batch; and how many of all do.
     """
 
     rows: tuple[PyTree, PyTree]
@@ -36,10 +36,13 @@ class Visit(NamedTuple):
     axis: str | None = None
     devices: int = 1
     present: Array | None = None
+    count: Any = None
 
     def size(self, problem: Problem) -> Any:
         """How many units there are, over all devices."""
-        return leading(self.batch) * self.devices if self.present is None else problem.n
+        if self.present is None:
+            return leading(self.batch) * self.devices
+        return problem.n if self.count is None else self.count
 
     def counting(self, estep: AbstractEStep) -> AbstractEStep:
         """The E-step, in which units that are not present count for nothing."""

@@ -83,7 +83,7 @@ def bias_probe(fit: Fit, n_iter: int | None = None, key: int = 0) -> pd.DataFram
             penalty=problem.penalty,
             average=PolyakRuppert(),
         )
-        out = run_alone(problem.model, fit.data, shifted, estep, asked)
+        out = run_alone(problem.model, fit.units, shifted, estep, asked)
         traces.append(out.trace["params"][length // 2 :, 0].astype(float))
     gap = (traces[0] - traces[1]) / (1 - 2.0**-order)
     shift = gap.mean(axis=0)

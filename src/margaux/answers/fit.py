@@ -14,6 +14,7 @@ from jaxtyping import PyTree
 from ..algorithms.updates import Problem
 from ..engine import storage
 from ..engine.outcome import RESULTS, Outcome
+from ..engine.share import Shard
 from ..esteps import AbstractEStep
 from ..numerics.naming import path_name, scalar_names
 from ..numerics.precision import precision
@@ -82,6 +83,11 @@ class Fit(Shown, Outcome):
         has found. See `certificate`.
         """
         return self.result in _REGULAR and self.settled
+
+    @property
+    def units(self) -> PyTree:
+        """The data as `margaux.fit` takes them: of a fit over several processes a `Shard`."""
+        return self.data if self.share is None else Shard(self.data, self.share)
 
     def _model(self) -> Problem:
         if self.problem is None:

@@ -22,6 +22,7 @@ from ..numerics.threads import side_by_side
 from ..problem.model import AbstractConjugate, AbstractDiscrete, AbstractModel
 
 if TYPE_CHECKING:
+    from ..engine.share import Share
     from .fit import Fit
 
 
@@ -105,10 +106,11 @@ def each_unit(
     Raises:
         UndefinedDensity: a log density is NaN.
     """
-    problem, data = fit._model(), fit.data
+    problem, data, share = fit._model(), fit.data, fit.share
     # Sums over units and determinants are taken in float64 where the backend has it.
     dtype = default_dtype(None)
-    chosen = np.arange(problem.n) if units is None else np.asarray(units)
+    asked = np.arange(problem.n) if units is None else np.asarray(units)
+    chosen, before = _here(share, asked)
     given = fit.params if params is None else params
     with precision(dtype):
         params = _on_host(given, dtype)
@@ -118,8 +120,8 @@ def each_unit(
 
         def visit(first: int) -> tuple[PyTree, dict[str, np.ndarray], dict[str, np.ndarray]]:
             ids = chosen[np.minimum(np.arange(first, first + size), len(chosen) - 1)]
-            block = _on_host(data, dtype, ids)
-            own = _on_host(jax.tree.map(lambda leaf: leaf[0], fit.rows), dtype, ids) if chains else None
+            block = _on_host(data, dtype, ids - before)
+            own = _on_host(jax.tree.map(lambda leaf: leaf[0], fit.rows), dtype, ids - before) if chains else None
             if rows is not None:
                 own = _on_host(rows, dtype, ids)
             value, info = _block(model, estep, params, own, block, ids, key_of(key), f)
@@ -131,12 +133,29 @@ def each_unit(
         found = side_by_side(visit, range(0, len(chosen), size), dtype, None if latent_size(fit) <= FEW else 1)
     values, infos, sums = zip(*found, strict=True)
     joined = jax.tree.map(lambda *leaf: np.concatenate(leaf), *values)
-    totals = {name: sum(part[name] for part in sums) for name in summed}
     figures = {name: np.concatenate([info[name] for info in infos]) for name in infos[0]}
+    totals = {name: sum(part[name] for part in sums) for name in summed}
+    if share is not None:
+        joined, figures, totals = _of_all(share, asked, joined, figures, totals)
     undefined = np.isnan(figures.get("log_marginal", np.zeros(1)))
     if undefined.any():
-        raise UndefinedDensity(int(chosen[undefined.argmax()]), given)
+        raise UndefinedDensity(int(asked[undefined.argmax()]), given)
     return joined | totals if summed else joined, figures
+
+
+def _here(share: Share | None, asked: np.ndarray) -> tuple[np.ndarray, int]:
+    """Of the units that are asked for, those of this process, or its first if there is none; and how many come before its own."""
+    if share is None:
+        return asked, 0
+    own = asked[share.owners(asked) == share.index]
+    return own if len(own) else np.array([share.first]), share.first
+
+
+def _of_all(share: Share, asked: np.ndarray, joined: PyTree, figures: dict, totals: dict) -> tuple[PyTree, dict, dict]:
+    """What was asked for, from what the processes have of it."""
+    count = int(np.sum(share.owners(asked) == share.index))
+    joined, figures = share.gathered(jax.tree.map(lambda leaf: leaf[:count], (joined, figures)), asked)
+    return joined, figures, share.summed(jax.tree.map(lambda total: total * (count > 0), totals))
 
 
 def _units_at_once(n: int, width: int) -> int:
@@ -164,8 +183,9 @@ def proposals(fit: Fit, estep: AbstractEStep, params: PyTree = None, units: np.n
 
     Those of other units than the given ones repeat the last of them.
     """
-    dtype, problem = default_dtype(None), fit._model()
-    chosen = np.arange(problem.n) if units is None else np.asarray(units)
+    dtype, problem, share = default_dtype(None), fit._model(), fit.share
+    asked = np.arange(problem.n) if units is None else np.asarray(units)
+    chosen, before = _here(share, asked)
     size = rung(min(problem.n, SEARCHED))
     with precision(dtype):
         at = _on_host(fit.params if params is None else params, dtype)
@@ -173,15 +193,17 @@ def proposals(fit: Fit, estep: AbstractEStep, params: PyTree = None, units: np.n
 
         def visit(first: int) -> PyTree:
             ids = chosen[np.minimum(np.arange(first, first + size), len(chosen) - 1)]
-            made = _proposals(model, estep, at, _on_host(fit.data, dtype, ids), key_of(key))
+            made = _proposals(model, estep, at, _on_host(fit.data, dtype, ids - before), key_of(key))
             return jax.tree.map(lambda leaf: np.asarray(leaf)[: len(chosen) - first], made)
 
         parts = side_by_side(visit, range(0, len(chosen), size), dtype, None if latent_size(fit) <= FEW else 1)
     made = jax.tree.map(lambda *leaf: np.concatenate(leaf), *parts)
+    if share is not None:
+        made, *_ = _of_all(share, asked, made, {}, {})
     if units is None:
         return made
-    place = np.full(problem.n, len(chosen) - 1)
-    place[chosen] = np.arange(len(chosen))
+    place = np.full(problem.n, len(asked) - 1)
+    place[asked] = np.arange(len(asked))
     return jax.tree.map(lambda leaf: leaf[place], made)
 
 

@@ -12,6 +12,7 @@ import numpy as np
 from jax.flatten_util import ravel_pytree
 from jaxtyping import PyTree
 
+from ..engine.share import Share
 from ..numerics.precision import default_dtype, precision
 from ..numerics.sampling import pooled
 from ..problem.model import log_joints
@@ -144,9 +145,15 @@ def subsample(fit: Fit, size: int, key: int = 0) -> Any:
     if problem.n <= size:
         return fit
     ids = np.sort(np.random.default_rng(key).choice(problem.n, size, replace=False))
+    share = fit.share
+    if share is not None:
+        owners = share.owners(ids)
+        sizes = tuple(np.bincount(owners, minlength=len(share.sizes)).tolist())
+        ids, share = ids[owners == share.index] - share.first, Share(sizes, share.index)
     data = jax.tree.map(lambda leaf: np.asarray(leaf[ids]), fit.data)
     rows = None if fit.rows is None else jax.tree.map(lambda leaf: np.asarray(leaf[:, ids]), fit.rows)
-    return dataclasses.replace(fit, problem=dataclasses.replace(problem, n=size), data=data, rows=rows, polished=None)
+    problem = dataclasses.replace(problem, n=size)
+    return dataclasses.replace(fit, problem=problem, data=data, rows=rows, polished=None, share=share)
 
 
 def evaluate(fit: Fit, rule: Rule, params: PyTree, keys: Sequence[int], second: bool = True) -> Evaluation:

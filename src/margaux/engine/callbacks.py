@@ -22,7 +22,7 @@ class Progress:
     `params` is the current average as a flat vector (runs, p), and `names` its entries (none where there are more than 512);
     `trace` holds every iteration so far by name, arrays of shape (iterations, runs, ...), and `latest` those of the chunk;
     `n_iter` is the target, and `ends` tells the checkpoint that nothing comes after. `params` and `trace` are put together when
-    they are first looked at.
+    they are first looked at. `agreed` is the largest of a number over all processes of a fit.
     """
 
     iteration: int
@@ -33,6 +33,7 @@ class Progress:
     read_params: Callable[[], np.ndarray]
     read_trace: Callable[[], dict[str, np.ndarray]]
     ends: bool = False
+    agreed: Callable[[float], float] = float
 
     @functools.cached_property
     def params(self) -> np.ndarray:
@@ -136,7 +137,7 @@ class Checkpoint(AbstractCallback):
         self._last, self._warned = time.monotonic(), False
 
     def __call__(self, progress: Progress) -> bool:
-        if progress.ends or time.monotonic() - self._last >= self.seconds:
+        if progress.agreed(progress.ends or time.monotonic() - self._last >= self.seconds):
             try:
                 progress.save(self.path)
             except OSError as error:

@@ -45,7 +45,23 @@ def save(job: Job, path: Path) -> None:
         "versions": _versions(),
     }
     state, rows = _state(job)
+    if job.share is not None:
+        rows = _of_all(job, rows)
+        if job.share.index > 0:
+            return
     storage.write(path, header, storage.flatten("state", state) | storage.flatten("rows", rows) | trace)
+
+
+def _of_all(job: Job, rows: PyTree) -> PyTree:
+    """Rows of the units of all processes, flat over runs and units: another number of processes can go on with them."""
+    share: Any = job.share
+
+    def one(leaf: Array | np.ndarray) -> np.ndarray:
+        by_run = np.asarray(leaf).reshape(len(job.keys), share.size, *leaf.shape[1:])
+        every = [share.gathered(run, np.arange(share.n)) for run in by_run]
+        return np.concatenate(every)
+
+    return jax.tree.map(one, rows)
 
 
 def restore(job: Job, path: Path) -> None:
@@ -117,7 +133,7 @@ def signature(job: Job) -> dict[str, str]:
         out |= {"spread": str(job.spread)} if job.runs else {}
     else:
         out |= fingerprint.of_data(job.starts, "runs")
-    out |= fingerprint.of_data(job.raw_data, "data")
+    out |= fingerprint.of_data(job.raw_data, "data") if job.share is None else fingerprint.of_shares(job.raw_data, job.share)
     for name, part in (
         ("model", problem.model),
         ("algorithm", algorithm),
@@ -233,9 +249,20 @@ def _take(job: Job, path: Path, header: dict[str, Any], arrays: dict[str, np.nda
     # Written part by part over the rows that are there: there is no second table in memory.
     for i, leaf in enumerate(leaves):
         one = kind(leaf)
-        for ids, part in storage.read_parts(path, f"rows/{i}", leaf):
-            one = one.put(ids, part)
+        whole = leaf if job.share is None else np.broadcast_to(leaf.dtype.type(0), (len(job.keys) * job.n, *leaf.shape[1:]))
+        for ids, part in storage.read_parts(path, f"rows/{i}", whole):
+            one = one.put(*(ids, part) if job.share is None else _of_own(job, ids, part))
         leaves[i] = one.tree
+    if job.share is not None:
+        moved = job.share.here(moved)
     job.chunks.keep(kind(jax.tree.unflatten(structure, leaves)))
     job.chunks.carry = Carry(*moved, rows=job.chunks.carry.rows)
     job.k, job.timings = header["k"], header["timings"]
+
+
+def _of_own(job: Job, ids: np.ndarray, part: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Of rows numbered over runs and all units, those of this process, by its own numbers."""
+    share: Any = job.share
+    run, unit = np.divmod(ids, share.n)
+    own = share.owners(unit) == share.index
+    return (run * share.size + unit - share.first)[own], part[own]

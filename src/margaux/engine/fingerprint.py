@@ -21,6 +21,7 @@ from jaxtyping import PyTree
 from ..numerics.arrays import is_key
 from ..numerics.naming import path_name
 from .rows import parts
+from .share import Share, everyones
 
 #: entries up to which an array is told by its values
 FEW = 8
@@ -53,6 +54,25 @@ def of_data(tree: PyTree, name: str) -> dict[str, str]:
     """Every leaf of a pytree of arrays, by name."""
     leaves = jax.tree_util.tree_flatten_with_path(tree)[0]
     return {".".join(filter(None, (name, path_name(path)))): of_array(leaf) for path, leaf in leaves}
+
+
+def of_shares(tree: PyTree, share: Share) -> dict[str, str]:
+    """As `of_data`, of the units of all processes, however they are shared."""
+
+    def one(leaf: Any) -> str:
+        total = np.uint64(0)
+        first = share.first
+        for part in parts(leaf):
+            rows = np.ascontiguousarray(part).reshape(len(part), -1).view(np.uint8)
+            hashes = [xxhash.xxh3_64_intdigest(row.tobytes(), seed=first + i) for i, row in enumerate(rows)]
+            total += np.sum(np.array(hashes, np.uint64), dtype=np.uint64)
+            first += len(part)
+        every = everyones(np.array([total]).view(np.uint32)).view(np.uint64)
+        shape = (share.n, *leaf.shape[1:])
+        return f"{leaf.dtype}{shape} #{int(np.sum(every, dtype=np.uint64)):x}"
+
+    leaves = jax.tree_util.tree_flatten_with_path(tree)[0]
+    return {".".join(filter(None, ("data", path_name(path)))): one(leaf) for path, leaf in leaves}
 
 
 def of_settings(node: Any, name: str) -> dict[str, str]:

@@ -28,7 +28,7 @@ from ..problem.space import as_space, boundary_flags
 from ..problem.space import validate as validate_space
 from . import checkpoints
 from .callbacks import AbstractCallback, Checkpoint, Progress
-from .chunks import FullBatch, MiniBatch, stacked
+from .chunks import FullBatch, MiniBatch, may_be_padded, stacked
 from .loop import INIT, TRACED, Carry, settings_of, statistic_struct
 from .outcome import RESULTS, Outcome
 from .passes import Passes
@@ -36,6 +36,7 @@ from .rows import check_place, row_bytes
 from .settings import FitSettings
 from .settling import has_settled
 from .sharding import placed, units_mesh
+from .share import split, together
 from .validate import check_data, check_distinct, check_key, check_model, check_params, check_same, check_types, whole
 
 if TYPE_CHECKING:
@@ -53,7 +54,10 @@ class Job:
     ) -> None:
         """Raises: TypeError, ValueError: bad input, before anything is compiled."""
         check_types(model, algorithm, estep, asked.average)
-        self.n = check_data(data)
+        data, self.share = split(data)
+        #: units of this process, and of all
+        self.held = check_data(data)
+        self.n = self.held if self.share is None else self.share.n
         check_params(asked.params)
         self.n_iter = whole("n_iter", asked.n_iter, 1)
         self.batch_size = None if asked.batch_size is None else whole("batch_size", asked.batch_size, 1)
@@ -76,7 +80,9 @@ class Job:
             raise ValueError("devices > 1 works on full batches; drop batch_size")
         if self.devices > 1 and self.n % self.devices:
             raise ValueError(f"{self.n} units do not divide over {self.devices} devices; use a divisor of {self.n}")
-        self.mesh = units_mesh(self.devices) if self.devices > 1 else None
+        if self.devices > 1 and self.share is not None:
+            raise ValueError("devices > 1 is of one process; each of several has one device: drop devices")
+        self.mesh = self.share.mesh if self.share is not None else units_mesh(self.devices) if self.devices > 1 else None
         rows = check_place(asked.rows)
         if rows == "device" and any(isinstance(leaf, np.memmap) for leaf in jax.tree.leaves(data)):
             rows = "host"
@@ -115,8 +121,12 @@ class Job:
         self.names = scalar_names(start) if sum(leaf.size for leaf in jax.tree.leaves(start)) <= TRACED else []
         self.problem = settle(self.problem, self.dtype)
         self.algorithm, self.estep, self.average = settle((self.algorithm, self.estep, self.average), self.dtype)
-        self.data = self.raw_data if self.on_host else placed(self.raw_data, self.dtype, self.mesh)
-        check_model(self.problem, self.estep, self.algorithm, start, self.units(np.array([0]), first=True))
+        mesh = self.mesh if self.share is None else None
+        self.data = self.raw_data if self.on_host else placed(self.raw_data, self.dtype, mesh)
+        with together(self.share is not None):
+            check_model(self.problem, self.estep, self.algorithm, start, self.units(np.array([0]), first=True))
+            if self.share is not None and not may_be_padded(self):
+                raise TypeError("an algorithm, E-step or batch surrogate of your own cannot be spread over processes")
         if meanwhile is not None:
             meanwhile(start)
         burn_in = float(self.average.burn_in)
@@ -143,11 +153,11 @@ class Job:
 
     def _passes(self) -> Passes:
         # Not kept: it refers to the job, and a job that ends is to go at once, with its rows.
-        return Passes(self.settings, self.n, self.keys, self.units, row_bytes(self.raw_data))
+        return Passes(self.settings, self.held, self.keys, self.units, row_bytes(self.raw_data), self.share)
 
     def units(self, ids: np.ndarray, first: bool = False) -> PyTree:
         """Data of some units as arrays of the fit's precision."""
-        whole_data = not first and len(ids) == self.n and np.array_equal(ids, np.arange(self.n))
+        whole_data = not first and len(ids) == self.held and np.array_equal(ids, np.arange(self.held))
 
         def one(leaf: Array | np.ndarray) -> Any:
             part = np.asarray(leaf[:1])[0] if first else leaf if whole_data else taken(leaf, ids)
@@ -180,7 +190,7 @@ class Job:
                 asked_for = min(self.length, self.chunks.total, self.n_iter - self.k, self._until_pause())
                 length, trace = self.chunks.run(self, asked_for)
                 trace = jax.tree.map(np.asarray, trace)
-                spent = time.perf_counter() - began
+                spent = self.any_of_all(time.perf_counter() - began)
                 self.timings["run" if self.compiled else "compile"] += spent
                 latest = {name: leaf[:length] for name, leaf in trace.items()}
                 self._record(latest)
@@ -196,7 +206,7 @@ class Job:
                 seen = self._progress(latest)
                 asked = [hook(seen) for hook in hooks]
                 met = stop is not None and stop(seen)
-                ending = RESULTS.stopped if met else RESULTS.halted if any(asked) else None
+                ending = RESULTS.stopped if met else RESULTS.halted if self.any_of_all(any(asked)) else None
                 if checkpoint is not None:
                     checkpoint(dataclasses.replace(seen, ends=ending is not None or self.k >= self.n_iter))
                 if ending is not None:
@@ -204,6 +214,10 @@ class Job:
         except KeyboardInterrupt:
             return RESULTS.interrupted
         return RESULTS.successful if stop is None else RESULTS.max_iterations
+
+    def any_of_all(self, value: float) -> float:
+        """The largest of all processes: what they do next is the same everywhere."""
+        return value if self.share is None else self.share.largest(value)
 
     def _pace(self, spent: float) -> None:
         """About half a second a chunk: progress is seen, and dispatch costs nothing. The first one compiles."""
@@ -263,7 +277,8 @@ class Job:
         def params() -> np.ndarray:
             return np.concatenate([np.asarray(leaf).reshape(len(leaf), -1) for leaf in jax.tree.leaves(means)], axis=1)
 
-        return Progress(self.k, self.n_iter, self.names, latest, self.save, params, lambda: _joined(traces))
+        trace = functools.partial(_joined, traces)
+        return Progress(self.k, self.n_iter, self.names, latest, self.save, params, trace, agreed=self.any_of_all)
 
     # -- saving and ending ----------------------------------------------------------------------
 
@@ -283,7 +298,7 @@ class Job:
     def finish(self, result: RESULTS) -> Outcome:
         """The result, as NumPy arrays."""
         run_params, last = (jax.tree.map(np.asarray, tree) for tree in (self.chunks.carry.average[1], self.chunks.carry.params))
-        shape = (len(self.keys), self.n)
+        shape = (len(self.keys), self.held)
         estep_rows = jax.tree.map(lambda leaf: np.asarray(leaf).reshape(shape + leaf.shape[1:]), self.chunks.store.tree[0])
 
         def mean(tree):
@@ -318,6 +333,7 @@ class Job:
             self.algorithm,
             self.batch_size,
             settled,
+            self.share,
         )
 
 

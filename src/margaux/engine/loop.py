@@ -59,7 +59,10 @@ class Carry(NamedTuple):
 
 
 class Visits(NamedTuple):
-    """What a mini-batch chunk streams: ids, slots in the buffer (T, runs, b), data and rows (T, runs, b, ...)."""
+    """What a mini-batch chunk streams: ids, slots in the buffer (T, runs, b), data and rows (T, runs, b, ...).
+
+    Of several processes each has a part of the batch, filled up by units whose ids are beyond the n of the problem.
+    """
 
     ids: Array
     slots: Array
@@ -195,11 +198,11 @@ def full_chunk(
     Where data and rows may be padded, units beyond the n of the problem count for nothing.
     Params and average come with the inputs, and not in the carry: what is not donated is still there if the chunk diverges.
     """
-    settings, keys, data, first, length, (params, average) = inputs
+    settings, keys, data, ids, first, length, (params, average) = inputs
     carry = carry._replace(params=params, average=average)
-    n = jax.tree.leaves(data)[0].shape[0]
+    ids = jnp.arange(leading(data)) if ids is None else ids
     if mesh is None:
-        return _full_chunk(settings, keys, carry, data, (first, length), total, jnp.arange(n), (None, 1), may_be_padded)
+        return _full_chunk(settings, keys, carry, data, (first, length), total, ids, (None, 1), may_be_padded)
     devices = mesh.size
     dynamic, static = eqx.partition(settings, eqx.is_array)
     units, same = PartitionSpec("units"), PartitionSpec()
@@ -216,16 +219,40 @@ def full_chunk(
         out_specs=(carry_spec, same),
         check_vma=False,
     )
-    return sharded(dynamic, keys, carry, data, jnp.arange(n), first, length)
+    return sharded(dynamic, keys, carry, data, ids, first, length)
 
 
 @compiled(donate="all-except-first", large=_large)
-def batch_chunk(inputs: tuple, carry: Carry, *, total: int) -> tuple[Carry, PyTree]:
+def batch_chunk(
+    inputs: tuple, carry: Carry, *, total: int, mesh: jax.sharding.Mesh | None = None, b: int | None = None
+) -> tuple[Carry, PyTree]:
     """A mini-batch chunk: rows are streamed; those of repeated units are read from the carry's buffer, if there is one.
 
-    Params and average come with the inputs, as in `full_chunk`.
+    Params and average come with the inputs, as in `full_chunk`. Over a mesh each device has its part of the b units.
     """
-    settings, keys, visits, first, length, (params, average) = inputs
+    settings, keys, visits, first, length, kept = inputs
+    if mesh is None:
+        return _batch_chunk(settings, keys, visits, (first, length), kept, carry, total, (None, 1, None))
+    dynamic, static = eqx.partition(settings, eqx.is_array)
+    same, streamed, buffer = PartitionSpec(), PartitionSpec(None, None, "units"), PartitionSpec(None, "units")
+    carry_spec = Carry(same, same, same, buffer)
+
+    def local(dynamic, keys, visits, first, length, kept, carry):
+        settings = eqx.combine(dynamic, static)
+        return _batch_chunk(settings, keys, visits, (first, length), kept, carry, total, ("units", mesh.size, b))
+
+    sharded = jax.shard_map(
+        local,
+        mesh=mesh,
+        in_specs=(same, same, streamed, same, same, same, carry_spec),
+        out_specs=(carry_spec, (same, streamed)),
+        check_vma=False,
+    )
+    return sharded(dynamic, keys, visits, first, length, kept, carry)
+
+
+def _batch_chunk(settings, keys, visits, span, kept, carry, total, spread):
+    (first, length), (params, average), (axis, devices, b) = span, kept, spread
     carry = carry._replace(params=params, average=average)
     struct = latent_struct(settings.problem, _lone(carry.params), jax.tree.map(lambda leaf: leaf[0, 0], visits.data))
     block = _block_size(settings, struct, visits.ids.shape[-1], total, len(keys))
@@ -246,7 +273,11 @@ def batch_chunk(inputs: tuple, carry: Carry, *, total: int) -> tuple[Carry, PyTr
             return jnp.where(held.reshape(held.shape + (1,) * (streamed.ndim - 1)), slots[visit.slots], streamed)
 
         rows = jax.tree.map(read, buffer, visit.rows) if buffered else visit.rows
-        params, state, average, rows, trace = one_iteration(settings, carry, Visit(rows, visit.data, noise, key, k))
+        present = None if axis is None else visit.ids < settings.problem.n
+        if present is not None:  # what the algorithm remembers of no unit is nothing
+            rows = rows[0], jax.tree.map(lambda leaf: leaf * present.reshape(-1, *(1,) * (leaf.ndim - 1)), rows[1])
+        visited = Visit(rows, visit.data, noise, key, k, axis, devices, present, b)
+        params, state, average, rows, trace = one_iteration(settings, carry, visited)
         if buffered:
             buffer = jax.tree.map(lambda slots, new: slots.at[visit.slots].set(new), buffer, rows)
         return Carry(params, state, average, buffer), (trace, rows)

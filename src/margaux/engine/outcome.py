@@ -15,6 +15,7 @@ from ..esteps import AbstractEStep
 if TYPE_CHECKING:
     from ..algorithms.base import AbstractAlgorithm
     from ..answers.fit import Fit
+    from .share import Share
 
 
 class RESULTS(enum.Enum):
@@ -60,6 +61,7 @@ class Outcome:
         result: a `RESULTS` code. timings: seconds ("compile" is the first chunk, compilation included).
         rows: the E-step's rows, (runs, n, ...). averaged_from: iterations before the average.
         settled: whether its stopping rule was met or, without one, its trace was long enough and no longer drifted.
+        share: of a fit over several processes, the units that are this one's: `data` and `rows` are of those alone.
     """
 
     params: PyTree
@@ -80,6 +82,7 @@ class Outcome:
     algorithm: AbstractAlgorithm | None = None
     batch_size: int | None = None
     settled: bool = True
+    share: Share | None = None
 
 
 class FitError(RuntimeError):

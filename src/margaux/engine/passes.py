@@ -15,6 +15,7 @@ from ..numerics.arrays import as_array, resized
 from ..numerics.ladder import rung
 from .loop import INIT, Settings, begin, first_state, init_rows, latent_struct, visit_all
 from .rows import PART_BYTES, DeviceRows, HostRows, Place, empty_rows, row_bytes
+from .share import Share
 
 _PASS = INIT - 1
 
@@ -24,13 +25,26 @@ MOST = 4096
 
 @dataclasses.dataclass(frozen=True)
 class Passes:
-    """Passes over the n units of the runs whose keys are given. `units` gives the data of some, of `size` bytes a unit."""
+    """Passes over the n units of the runs whose keys are given. `units` gives the data of some, of `size` bytes a unit.
+
+    Of several processes each visits its own, and sums are those of all.
+    """
 
     settings: Settings
     n: int
     keys: list[Any]
     units: Callable[[np.ndarray], PyTree]
     size: int
+    share: Share | None = None
+
+    @property
+    def first(self) -> int:
+        """The number of the first unit."""
+        return 0 if self.share is None else self.share.first
+
+    def summed(self, total: PyTree) -> PyTree:
+        """Over all processes."""
+        return total if self.share is None else self.share.summed(total)
 
     def blocks(self, rows: int) -> list[np.ndarray]:
         """Ids of the units in parts of one size (the last id is repeated), small in bytes of data and of `rows` a unit."""
@@ -47,12 +61,15 @@ class Passes:
         n, own = self.n, unit if self.settings.algorithm.has_rows else ()
 
         def make(key, p, units, ids):
-            return init_rows(self.settings, key, p, units, ids)
+            return init_rows(self.settings, key, p, units, ids + self.first)
 
         blocks = self.blocks(_bytes((latent_struct(self.settings.problem, params[0], data), own)))
         if len(blocks) == 1 and place == "device":  # without a trace for the shapes
             units = self.units(blocks[0])
-            begun = [begin(self.settings, key, p, units, blocks[0], unit) for key, p in zip(self.keys, params, strict=True)]
+            begun = [
+                begin(self.settings, key, p, units, blocks[0] + self.first, unit)
+                for key, p in zip(self.keys, params, strict=True)
+            ]
             made, states = map(list, zip(*begun, strict=True))
             made = [jax.tree.map(lambda leaf: resized(leaf, n), rows) for rows in made]
             joined = jax.tree.map(lambda *leaf: jnp.concatenate(leaf), *made) if len(made) > 1 else made[0]
@@ -77,10 +94,10 @@ class Passes:
             total = jax.tree.map(lambda leaf: np.zeros(leaf.shape[1:]), store.tree[1])
             for ids in blocks:
                 rows = type(store)(store.tree[0]).take(ids + r * n)
-                visited, part = visit_all(self.settings, key, p, rows, self.units(ids), ids, as_array(k))
+                visited, part = visit_all(self.settings, key, p, rows, self.units(ids), ids + self.first, as_array(k))
                 store = store.put(ids + r * n, visited)
                 jax.tree.map(lambda sum, leaf: np.add(sum, leaf, out=sum), total, part)
-            totals.append(jax.tree.map(lambda leaf, row: jnp.asarray(leaf, row.dtype), total, store.tree[1]))
+            totals.append(jax.tree.map(lambda leaf, row: jnp.asarray(leaf, row.dtype), self.summed(total), store.tree[1]))
         return store, totals
 
     def rest(self, params: list[PyTree], store: HostRows | DeviceRows, k: int) -> tuple[Any, list[PyTree]]:
@@ -96,7 +113,7 @@ class Passes:
             row = algorithm.at_rest(p)
             for ids in blocks:
                 own = own.put(ids + r * n, jax.tree.map(repeated(len(ids)), row))
-            totals.append(jax.tree.map(lambda leaf: n * leaf, row))
+            totals.append(jax.tree.map(lambda leaf: (n if self.share is None else self.share.n) * leaf, row))
         return kind((store.tree[0], own.tree)), totals
 
 

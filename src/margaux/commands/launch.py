@@ -1,0 +1,86 @@
+"""`margaux launch`: a script in several local processes that find each other."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from typing import Annotated
+
+import typer
+
+from ..numerics.threads import usable_cores
+
+#: seconds between looks at the processes; those that the others have to end by themselves once one has failed, and once they
+#: were asked to
+PAUSE, PATIENCE, MERCY = 0.1, 60.0, 10.0
+
+
+def launch(
+    script: Annotated[str, typer.Argument(help="A Python script that calls margaux.distributed.initialize() first.")],
+    arguments: Annotated[list[str] | None, typer.Argument(help="Passed on to the script.")] = None,
+    processes: Annotated[int, typer.Option("-n", "--processes", min=1, help="How many.")] = 2,
+) -> None:
+    """Run a script in several local processes, each of which fits its share of the units. Signals are passed on; the exit code
+    is that of the first process that fails."""
+    if not os.path.isfile(script):
+        raise typer.BadParameter(f"there is no file {script}", param_hint="SCRIPT")
+    address = f"127.0.0.1:{_free_port()}"
+    # Each process has its share of the cores.
+    cores = str(max(usable_cores() // processes, 1))
+    shared = {"JAX_COORDINATOR_ADDRESS": address, "JAX_NUM_PROCESSES": str(processes), "MARGAUX_THREADS": cores}
+    running = [
+        subprocess.Popen(
+            [sys.executable, script, *(arguments or [])],
+            env={**os.environ, **shared, "JAX_PROCESS_ID": str(index), "OMP_NUM_THREADS": cores},
+            stdin=subprocess.DEVNULL,
+        )
+        for index in range(processes)
+    ]
+    asked: list[int] = []
+
+    def pass_on(number: int, _frame: object) -> None:
+        asked.append(number)
+        for one in running:
+            if one.poll() is None:
+                one.send_signal(number)
+
+    before = {number: signal.signal(number, pass_on) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        code = _awaited(running)
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+        for one in running:
+            if one.poll() is None:
+                one.kill()
+    if code or asked:
+        raise typer.Exit(code or 128 + asked[0])
+
+
+def _free_port() -> int:
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        return found.getsockname()[1]
+
+
+def _awaited(running: list[subprocess.Popen]) -> int:
+    """The exit code of the first process that fails; the others are given time to say what they know of it."""
+    failed, since = 0, 0.0
+    while True:
+        going = [one for one in running if one.poll() is None]
+        index = next((index for index, one in enumerate(running) if one.returncode), None)
+        if index is not None and not failed:
+            failed, since = running[index].returncode, time.monotonic()
+            how = f"was killed by signal {-failed}" if failed < 0 else f"ended with code {failed}"
+            typer.echo(f"process {index} {how}" + (f"; the others have {PATIENCE:g} s to end" if going else ""), err=True)
+        if not going:
+            return 128 - failed if failed < 0 else failed
+        spent = time.monotonic() - since
+        if failed and spent > PATIENCE:
+            for one in going:
+                one.terminate() if spent < PATIENCE + MERCY else one.kill()
+        time.sleep(PAUSE)

@@ -1,0 +1,85 @@
+"""One fit over several processes: each holds its own units, and one all-reduce an iteration joins them.
+
+Every process runs the same script: `initialize()`, its share of the data by `shard`, and then the same call of `margaux.fit`.
+All of them return the same fit. `margaux launch -n 4 script.py` starts local processes; on a cluster the scheduler does.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import jax
+import numpy as np
+from jaxtyping import PyTree
+
+from .engine.share import Shard, Share, everyones, together
+from .engine.validate import check_data
+
+
+def initialize(
+    coordinator_address: str | None = None, num_processes: int | None = None, process_id: int | None = None, **settings: Any
+) -> None:
+    """Join the other processes; before anything else that computes.
+
+    A thin call of `jax.distributed.initialize`, which finds out the rest under SLURM, Open MPI, MPICH and Kubernetes. The
+    environment variables JAX_COORDINATOR_ADDRESS, JAX_NUM_PROCESSES and JAX_PROCESS_ID serve elsewhere, as `margaux launch`
+    sets them. Without any of these, one process is all there is, and nothing is done.
+
+    Args:
+        coordinator_address: "host:port" of process 0. num_processes, process_id: how many there are, and which is this one.
+        settings: more of `jax.distributed.initialize`, such as `heartbeat_timeout_seconds`: after so long without a sign of life
+            from a process the others end.
+
+    Raises:
+        RuntimeError: jax has computed something already, or the others cannot be reached.
+    """
+    from jax._src.clusters import ClusterEnv  # the schedulers that jax knows
+
+    env = os.environ
+    address = coordinator_address or env.get("JAX_COORDINATOR_ADDRESS")
+    count = num_processes if num_processes is not None else _whole(env.get("JAX_NUM_PROCESSES"))
+    index = process_id if process_id is not None else _whole(env.get("JAX_PROCESS_ID"))
+    scheduled = any(cluster.is_env_present() for cluster in ClusterEnv._cluster_types)
+    if address is None and count is None and not scheduled:
+        return
+    if count == 1:
+        return
+    settings.setdefault("heartbeat_timeout_seconds", 30)
+    jax.distributed.initialize(address, count, index, **settings)
+
+
+def _whole(text: str | None) -> int | None:
+    return None if text is None else int(text)
+
+
+def shard(data: PyTree, *, local: bool = False) -> Any:
+    """This process's units of the data, for `margaux.fit` over all of them.
+
+    Args:
+        data: pytree of arrays, memmaps or arrays of zarr with all units on the leading axis, of which this process's slice alone
+            is read; or with `local=True` the units that this process has read for itself, whatever their number: those of
+            process 0 come first, then those of process 1, and so on.
+
+    Raises:
+        ValueError, TypeError: data that are none, or fewer units than processes.
+
+    >>> import numpy as np, margaux as mx
+    >>> mx.shard(np.arange(3.0))            # of one process: the data as they are
+    array([0., 1., 2.])
+    """
+    count, index = jax.process_count(), jax.process_index()
+    if count == 1:
+        return data
+    if local:
+        with together(True):
+            size = check_data(data)
+        sizes = tuple(int(size) for size in everyones(np.asarray(size)))
+        return Shard(data, Share(sizes, index))
+    leaves = jax.tree.leaves(data)
+    n = min((leaf.shape[0] for leaf in leaves), default=0)
+    if n < count:
+        raise ValueError(f"{n} units cannot be shared by {count} processes: start fewer")
+    cuts = [n * p // count for p in range(count + 1)]
+    share = Share(tuple(int(size) for size in np.diff(cuts)), index)
+    return Shard(jax.tree.map(lambda leaf: leaf[cuts[index] : cuts[index + 1]], data), share)

@@ -1,0 +1,252 @@
+"""The units that one process holds of a fit over several, and what the processes tell each other."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import functools
+import zlib
+from collections.abc import Iterator
+from typing import Any
+
+import jax
+import numpy as np
+from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
+from jaxtyping import PyTree
+
+from ..numerics.arrays import is_key, resized
+from ..numerics.ladder import rung
+
+#: bytes of an error's sentence that the other processes are told
+SENTENCE = 400
+
+
+@dataclasses.dataclass(frozen=True)
+class Share:
+    """Consecutive units of each process.
+
+    Attributes:
+        sizes: how many units each process holds, in the order of the processes. index: of this process.
+    """
+
+    sizes: tuple[int, ...]
+    index: int
+
+    @property
+    def n(self) -> int:
+        """Units of all processes."""
+        return sum(self.sizes)
+
+    @property
+    def size(self) -> int:
+        """Units of this process."""
+        return self.sizes[self.index]
+
+    @property
+    def first(self) -> int:
+        """The first of them."""
+        return sum(self.sizes[: self.index])
+
+    @property
+    def padded(self) -> int:
+        """Units of every process in programs: those beyond its own count for nothing."""
+        return rung(max(self.sizes))
+
+    @functools.cached_property
+    def ends(self) -> np.ndarray:
+        """The number after that of the last unit of each process."""
+        return np.cumsum(self.sizes)
+
+    @functools.cached_property
+    def mesh(self) -> Mesh:
+        """One device of each process."""
+        firsts = {device.process_index: device for device in reversed(jax.devices())}
+        devices = [firsts[process] for process in sorted(firsts)]
+        return jax.make_mesh((len(devices),), ("units",), axis_types=(AxisType.Auto,), devices=devices)
+
+    def owners(self, ids: np.ndarray) -> np.ndarray:
+        """The process that holds each of some units."""
+        return np.searchsorted(self.ends, ids, side="right")
+
+    # -- arrays of programs that run on all processes -----------------------------------------------
+
+    def spread(self, tree: PyTree, axis: int = 0, size: int | None = None) -> PyTree:
+        """This process's parts as its shares of arrays over all, filled up to `size` entries along an axis."""
+
+        def one(leaf: Any) -> Any:
+            if is_key(leaf):
+                return jax.random.wrap_key_data(one(jax.random.key_data(leaf)), impl=jax.random.key_impl(leaf))
+            part = np.asarray(resized(leaf, self.padded if size is None else size, axis))
+            sharding = NamedSharding(self.mesh, PartitionSpec(*(None,) * axis, "units"))
+            return jax.make_array_from_process_local_data(sharding, part)
+
+        return jax.tree.map(one, tree)
+
+    def own(self, tree: PyTree, axis: int = 0, size: int | None = None) -> PyTree:
+        """This process's parts of arrays over all: the inverse of `spread`."""
+
+        def one(leaf: Any) -> Any:
+            if is_key(leaf):
+                return jax.random.wrap_key_data(one(jax.random.key_data(leaf)), impl=jax.random.key_impl(leaf))
+            part = jax.device_put(np.asarray(leaf.addressable_shards[0].data))
+            return resized(part, self.size if size is None else size, axis)
+
+        return jax.tree.map(one, tree)
+
+    def here(self, tree: PyTree) -> PyTree:
+        """What is the same in all processes, as this one's arrays."""
+        return jax.tree.map(lambda leaf: jax.device_put(np.asarray(leaf)), tree)
+
+    # -- what the processes tell each other ---------------------------------------------------------
+
+    def gathered(self, tree: PyTree, ids: np.ndarray) -> PyTree:
+        """Figures of some units (in their order) from those of this process alone."""
+        owners = self.owners(ids)
+        counts = np.bincount(owners, minlength=len(self.sizes))
+        place = np.empty(len(ids), np.int64)
+        order = np.argsort(owners, kind="stable")
+        place[order] = np.concatenate([p * counts.max() + np.arange(count) for p, count in enumerate(counts)])
+
+        def one(leaf: np.ndarray) -> np.ndarray:
+            full = np.zeros((counts.max(), *leaf.shape[1:]), leaf.dtype)
+            full[: len(leaf)] = leaf
+            every = everyones(full)
+            return every.reshape(-1, *leaf.shape[1:])[place]
+
+        return jax.tree.map(one, tree)
+
+    def summed(self, tree: PyTree) -> PyTree:
+        """Sums over the processes, in double precision and the same order everywhere."""
+        return jax.tree.map(lambda leaf: everyones(np.asarray(leaf, float)).sum(axis=0), tree)
+
+    def least(self, value: float) -> float:
+        """Of all processes."""
+        return everyones(np.asarray(value, float)).min().item()
+
+    def largest(self, value: float) -> float:
+        """Of all processes."""
+        return everyones(np.asarray(value, float)).max().item()
+
+
+class ProcessLost(RuntimeError):
+    """Another process of the fit has ended before its time."""
+
+
+def everyones(value: np.ndarray) -> np.ndarray:
+    """An array of each process (P, ...).
+
+    Raises:
+        ProcessLost: one of them has ended.
+    """
+    from jax.experimental import multihost_utils
+
+    with jax.enable_x64(True), losses():
+        return np.asarray(multihost_utils.process_allgather(np.asarray(value), tiled=False))
+
+
+@contextlib.contextmanager
+def losses() -> Iterator[None]:
+    """What a broken connection raises in the middle of a sum over processes becomes one sentence."""
+    try:
+        yield
+    except Exception as error:
+        broken = any(word in str(error) for word in ("Gloo", "NCCL", "nccl", "coordination"))
+        if isinstance(error, ProcessLost) or not broken:
+            raise
+        raise ProcessLost(
+            f"process {jax.process_index()} has lost another process of this fit (see what the others print, and whether one was "
+            "killed); start all of them again: with checkpoint= the fit goes on from its last checkpoint, also over another "
+            f"number of processes. {str(error).splitlines()[0][:200]}"
+        ) from error
+
+
+@contextlib.contextmanager
+def together(several: bool) -> Iterator[None]:
+    """What one process raises, all raise: none waits for one that has given up. With one process nothing is done."""
+    if not several:
+        yield
+        return
+    own: Exception | None = None
+    try:
+        yield
+    except Exception as error:
+        own = error
+    text = "" if own is None else f"{type(own).__name__}: {own}"
+    told = np.zeros(SENTENCE, np.uint8)
+    data = np.frombuffer(text.encode()[:SENTENCE], np.uint8)
+    told[: len(data)] = data
+    every = everyones(told)
+    if own is not None:
+        raise own
+    for process, sentence in enumerate(every):
+        if sentence.any():
+            raise RuntimeError(f"process {process} gave up: {bytes(sentence[sentence > 0]).decode(errors='replace')}")
+
+
+def check_alike(data: PyTree, *settings: Any) -> None:
+    """Raises: ValueError: the units of the processes have other names, shapes or types, or their calls other settings."""
+    units = str([(str(path), str(leaf.dtype), leaf.shape[1:]) for path, leaf in jax.tree_util.tree_flatten_with_path(data)[0]])
+    numbers = [zlib.crc32(text.encode()) for text in (units, *map(str, settings))]
+    every = everyones(np.array(numbers, np.int64))
+    for place, what in enumerate(["names, shapes or types of the units", *("settings of the fit" for _ in settings)]):
+        other = np.flatnonzero(every[:, place] != every[0, place])
+        if other.size:
+            raise ValueError(f"{what} differ between processes 0 and {other[0]}: every process makes the same call on data alike")
+
+
+class Part:
+    """One process's part of the batches of mini-batch fits."""
+
+    def __init__(self, share: Share, b: int) -> None:
+        self.share = share
+        mean = b * max(share.sizes) / share.n
+        self.b = rung(int(min(b, mean + 6 * mean**0.5 + 1)))
+
+    def own(self, ids: np.ndarray) -> np.ndarray:
+        """Of batches (runs, T, b) this process's units, by its own numbers, in as many places as that takes in any process.
+        Places to spare have numbers beyond its units, each another one."""
+        share = self.share
+        owners = share.owners(ids)
+        most = max(int((owners == process).sum(axis=-1).max()) for process in range(len(share.sizes)))
+        self.b = max(self.b, rung(most))
+        mine = owners == share.index
+        order = np.argsort(~mine, axis=-1, kind="stable")[..., : self.b]
+        kept = np.take_along_axis(ids - share.first, order, -1)
+        spare = ~np.take_along_axis(mine, order, -1)
+        if kept.shape[-1] < self.b:
+            more = ((0, 0), (0, 0), (0, self.b - kept.shape[-1]))
+            kept, spare = np.pad(kept, more), np.pad(spare, more, constant_values=True)
+        return np.where(spare, share.size + np.arange(kept.size).reshape(kept.shape), kept).astype(np.int32)
+
+    def names(self, own: np.ndarray) -> np.ndarray:
+        """The numbers that units have among those of all processes; that of none for places to spare."""
+        share = self.share
+        return np.where(own < share.size, own + share.first, share.n).astype(np.int32)
+
+    def spread(self, tree: PyTree, axis: int) -> PyTree:
+        """As one array over all processes."""
+        return jax.tree.map(lambda leaf: self.share.spread(leaf, axis, leaf.shape[axis]), tree)
+
+    def local(self, tree: PyTree, axis: int) -> PyTree:
+        """This process's part of it."""
+        return jax.tree.map(lambda leaf: self.share.own(leaf, axis, leaf.shape[axis] // len(self.share.sizes)), tree)
+
+
+class Shard:
+    """The units of this process as data of a fit over all: what `margaux.shard` returns.
+
+    Attributes:
+        data: pytree of arrays, this process's units on the leading axis. share: which of all they are.
+    """
+
+    def __init__(self, data: PyTree, share: Share) -> None:
+        self.data, self.share = data, share
+
+    def __repr__(self) -> str:
+        last = self.share.first + self.share.size
+        return f"Shard(units {self.share.first} to {last - 1} of {self.share.n}, process {self.share.index})"
+
+
+def split(data: Any) -> tuple[PyTree, Share | None]:
+    """Data and the share that they are, None of one process's."""
+    return (data.data, data.share) if isinstance(data, Shard) else (data, None)
