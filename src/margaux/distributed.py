@@ -16,6 +16,9 @@ from jaxtyping import PyTree
 from .engine.share import Shard, Share, everyones, together
 from .engine.validate import check_data
 
+#: what the schedulers that jax knows set in the environment of a process
+SCHEDULERS = ("SLURM_STEP_NODELIST", "OMPI_MCA_orte_hnp_uri", "JOB_COMPLETION_INDEX", "TPU_WORKER_HOSTNAMES")
+
 
 def initialize(
     coordinator_address: str | None = None, num_processes: int | None = None, process_id: int | None = None, **settings: Any
@@ -34,16 +37,12 @@ def initialize(
     Raises:
         RuntimeError: jax has computed something already, or the others cannot be reached.
     """
-    from jax._src.clusters import ClusterEnv  # the schedulers that jax knows
-
     env = os.environ
     address = coordinator_address or env.get("JAX_COORDINATOR_ADDRESS")
     count = num_processes if num_processes is not None else _whole(env.get("JAX_NUM_PROCESSES"))
     index = process_id if process_id is not None else _whole(env.get("JAX_PROCESS_ID"))
-    scheduled = any(cluster.is_env_present() for cluster in ClusterEnv._cluster_types)
-    if address is None and count is None and not scheduled:
-        return
-    if count == 1:
+    scheduled = any(name in env for name in SCHEDULERS)
+    if count == 1 or (address is None and count is None and not scheduled):
         return
     settings.setdefault("heartbeat_timeout_seconds", 30)
     jax.distributed.initialize(address, count, index, **settings)

@@ -175,7 +175,10 @@ def apart(carry: Carry) -> tuple[tuple[PyTree, PyTree], Carry]:
 
 def of_process(carry: Carry, share: Share | None) -> Carry:
     """With what is the same in all processes as this one's arrays."""
-    return carry if share is None else Carry(*share.here(carry[:3]), carry.rows)
+    if share is None:
+        return carry
+    params, state, average = share.here((carry.params, carry.state, carry.average))
+    return Carry(params, state, average, carry.rows)
 
 
 def may_be_padded(job: Job) -> bool:

@@ -36,7 +36,7 @@ from .rows import check_place, row_bytes
 from .settings import FitSettings
 from .settling import has_settled
 from .sharding import placed, units_mesh
-from .share import split, together
+from .share import Share, split, together
 from .validate import check_data, check_distinct, check_key, check_model, check_params, check_same, check_types, whole
 
 if TYPE_CHECKING:
@@ -49,15 +49,17 @@ _STARTS = INIT - 3
 class Job:
     """What is fixed in a fit, and the state that moves."""
 
+    #: of several processes, this one's units
+    share: Share | None = None
+
     def __init__(
         self, model: AbstractModel, data: PyTree, algorithm: AbstractAlgorithm, estep: AbstractEStep, asked: FitSettings
     ) -> None:
         """Raises: TypeError, ValueError: bad input, before anything is compiled."""
         check_types(model, algorithm, estep, asked.average)
         data, self.share = split(data)
-        #: units of this process, and of all
-        self.held = check_data(data)
-        self.n = self.held if self.share is None else self.share.n
+        held = check_data(data)
+        self.n = held if self.share is None else self.share.n
         check_params(asked.params)
         self.n_iter = whole("n_iter", asked.n_iter, 1)
         self.batch_size = None if asked.batch_size is None else whole("batch_size", asked.batch_size, 1)
@@ -111,6 +113,11 @@ class Job:
         self.params0, self.raw_data = as_floats, data
         self.pauses: list[int] = []
         self.k, self.traces, self.timings, self.compiled = 0, [], {"compile": 0.0, "run": 0.0}, False
+
+    @property
+    def held(self) -> int:
+        """Units of this process."""
+        return self.n if self.share is None else self.share.size
 
     # -- before the loop ------------------------------------------------------------------------
 
