@@ -6,7 +6,7 @@ import pytest
 from test_pln import case
 
 from margaux import PLNPCA
-from margaux.families.pln import answers, filling, fitting, importance, inference, weighted
+from margaux.families.pln import answers, closed, filling, fitting, importance, inference, weighted
 from margaux.families.pln.fitting import Sweeps
 from margaux.families.pln.proposals import PROPOSALS, Plan
 from margaux.families.pln.start import by_log_counts
@@ -16,7 +16,7 @@ PROGRAMS = (
     fitting._whole,
     importance._drawn,
     importance.curvature,
-    inference._complete,
+    closed._complete,
     inference._louis,
     inference._expected_rates,
     inference._hidden,

@@ -12,7 +12,7 @@ from test_pln_inference import P1, P2, quadrature
 import margaux as mx
 from margaux.algorithms.base import Algorithm
 from margaux.algorithms.memory import NoMemory
-from margaux.families.pln import inference, refinement
+from margaux.families.pln import closed, refinement
 from margaux.families.pln.ascent import ConditionalScore, InformationAscent, decrement, preconditioned, two_levels
 from margaux.families.pln.conditional import VARIANTS, ConditionalSampling
 from margaux.families.pln.counts import Counts
@@ -49,7 +49,7 @@ def ascent(update, moments=True):
 
 def information(design, solution):
     C, x, m = (np.asarray(leaf, float) for leaf in (solution.loadings.C, design.x, solution.posterior.mean))
-    return two_levels(inference.complete(design, solution.loadings, solution.posterior), C, x, m)
+    return two_levels(closed.complete(design, solution.loadings, solution.posterior), C, x, m)
 
 
 def test_log_joint_is_that_of_the_model(p2):

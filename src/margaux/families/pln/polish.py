@@ -21,10 +21,11 @@ from jaxtyping import Float
 
 from .answers import settled
 from .ascent import dense, inverse_diagonal, preconditioned, two_levels
+from .closed import complete, observed
 from .fitting import Design
 from .growth import PROPOSAL, Adapted, adapted, first_draws
 from .importance import Marginal, marginal, scores
-from .inference import affordable, complete, louis, rotations
+from .inference import affordable, rotations
 from .proposals import Plan
 from .variational import Loadings, Posterior
 
@@ -110,7 +111,7 @@ def polish(design: Design, loadings: Loadings, posterior: Posterior, seed: int =
     draws = first_draws(n, p, 1 << int(np.ceil(np.log2(np.clip(TELLING / p, 64, 256)))))
     begun = adapted(design, loadings, posterior, PROPOSAL, plan)
     start, about, own = begun
-    information = informed(design, loadings, posterior, seed)
+    information = informed(design, loadings, posterior)
     place, value, rows, made, share = loadings, start, [], 0, 1.0
     known = np.inf
     while True:
@@ -137,7 +138,7 @@ def polish(design: Design, loadings: Loadings, posterior: Posterior, seed: int =
             break
         # A step that leaves more than a third of the way was made by another information than that of here.
         if gap.off > known / 3:
-            information = informed(design, place, about, seed)
+            information = informed(design, place, about)
             gap = distance(design, place, about, information, Plan(draws, REPLICATES, True, seed + 7))
         there = _moved(place, gap.step, share)
         around = _about(design, there, about, own)
@@ -186,15 +187,14 @@ def _size(replicates: Float[np.ndarray, "R m"]) -> tuple[float, float]:
     return float(np.linalg.norm(replicates.mean(axis=0))), float(np.linalg.norm(replicates.std(axis=0, ddof=1)) / np.sqrt(count))
 
 
-def informed(design: Design, loadings: Loadings, posterior: Posterior, seed: int = 0) -> Information:
+def informed(design: Design, loadings: Loadings, posterior: Posterior) -> Information:
     """The information at an estimate."""
     (k, p), q, n = loadings.B.shape, loadings.C.shape[1], design.counts.n
     C = np.asarray(loadings.C, float)
-    known = complete(design, loadings, posterior)
+    few = affordable(n, p * (k + q)) is not None
+    known, whole = observed(design, loadings, posterior) if few else (complete(design, loadings, posterior), None)
     levels = two_levels(known, C, *(np.asarray(leaf, float) for leaf in (design.x, posterior.mean)))
-    order = p * (k + q)
-    if plan := affordable(n, order, seed):
-        whole = louis(design, loadings, posterior, plan, PROPOSAL)
+    if whole is not None:
         return _of_louis(whole, dense(levels, C, k) / n, rotations(C, k), (p, k + q), k)
     sd = np.sqrt(inverse_diagonal(levels, C, k) / n)
 
