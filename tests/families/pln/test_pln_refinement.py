@@ -17,10 +17,11 @@ from margaux.families.pln.ascent import ConditionalScore, InformationAscent, dec
 from margaux.families.pln.conditional import VARIANTS, ConditionalSampling
 from margaux.families.pln.counts import Counts
 from margaux.families.pln.fitting import Design
-from margaux.families.pln.importance import marginal, score, scores
+from margaux.families.pln.importance import marginal
 from margaux.families.pln.model import PLN, SparseRows, units
 from margaux.families.pln.proposals import Plan
 from margaux.families.pln.refinement import Refinement, paper, refine
+from margaux.families.pln.scoring import score, scores
 from margaux.families.pln.variational import Loadings, Posterior
 
 pytestmark = pytest.mark.usefixtures("double")

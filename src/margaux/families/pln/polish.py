@@ -24,9 +24,10 @@ from .ascent import dense, inverse_diagonal, preconditioned, two_levels
 from .closed import complete, observed
 from .fitting import Design
 from .growth import PROPOSAL, Adapted, adapted, first_draws
-from .importance import Marginal, marginal, scores
+from .importance import Marginal, marginal
 from .inference import affordable, rotations
 from .proposals import Plan
+from .scoring import Scoring
 from .variational import Loadings, Posterior
 
 if TYPE_CHECKING:
@@ -114,8 +115,14 @@ def polish(design: Design, loadings: Loadings, posterior: Posterior, seed: int =
     information = informed(design, loadings, posterior)
     place, value, rows, made, share = loadings, start, [], 0, 1.0
     known = np.inf
+
+    def scoring(place: Loadings, about: Posterior) -> Scoring:
+        return Scoring(design, place, about, PROPOSAL, Plan(replicates=REPLICATES, seed=seed + 7))
+
+    here = scoring(place, about)
+    found = here.by(draws)
     while True:
-        gap = distance(design, place, about, information, Plan(draws, REPLICATES, True, seed + 7))
+        gap = distance(place, information, found)
         rows.append(
             {
                 "epoch": float(made),
@@ -133,13 +140,14 @@ def polish(design: Design, loadings: Loadings, posterior: Posterior, seed: int =
             if gap.error <= NOISE or times * draws > MOST or times * draws * REPLICATES * n * p > WORK:
                 break
             draws, known = times * draws, np.inf
+            found = here.by(draws)
             continue
         if made >= steps:
             break
         # A step that leaves more than a third of the way was made by another information than that of here.
         if gap.off > known / 3:
             information = informed(design, place, about)
-            gap = distance(design, place, about, information, Plan(draws, REPLICATES, True, seed + 7))
+            gap = distance(place, information, found)
         there = _moved(place, gap.step, share)
         around = _about(design, there, about, own)
         new = marginal(design, there, around, PROPOSAL, plan)
@@ -151,19 +159,20 @@ def polish(design: Design, loadings: Loadings, posterior: Posterior, seed: int =
                 break
             continue
         place, about, value, share, known = there, around, new, min(2 * share, 1.0), gap.off
+        here = scoring(place, about)
+        found = here.by(draws)
     rise, noise = _rise(start, value)
     reached = Adapted(value, about, own)
     if made and not rise >= -max(2 * noise, FALL):
         place, made, rise, noise, reached = loadings, 0, 0.0, 0.0, begun
-        gap = distance(design, place, begun.about, information, Plan(draws, REPLICATES, True, seed + 7))
+        gap = distance(place, information, scoring(place, begun.about).by(draws))
     moved = settled(design, place) if made else posterior
     end = End(gap.off, gap.error, information.smallest, rise, noise, made)
     return Polished(place, moved, pd.DataFrame(rows), end, reached)
 
 
-def distance(design: Design, loadings: Loadings, posterior: Posterior, information: Information, plan: Plan) -> Distance:
-    """How far the maximum is."""
-    found = scores(design, loadings, posterior, PROPOSAL, plan)
+def distance(loadings: Loadings, information: Information, found: list[dict]) -> Distance:
+    """How far the maximum is, by replicates of the score."""
     every = [jax.tree.map(np.asarray, information.solve(loadings, s)) for s in found]
     scaled = np.stack([_flat(*map(np.divide, each, information.sd)) for each in every])
     off = float(np.max(np.abs(scaled.mean(axis=0))))

@@ -30,9 +30,10 @@ from .closed import complete
 from .conditional import VARIANTS, ConditionalSampling
 from .fitting import Design
 from .growth import first_draws
-from .importance import marginal, scores
+from .importance import marginal
 from .model import PLN, units
 from .proposals import Plan
+from .scoring import scores
 from .variational import Loadings, Posterior
 
 if TYPE_CHECKING:
