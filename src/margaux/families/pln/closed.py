@@ -20,7 +20,7 @@ from .variational import Loadings, Posterior, Units, rates
 
 
 def complete(design: Design, loadings: Loadings, posterior: Posterior) -> Float[np.ndarray, "p u u"]:
-    r"""$\sum_iE[A_{ij}u_{ij}u_{ij}^\top]$ for each feature, u = (x, w): the information of $(b_j, c_j)$ were the latents known."""
+    r"""$\sum_iE[A_{ij}u_{ij}u_{ij}^\top]$ for each feature, u = (x, w): the information of $(b_j, c_j)$, were latents known."""
     k, p = loadings.B.shape
     size = k + loadings.C.shape[1]
     total = np.zeros((p, size, size))
@@ -87,7 +87,7 @@ def _observed(loadings: Loadings, units: Units, gaussian: Posterior, y: Array) -
 
 
 def _tilted(loadings: Loadings, units: Units, gaussian: Posterior) -> tuple[Array, Array, Array]:
-    """Rates (b, p), the means of u weighted by each (b, p, u), and the sum of `complete`: weighted by its rate, a Gaussian moves by
+    """Rates (b, p), the means of u weighted by each (b, p, u), and the sum of `complete`: a Gaussian weighted by a rate moves by
     S c and keeps its covariance matrix."""
     A, C, x = rates(loadings, gaussian, units), loadings.C, units.x
     mean = gaussian.mean[:, None] + jnp.einsum("bij,pj->bpi", symmetric(gaussian.spread), C)

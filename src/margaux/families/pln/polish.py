@@ -5,8 +5,8 @@ $$\max_j\big|(I^{-1}s)_j\big| / \sigma_j$$
 standard errors, known up to the error of s. Newton steps from fixed draws (common random numbers) make it small, and draws are
 added until that error is small as well: the maximum then is that of the likelihood, not of the draws.
 
-The information is that of Louis (1982) where its order d = p(k + q) allows, else the two levels of `ascent.Information`, which
-come close where many features tell the latents.
+The information is that of Louis (1982), in closed form, where its order d = p(k + q) allows, else the two levels of
+`ascent.Information`, which come close where many features tell the latents.
 """
 
 from __future__ import annotations
@@ -223,21 +223,24 @@ def _of_louis(
 ) -> Information:
     """Louis' information in the metric of its approximation by two levels, where it is about one; rotations are held.
 
-    Draws lose it where the latents can take up nearly all of a change, and there the approximation is good.
+    It is lost where the latents can take up nearly all of a change, and there the approximation is good.
     """
     p, u = shape
     root = np.linalg.cholesky(levels + 1e-12 * np.trace(levels) / len(levels) * np.eye(len(levels)))
     held = np.linalg.qr(np.linalg.solve(root, free))[0]
-    beside = np.eye(len(root)) - held @ held.T
-    values, vectors = np.linalg.eigh(beside @ (root.T @ whole @ root) @ beside + held @ held.T)
-    inverse = root @ ((vectors / np.maximum(np.abs(values), LEAST)) @ vectors.T - held @ held.T) @ root.T
+    inner = root.T @ whole @ root
+    pulled = inner @ held
+    crossed = pulled @ held.T
+    values, vectors = np.linalg.eigh(inner - crossed - crossed.T + held @ (held.T @ pulled + np.eye(held.shape[1])) @ held.T)
+    own, free, scale = root @ vectors, root @ held, np.maximum(np.abs(values), LEAST)
 
     def solve(loadings: Loadings, s: dict) -> Loadings:
         both = np.concatenate([np.asarray(s["B"]).T, np.asarray(s["C"])], axis=1)
-        step = (inverse @ both.ravel()).reshape(p, u)
-        return _split(step, k)
+        step = own @ ((own.T @ both.ravel()) / scale) - free @ (free.T @ both.ravel())
+        return _split(step.reshape(p, u), k)
 
-    sd = np.sqrt(np.maximum(np.diag(inverse), np.finfo(float).tiny)).reshape(p, u)
+    variance = np.sum(own**2 / scale, axis=1) - np.sum(free**2, axis=1)
+    sd = np.sqrt(np.maximum(variance, np.finfo(float).tiny)).reshape(p, u)
     return Information(solve, _split(sd, k), float(values[0]))
 
 

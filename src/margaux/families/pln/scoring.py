@@ -20,6 +20,8 @@ from .weighted import CHUNK, Weighted, nothing, span_score, weighted, width
 
 #: rows of a net of which some are taken; numbers that are kept for draws to be added to, at most
 NET, KEPT = 1 << 12, 1 << 24
+#: features up to which expectations to first order are in closed form: they take pairs of them
+NARROW = 512
 #: parts of a table at least, for threads to share, and the units of one that are worth it
 PARTS, UNITS = 4, 16
 
@@ -60,8 +62,9 @@ class Scoring:
         self, design: Design, loadings: Loadings, posterior: Posterior, proposal: Proposal | str, plan: Plan, control: bool = True
     ) -> None:
         self.design, self.loadings, self.posterior = design, loadings, posterior
-        self.proposal, self.plan, self.control = chosen(proposal), plan, control
-        n, wide = design.counts.n, width(*loadings.C.shape, control)
+        n, (p, q) = design.counts.n, loadings.C.shape
+        self.proposal, self.plan, self.control = chosen(proposal), plan, (2 if p <= NARROW else 1) if control else 0
+        wide = width(p, q, self.control)
         self.size = min(BLOCK // wide, max(-(-n // PARTS), UNITS))
         self.kept = list(self._blocks()) if plan.sobol and n * wide * plan.replicates <= KEPT else None
         self.visited, self.sums = 0, {}  # type: int, dict[tuple[int, int], Sums]
