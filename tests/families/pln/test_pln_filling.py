@@ -110,7 +110,7 @@ def test_programs_serve_tables_of_a_similar_size():
     assert [after - first for first, after in zip(none, before, strict=True)] == [1, 4, 1, 1, 2, 1, 1, 1, 1]
 
 
-@pytest.mark.parametrize("features", [0, 512], ids=["of first order", "of second order"])
+@pytest.mark.parametrize("features", [0, 256], ids=["of first order", "of second order"])
 def test_draws_that_are_added_say_what_all_of_them_at_once_do(monkeypatch, features):
     with jax.enable_x64(True):
         design, *_ = case(4, 40, 9, 2, 0.6, 0.5, 2, True)

@@ -87,8 +87,8 @@ def _observed(loadings: Loadings, units: Units, gaussian: Posterior, y: Array) -
 
 
 def _tilted(loadings: Loadings, units: Units, gaussian: Posterior) -> tuple[Array, Array, Array]:
-    """Rates (b, p), the means of u weighted by each (b, p, u), and the sum of `complete`: a Gaussian weighted by a rate moves by
-    S c and keeps its covariance matrix."""
+    """Rates (b, p), the means of u weighted by each (b, p, u), and the sum of `complete`: a Gaussian weighted by a rate moves
+    by S c and keeps its covariance matrix."""
     A, C, x = rates(loadings, gaussian, units), loadings.C, units.x
     mean = gaussian.mean[:, None] + jnp.einsum("bij,pj->bpi", symmetric(gaussian.spread), C)
     u = jnp.concatenate([jnp.broadcast_to(x[:, None], (*A.shape, x.shape[1])), mean], axis=2)

@@ -109,7 +109,7 @@ def polish(design: Design, loadings: Loadings, posterior: Posterior, seed: int =
     n, p = design.counts.n, design.counts.p
     plan = Plan(first_draws(n, p), 8, True, seed)
     # Posteriors come closer to Gaussians, which scores are told by, as features are more.
-    draws = first_draws(n, p, 1 << int(np.ceil(np.log2(np.clip(TELLING / p, 64, 256)))))
+    draws = first_draws(n, p, 1 << int(np.ceil(np.log2(np.clip(TELLING / p, 64, 512)))))
     begun = adapted(design, loadings, posterior, PROPOSAL, plan)
     start, about, own = begun
     information = informed(design, loadings, posterior)

@@ -16,12 +16,12 @@ from .fitting import Design
 from .importance import BLOCK, Block, blocks, random_bits
 from .proposals import Plan, Proposal, chosen, nets
 from .variational import Loadings, Posterior
-from .weighted import CHUNK, Weighted, nothing, span_score, weighted, width
+from .weighted import CHUNK, Sums, Weighted, nothing, span_score, weighted, width
 
 #: rows of a net of which some are taken; numbers that are kept for draws to be added to, at most
 NET, KEPT = 1 << 12, 1 << 24
 #: features up to which expectations to first order are in closed form: they take pairs of them
-NARROW = 512
+NARROW = 256
 #: parts of a table at least, for threads to share, and the units of one that are worth it
 PARTS, UNITS = 4, 16
 
@@ -35,7 +35,8 @@ def score(
 
     With `control`, the expectation of $h = A_{ij}(1, w_i)$ or $w_i$ is that under $g = N(\mu_i, S_i)$, in closed form, plus
     $\sum_r(\omega_r - \omega^g_r)h(v_r)$, where $\omega^g_r$ are the self-normalised weights of g, 1/N where g is the proposal.
-    What is left to the draws is the difference of $p(\cdot\mid y_i)$ from g.
+    What is left to the draws is the difference of $p(\cdot\mid y_i)$ from g; with up to `NARROW` features, only what is of second
+    order in it (see `margaux.families.pln.weighted.weighted`).
     """
     found = scores(design, loadings, posterior, proposal, plan, control)
 
@@ -67,7 +68,8 @@ class Scoring:
         wide = width(p, q, self.control)
         self.size = min(BLOCK // wide, max(-(-n // PARTS), UNITS))
         self.kept = list(self._blocks()) if plan.sobol and n * wide * plan.replicates <= KEPT else None
-        self.visited, self.sums = 0, {}  # type: int, dict[tuple[int, int], Sums]
+        self.visited = 0
+        self.sums: dict[tuple[int, int], Sums] = {}
 
     def by(self, draws: int) -> list[dict[str, Array]]:
         """By that many draws, no fewer than before."""
