@@ -36,8 +36,8 @@ class Weighted(NamedTuple):
 
 class Sums(NamedTuple):
     r"""Over the draws of each unit so far, by its ratios and by those of g, each divided by the largest, of logarithm `top`,
-    and by the latter times $\phi$: of 1, $v - \mu$ and its products in packed form, of the rates times 1 and $v - \mu$; and of the
-    squares of the first."""
+    and by the latter times $\phi$: of 1, $v - \mu$ and its products in packed form, of the rates times 1 and $v - \mu$; and of
+    the squares of the first."""
 
     top: Float[Any, "b f"]
     moments: Float[Any, "b s m"]
@@ -75,9 +75,9 @@ def weighted(
 
     With a `control` of 1, an expectation is that under $g = N(\mu_i, S_i)$, in closed form, plus $\sum_r(\omega_r -
     \omega^g_r)h(v_r)$, where $\omega^g_r$ are the self-normalised weights of g, 1/N where g is the proposal. What is left to
-    the draws is the difference of $p(\cdot\mid y_i)$ from g. With 2, what this is to first order, the covariance of h under g with
-    $\phi = \log p(y_i, \cdot) - \log g$, is in closed form too, and taken off by the draws, where $\phi$ varies by less than
-    `SMALL`: what is left is of second order in $\phi$.
+    the draws is the difference of $p(\cdot\mid y_i)$ from g. With 2, what this is to first order, the covariance of h under g
+    with $\phi = \log p(y_i, \cdot) - \log g$, is in closed form too, and taken off by the draws, where the variance of $\phi$ is
+    below `SMALL`: what is left is of second order in $\phi$.
 
     Args:
         sums: of the draws that were visited, to be returned with the others; without them, none are, and none are kept.
