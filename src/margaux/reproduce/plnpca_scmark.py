@@ -48,15 +48,17 @@ from margaux.algorithms.updates import AbstractUpdate, Ascent
 from margaux.engine.outcome import RESULTS
 from margaux.families.pln.answers import settled
 from margaux.families.pln.ascent import ConditionalScore, InformationAscent, two_levels
+from margaux.families.pln.closed import complete
 from margaux.families.pln.conditional import VARIANTS, ConditionalSampling
 from margaux.families.pln.counts import Counts
 from margaux.families.pln.fitting import Design
-from margaux.families.pln.importance import marginal, score
-from margaux.families.pln.inference import complete, standard_errors
+from margaux.families.pln.importance import marginal
+from margaux.families.pln.inference import standard_errors
 from margaux.families.pln.model import PLN, units
 from margaux.families.pln.proposals import Plan
 from margaux.families.pln.refinement import Refinement, paper, refine
 from margaux.families.pln.restarts import Search, best_of
+from margaux.families.pln.scoring import score
 from margaux.families.pln.table import read
 from margaux.families.pln.variational import Loadings, Posterior
 from margaux.numerics.precision import precision

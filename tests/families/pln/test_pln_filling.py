@@ -6,7 +6,7 @@ import pytest
 from test_pln import case
 
 from margaux import PLNPCA
-from margaux.families.pln import answers, filling, fitting, importance, inference, weighted
+from margaux.families.pln import answers, closed, filling, fitting, importance, inference, scoring, weighted
 from margaux.families.pln.fitting import Sweeps
 from margaux.families.pln.proposals import PROPOSALS, Plan
 from margaux.families.pln.start import by_log_counts
@@ -16,7 +16,7 @@ PROGRAMS = (
     fitting._whole,
     importance._drawn,
     importance.curvature,
-    inference._complete,
+    closed._complete,
     inference._louis,
     inference._expected_rates,
     inference._hidden,
@@ -86,12 +86,12 @@ def test_scores_of_many_draws_are_those_of_all_draws_at_once(monkeypatch):
         loadings, posterior = by_log_counts(design, 2)
 
         def scores(control, name, plan):
-            return importance.scores(design, loadings, posterior, PROPOSALS[name], plan, control)
+            return scoring.scores(design, loadings, posterior, PROPOSALS[name], plan, control)
 
         plans = [(True, "student", Plan(512, 1)), (False, "vem mixture", Plan(256, 2, sobol=False))]
         chunks = [scores(*plan) for plan in plans]
         monkeypatch.setattr(weighted, "CHUNK", 1 << 10)
-        monkeypatch.setattr(importance, "NET", 1)
+        monkeypatch.setattr(scoring, "NET", 1)
         compiling.forget()
         for few, plan in zip(chunks, plans, strict=True):
             for one, two in zip(few, scores(*plan), strict=True):
@@ -108,3 +108,20 @@ def test_programs_serve_tables_of_a_similar_size():
     assert [program.programs() for program in PROGRAMS] == before
     # Draws are of two proposals, for all units and for some; scores are of no more draws than a chunk has, and of more.
     assert [after - first for first, after in zip(none, before, strict=True)] == [1, 4, 1, 1, 2, 1, 1, 1, 1]
+
+
+@pytest.mark.parametrize("features", [0, 256], ids=["of first order", "of second order"])
+def test_draws_that_are_added_say_what_all_of_them_at_once_do(monkeypatch, features):
+    with jax.enable_x64(True):
+        design, *_ = case(4, 40, 9, 2, 0.6, 0.5, 2, True)
+        loadings, posterior = by_log_counts(design, 2)
+        monkeypatch.setattr(scoring, "NARROW", features)
+        plan = Plan(replicates=2)
+        growing = scoring.Scoring(design, loadings, posterior, "student", plan)
+        steps = [growing.by(draws) for draws in (64, 128, 512)]
+        monkeypatch.setattr(scoring, "KEPT", 0)
+        anew = scoring.Scoring(design, loadings, posterior, "student", plan)
+        for draws, found in zip((64, 128, 512), steps, strict=True):
+            for added, at_once in zip(found, anew.by(draws), strict=True):
+                for name, leaf in at_once.items():
+                    np.testing.assert_allclose(added[name], leaf, rtol=1e-12, atol=1e-10, err_msg=name)

@@ -16,9 +16,10 @@ from margaux.families.pln import importance, inference
 from margaux.families.pln.answers import settled
 from margaux.families.pln.counts import Counts
 from margaux.families.pln.fitting import Design
-from margaux.families.pln.importance import marginal, score
+from margaux.families.pln.importance import marginal
 from margaux.families.pln.model import PLN
 from margaux.families.pln.proposals import PROPOSALS, Plan, Proposal, chosen, nets
+from margaux.families.pln.scoring import score
 from margaux.families.pln.variational import Loadings, Posterior
 from margaux.numerics.compiling import compiled
 from margaux.numerics.packing import symmetric

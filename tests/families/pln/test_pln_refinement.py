@@ -12,15 +12,16 @@ from test_pln_inference import P1, P2, quadrature
 import margaux as mx
 from margaux.algorithms.base import Algorithm
 from margaux.algorithms.memory import NoMemory
-from margaux.families.pln import inference, refinement
+from margaux.families.pln import closed, inference, refinement, scoring
 from margaux.families.pln.ascent import ConditionalScore, InformationAscent, decrement, preconditioned, two_levels
 from margaux.families.pln.conditional import VARIANTS, ConditionalSampling
 from margaux.families.pln.counts import Counts
 from margaux.families.pln.fitting import Design
-from margaux.families.pln.importance import marginal, score, scores
+from margaux.families.pln.importance import marginal
 from margaux.families.pln.model import PLN, SparseRows, units
 from margaux.families.pln.proposals import Plan
 from margaux.families.pln.refinement import Refinement, paper, refine
+from margaux.families.pln.scoring import score, scores
 from margaux.families.pln.variational import Loadings, Posterior
 
 pytestmark = pytest.mark.usefixtures("double")
@@ -49,7 +50,7 @@ def ascent(update, moments=True):
 
 def information(design, solution):
     C, x, m = (np.asarray(leaf, float) for leaf in (solution.loadings.C, design.x, solution.posterior.mean))
-    return two_levels(inference.complete(design, solution.loadings, solution.posterior), C, x, m)
+    return two_levels(closed.complete(design, solution.loadings, solution.posterior), C, x, m)
 
 
 def test_log_joint_is_that_of_the_model(p2):
@@ -257,6 +258,32 @@ def test_score_of_two_replicates_is_their_mean(p2):
     each = scores(design, loadings, posterior, "vem", Plan(64, 2))
     mean = score(design, loadings, posterior, "vem", Plan(64, 2))
     np.testing.assert_allclose(mean.C, (each[0]["C"] + each[1]["C"]) / 2, atol=1e-10)
+
+
+def test_a_second_control_leaves_less_to_draws(p2, monkeypatch):
+    design, solution = p2
+    loadings, posterior = solution.loadings, Posterior(*solution.posterior)
+    second = scores(design, loadings, posterior, "student", Plan(256, 8))
+    monkeypatch.setattr(scoring, "NARROW", 0)
+    first = scores(design, loadings, posterior, "student", Plan(256, 8))
+    for name in ("B", "C", "slope", "scale"):
+        one, two = (np.stack([np.asarray(each[name]) for each in found]) for found in (first, second))
+        error = one.std(axis=0, ddof=1) / np.sqrt(8)
+        assert np.linalg.norm(two.std(axis=0)) < 0.7 * np.linalg.norm(one.std(axis=0))
+        assert np.linalg.norm(two.mean(axis=0) - one.mean(axis=0)) < 2 * np.linalg.norm(error)
+
+
+def test_louis_information_in_closed_form_is_nearly_that_of_draws(p2):
+    """As a metric of steps: a step of one leaves little of one of the other."""
+    design, solution = p2
+    loadings, posterior = solution.loadings, Posterior(*solution.posterior)
+    drawn = inference.louis(design, loadings, posterior, Plan(2048, 2), "student")
+    own, closely = closed.observed(design, loadings, posterior)
+    np.testing.assert_allclose(own, closed.complete(design, loadings, posterior))
+    free = inference.rotations(np.asarray(loadings.C), len(loadings.B))
+    held = np.mean(np.diag(drawn)) * free @ free.T
+    left = np.linalg.eigvals(np.linalg.solve(closely + held, drawn + held)) - 1
+    assert np.max(np.abs(left)) < 0.3
 
 
 def test_an_ascent_that_diverges_says_so_and_keeps_the_start(p2):

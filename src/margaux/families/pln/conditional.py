@@ -94,8 +94,8 @@ class ConditionalSampling(AbstractEStep):
     def expectations(self, noise: PyTree, params: PyTree, rows: PyTree, batch: PyTree) -> tuple[Weighted, Any, dict[str, Array]]:
         """What the score of a batch needs, the rows moved, and figures to trace."""
         loadings, units, gaussian = self._read(params, rows, batch)
-        count, draws = jnp.asarray(len(units.x)), jnp.asarray(len(self.net))
-        moments = weighted(loadings, units, gaussian, noise, self._net, count, draws, self.proposal, self.control)
+        count, draws = jnp.asarray(len(units.x)), jnp.asarray([0, len(self.net)])
+        moments, _ = weighted(loadings, units, gaussian, noise, self._net, None, count, draws, self.proposal, self.control)
         if self.follow != "nothing":
             rows = rows | {"mean": moments.mean}
         if self.follow == "moments":

@@ -1,4 +1,4 @@
-r"""The marginal likelihood of the Poisson log-normal model of rank q and its score, by importance sampling.
+r"""The marginal likelihood of the Poisson log-normal model of rank q, by importance sampling.
 
 For draws $v_r\sim\nu_i$ with ratios $\rho_r = p(y_i, v_r)/\nu_i(v_r)$, $p(y_i)$ is the mean of the ratios and
 $E[h(w_i)\mid y_i]\approx\sum_r\omega_rh(v_r)$, $\omega_r = \rho_r/\sum_s\rho_s$ (Batardiere, Chiquet, Kwon and Stoehr, eqs. 5
@@ -22,12 +22,11 @@ from .filling import LARGE, Filled, at_zero, emptied, filled
 from .fitting import Design
 from .proposals import LOG_2PI, Plan, Proposal, chosen, nets, proposed
 from .variational import HIGHEST, Loadings, Posterior, Units, product
-from .weighted import CHUNK, span_score, weighted
 
 #: rates and draws that are held at once, at most
 BLOCK, HELD = 1 << 20, 1 << 23
-#: draws of a unit that one call makes, and rows of a net of which some are taken
-DRAWS, NET = 64, 1 << 12
+#: draws of a unit that one call makes
+DRAWS = 64
 #: Newton steps to a mode at most, and the square of the step, in the metric of the curvature, at which they end
 MODE_STEPS, SETTLED = 200, 1e-12
 
@@ -147,64 +146,13 @@ def marginal(
     return found._replace(loglik=found.loglik + constant, logs=found.logs.T + constant)
 
 
-def score(
-    design: Design, loadings: Loadings, posterior: Posterior, proposal: Proposal | str = "vem",
-    plan: Plan = Plan(replicates=1), control: bool = True,  # noqa: B008
-) -> Loadings:  # fmt: skip
-    r"""The gradient of the log-likelihood in (B, C), $\sum_i\sum_j(y_{ij} - E[A_{ij}u_i\mid y_i])$ with $u_i = (x_i, w_i)$ and
-    $A_{ij}$ the rate at $w_i$.
-
-    With `control`, the expectation of $h = A_{ij}(1, w_i)$ or $w_i$ is that under $g = N(\mu_i, S_i)$, in closed form, plus
-    $\sum_r(\omega_r - \omega^g_r)h(v_r)$, where $\omega^g_r$ are the self-normalised weights of g, 1/N where g is the proposal.
-    What is left to the draws is the difference of $p(\cdot\mid y_i)$ from g.
-    """
-    found = scores(design, loadings, posterior, proposal, plan, control)
-
-    def mean(name):
-        return jnp.mean(jnp.stack([each[name] for each in found]), axis=0)
-
-    return Loadings(mean("B"), mean("C"))
-
-
-def scores(
-    design: Design, loadings: Loadings, posterior: Posterior, proposal: Proposal | str = "vem",
-    plan: Plan = Plan(replicates=1), control: bool = True,  # noqa: B008
-) -> list[dict[str, Array]]:  # fmt: skip
-    r"""`score` of each replicate, "B" and "C", and within the span of C "slope", $\sum_ix_iE[w_i]^\top$, and "scale", the lower
-    triangle of $\sum_iE[w_iw_i^\top] - I$."""
-    proposal = chosen(proposal)
-    digits = nets(plan, proposal, loadings.C.shape[1])
-    (p, q), k, dtype = loadings.C.shape, len(loadings.B), loadings.C.dtype
-    pulls = [np.zeros((p, k + q)) for _ in digits]
-    means = [np.zeros((design.counts.n, q), dtype) for _ in digits]
-    spreads = [np.zeros((design.counts.n, q * (q + 1) // 2), dtype) for _ in digits]
-    draws: Any = np.asarray(plan.draws, np.int32)
-    # Nets as long as they get, so that one program serves all numbers of draws.
-    longer = plan.sobol and CHUNK <= plan.draws < NET
-    digits = [at_zero(net, NET) for net in digits] if longer else digits
-    for block in blocks(design, loadings, posterior, proposal, BLOCK // p):
-        (full, units, gaussian), count = block.full, len(block.units.x)
-        for replicate, net in enumerate(digits):
-            bits = at_zero(_bits(plan, replicate, block.span, (plan.draws, net.shape[1])), len(units.x))
-            found = weighted(full, units, gaussian, bits, net, np.asarray(count, np.int32), draws, proposal, control)
-            pulls[replicate] += np.asarray(found.pull)[:p]
-            means[replicate][block.span], spreads[replicate][block.span] = block.emptied((found.mean, found.spread))
-    observed = design.counts.transposed_times(np.asarray(design.x)).T
-    out = []
-    for pull, mean, spread in zip(pulls, means, spreads, strict=True):
-        C = design.counts.transposed_times(mean) - pull[:, k:]
-        slope, scale = span_score(np.asarray(design.x, dtype), mean, spread)
-        out.append({"B": np.asarray(observed - pull[:, :k].T, dtype), "C": np.asarray(C, dtype), "slope": slope, "scale": scale})
-    return out
-
-
 def drawn(block: Block, proposal: Proposal, plan: Plan, net: np.ndarray, replicate: int = 0) -> Draws:
     """Draws of a block of units and their log-ratios, less what is linear in the counts and free of w.
 
     They are made so many at a time, so that one program serves all numbers of draws.
     """
     full, units, gaussian = block.full
-    bits = at_zero(_bits(plan, replicate, block.span, net.shape), len(units.x))
+    bits = at_zero(random_bits(plan, replicate, block.span, net.shape), len(units.x))
     if block.shared and plan.draws < DRAWS:
         net, bits = at_zero(net, DRAWS), bits if plan.sobol else at_zero(bits, len(bits), DRAWS)
     size = min(DRAWS, len(net))
@@ -216,7 +164,7 @@ def drawn(block: Block, proposal: Proposal, plan: Plan, net: np.ndarray, replica
     return Draws(*(np.concatenate(leaf, axis=1)[:, : plan.draws] for leaf in zip(*parts, strict=True)))
 
 
-def _bits(plan: Plan, replicate: int, span: slice, shape: tuple[int, int]) -> np.ndarray:
+def random_bits(plan: Plan, replicate: int, span: slice, shape: tuple[int, int]) -> np.ndarray:
     """Random digits of units: what shifts their net, or all of them. A unit has its own, in whatever block it comes."""
     rows, columns = 1 if plan.sobol else shape[0], shape[1]
     count, words = span.stop - span.start, -(-rows * columns // 2)

@@ -41,6 +41,7 @@ from jaxtyping import Array, Bool, Float
 from ...numerics.compiling import compiled
 from ...numerics.inverse import LEAST, guarded
 from ...numerics.packing import lower_indices, symmetric
+from .closed import complete
 from .filling import at_zero
 from .fitting import Design
 from .importance import BLOCK, Block, Draws, blocks, conditional, drawn
@@ -240,17 +241,6 @@ def variational(design: Design, loadings: Loadings, posterior: Posterior) -> Flo
     return total.reshape(p, k, k)
 
 
-def complete(design: Design, loadings: Loadings, posterior: Posterior) -> Float[np.ndarray, "p u u"]:
-    r"""$\sum_iE[A_{ij}u_{ij}u_{ij}^\top]$ for each feature, u = (x, w), under the variational posterior: the information of
-    $(b_j, c_j)$ were the latents known."""
-    k, p = loadings.B.shape
-    size = k + loadings.C.shape[1]
-    total = np.zeros((p, size, size))
-    for block in blocks(design, loadings, posterior, PROPOSALS["vem"], 4 * BLOCK // (p * size)):
-        total += np.asarray(_complete(*block.full))[:p]
-    return total
-
-
 def louis(
     design: Design, loadings: Loadings, posterior: Posterior, plan: Plan = LOUIS, proposal: Proposal | str = "vem"
 ) -> Float[np.ndarray, "t t"]:
@@ -313,16 +303,6 @@ def _louis(loadings: Loadings, units: Units, y: Array, draws: Draws) -> tuple[Ar
     score = score - jnp.einsum("bn,bnt->bt", weight, score)[:, None]
     rows, score = (leaf.reshape(*leaf.shape[:2], len(C), -1) for leaf in (rows, jnp.sqrt(weight)[..., None] * score))
     return own, rows, score
-
-
-@compiled
-def _complete(loadings: Loadings, units: Units, gaussian: Posterior) -> Array:
-    """Weighted by its rate, a Gaussian moves by S c and keeps its covariance matrix."""
-    A, C, x = rates(loadings, gaussian, units), loadings.C, units.x
-    tilted = gaussian.mean[:, None] + jnp.einsum("bij,pj->bpi", symmetric(gaussian.spread), C)
-    u = jnp.concatenate([jnp.broadcast_to(x[:, None], (*A.shape, x.shape[1])), tilted], axis=2)
-    spread = symmetric(A.T @ gaussian.spread)
-    return jnp.einsum("bp,bpu,bpv->puv", A, u, u).at[:, x.shape[1] :, x.shape[1] :].add(spread)
 
 
 @compiled

@@ -5,8 +5,8 @@ $$\max_j\big|(I^{-1}s)_j\big| / \sigma_j$$
 standard errors, known up to the error of s. Newton steps from fixed draws (common random numbers) make it small, and draws are
 added until that error is small as well: the maximum then is that of the likelihood, not of the draws.
 
-The information is that of Louis (1982) where its order d = p(k + q) allows, else the two levels of `ascent.Information`, which
-come close where many features tell the latents.
+The information is that of Louis (1982), in closed form, where its order d = p(k + q) allows, else the two levels of
+`ascent.Information`, which come close where many features tell the latents.
 """
 
 from __future__ import annotations
@@ -21,11 +21,13 @@ from jaxtyping import Float
 
 from .answers import settled
 from .ascent import dense, inverse_diagonal, preconditioned, two_levels
+from .closed import complete, observed
 from .fitting import Design
 from .growth import PROPOSAL, Adapted, adapted, first_draws
-from .importance import Marginal, marginal, scores
-from .inference import affordable, complete, louis, rotations
+from .importance import Marginal, marginal
+from .inference import affordable, rotations
 from .proposals import Plan
+from .scoring import Scoring
 from .variational import Loadings, Posterior
 
 if TYPE_CHECKING:
@@ -107,14 +109,20 @@ def polish(design: Design, loadings: Loadings, posterior: Posterior, seed: int =
     n, p = design.counts.n, design.counts.p
     plan = Plan(first_draws(n, p), 8, True, seed)
     # Posteriors come closer to Gaussians, which scores are told by, as features are more.
-    draws = first_draws(n, p, 1 << int(np.ceil(np.log2(np.clip(TELLING / p, 64, 256)))))
+    draws = first_draws(n, p, 1 << int(np.ceil(np.log2(np.clip(TELLING / p, 64, 512)))))
     begun = adapted(design, loadings, posterior, PROPOSAL, plan)
     start, about, own = begun
-    information = informed(design, loadings, posterior, seed)
+    information = informed(design, loadings, posterior)
     place, value, rows, made, share = loadings, start, [], 0, 1.0
     known = np.inf
+
+    def scoring(place: Loadings, about: Posterior) -> Scoring:
+        return Scoring(design, place, about, PROPOSAL, Plan(replicates=REPLICATES, seed=seed + 7))
+
+    here = scoring(place, about)
+    found = here.by(draws)
     while True:
-        gap = distance(design, place, about, information, Plan(draws, REPLICATES, True, seed + 7))
+        gap = distance(place, information, found)
         rows.append(
             {
                 "epoch": float(made),
@@ -132,13 +140,14 @@ def polish(design: Design, loadings: Loadings, posterior: Posterior, seed: int =
             if gap.error <= NOISE or times * draws > MOST or times * draws * REPLICATES * n * p > WORK:
                 break
             draws, known = times * draws, np.inf
+            found = here.by(draws)
             continue
         if made >= steps:
             break
         # A step that leaves more than a third of the way was made by another information than that of here.
         if gap.off > known / 3:
-            information = informed(design, place, about, seed)
-            gap = distance(design, place, about, information, Plan(draws, REPLICATES, True, seed + 7))
+            information = informed(design, place, about)
+            gap = distance(place, information, found)
         there = _moved(place, gap.step, share)
         around = _about(design, there, about, own)
         new = marginal(design, there, around, PROPOSAL, plan)
@@ -150,19 +159,20 @@ def polish(design: Design, loadings: Loadings, posterior: Posterior, seed: int =
                 break
             continue
         place, about, value, share, known = there, around, new, min(2 * share, 1.0), gap.off
+        here = scoring(place, about)
+        found = here.by(draws)
     rise, noise = _rise(start, value)
     reached = Adapted(value, about, own)
     if made and not rise >= -max(2 * noise, FALL):
         place, made, rise, noise, reached = loadings, 0, 0.0, 0.0, begun
-        gap = distance(design, place, begun.about, information, Plan(draws, REPLICATES, True, seed + 7))
+        gap = distance(place, information, scoring(place, begun.about).by(draws))
     moved = settled(design, place) if made else posterior
     end = End(gap.off, gap.error, information.smallest, rise, noise, made)
     return Polished(place, moved, pd.DataFrame(rows), end, reached)
 
 
-def distance(design: Design, loadings: Loadings, posterior: Posterior, information: Information, plan: Plan) -> Distance:
-    """How far the maximum is."""
-    found = scores(design, loadings, posterior, PROPOSAL, plan)
+def distance(loadings: Loadings, information: Information, found: list[dict]) -> Distance:
+    """How far the maximum is, by replicates of the score."""
     every = [jax.tree.map(np.asarray, information.solve(loadings, s)) for s in found]
     scaled = np.stack([_flat(*map(np.divide, each, information.sd)) for each in every])
     off = float(np.max(np.abs(scaled.mean(axis=0))))
@@ -186,15 +196,14 @@ def _size(replicates: Float[np.ndarray, "R m"]) -> tuple[float, float]:
     return float(np.linalg.norm(replicates.mean(axis=0))), float(np.linalg.norm(replicates.std(axis=0, ddof=1)) / np.sqrt(count))
 
 
-def informed(design: Design, loadings: Loadings, posterior: Posterior, seed: int = 0) -> Information:
+def informed(design: Design, loadings: Loadings, posterior: Posterior) -> Information:
     """The information at an estimate."""
     (k, p), q, n = loadings.B.shape, loadings.C.shape[1], design.counts.n
     C = np.asarray(loadings.C, float)
-    known = complete(design, loadings, posterior)
+    few = affordable(n, p * (k + q)) is not None
+    known, whole = observed(design, loadings, posterior) if few else (complete(design, loadings, posterior), None)
     levels = two_levels(known, C, *(np.asarray(leaf, float) for leaf in (design.x, posterior.mean)))
-    order = p * (k + q)
-    if plan := affordable(n, order, seed):
-        whole = louis(design, loadings, posterior, plan, PROPOSAL)
+    if whole is not None:
         return _of_louis(whole, dense(levels, C, k) / n, rotations(C, k), (p, k + q), k)
     sd = np.sqrt(inverse_diagonal(levels, C, k) / n)
 
@@ -214,21 +223,24 @@ def _of_louis(
 ) -> Information:
     """Louis' information in the metric of its approximation by two levels, where it is about one; rotations are held.
 
-    Draws lose it where the latents can take up nearly all of a change, and there the approximation is good.
+    It is lost where the latents can take up nearly all of a change, and there the approximation is good.
     """
     p, u = shape
     root = np.linalg.cholesky(levels + 1e-12 * np.trace(levels) / len(levels) * np.eye(len(levels)))
     held = np.linalg.qr(np.linalg.solve(root, free))[0]
-    beside = np.eye(len(root)) - held @ held.T
-    values, vectors = np.linalg.eigh(beside @ (root.T @ whole @ root) @ beside + held @ held.T)
-    inverse = root @ ((vectors / np.maximum(np.abs(values), LEAST)) @ vectors.T - held @ held.T) @ root.T
+    inner = root.T @ whole @ root
+    pulled = inner @ held
+    crossed = pulled @ held.T
+    values, vectors = np.linalg.eigh(inner - crossed - crossed.T + held @ (held.T @ pulled + np.eye(held.shape[1])) @ held.T)
+    own, free, scale = root @ vectors, root @ held, np.maximum(np.abs(values), LEAST)
 
     def solve(loadings: Loadings, s: dict) -> Loadings:
         both = np.concatenate([np.asarray(s["B"]).T, np.asarray(s["C"])], axis=1)
-        step = (inverse @ both.ravel()).reshape(p, u)
-        return _split(step, k)
+        step = own @ ((own.T @ both.ravel()) / scale) - free @ (free.T @ both.ravel())
+        return _split(step.reshape(p, u), k)
 
-    sd = np.sqrt(np.maximum(np.diag(inverse), np.finfo(float).tiny)).reshape(p, u)
+    variance = np.sum(own**2 / scale, axis=1) - np.sum(free**2, axis=1)
+    sd = np.sqrt(np.maximum(variance, np.finfo(float).tiny)).reshape(p, u)
     return Information(solve, _split(sd, k), float(values[0]))
 
 

@@ -26,13 +26,14 @@ from ...problem.schedule import Constant, Polynomial
 from ...problem.space import Box
 from .answers import settled
 from .ascent import ConditionalScore, Information, InformationAscent, decrement, two_levels
+from .closed import complete
 from .conditional import VARIANTS, ConditionalSampling
 from .fitting import Design
 from .growth import first_draws
-from .importance import marginal, scores
-from .inference import complete
+from .importance import marginal
 from .model import PLN, units
 from .proposals import Plan
+from .scoring import scores
 from .variational import Loadings, Posterior
 
 if TYPE_CHECKING:
