@@ -41,7 +41,7 @@ from jaxtyping import Array, Bool, Float
 from ...numerics.compiling import compiled
 from ...numerics.inverse import LEAST, guarded
 from ...numerics.packing import lower_indices, symmetric
-from .closed import complete
+from .closed import complete, observed
 from .filling import at_zero
 from .fitting import Design
 from .importance import BLOCK, Block, Draws, blocks, conditional, drawn
@@ -49,7 +49,7 @@ from .leading import hidden_variances
 from .proposals import PROPOSALS, Plan, Proposal, chosen, nets
 from .variational import HIGHEST, Loadings, Posterior, Units, rates
 
-#: draws of a unit behind Louis' information: it moves by less than a thousandth with more
+#: draws of a unit behind Louis' information, at least
 LOUIS = Plan(draws=32, replicates=1)
 
 #: the work n N d^2 up to which Louis' information of order d is made from N draws a unit; draws at most, which units of a few
@@ -83,8 +83,8 @@ def covariance(
     Args:
         kind: see the head of this module. infinite: coefficients without a finite estimate, which need no information of their
             own; what is returned of them means nothing.
-        plan: of the draws behind expected rates; without one they are those of the variational posterior, except for "louis",
-            which always draws.
+        plan: of the draws behind expected rates; without one they are those of the variational posterior. "louis" is in closed
+            form (see `margaux.families.pln.closed`) unless there are so many that they tell more.
 
     Raises:
         ValueError: if there are too many coefficients for matrices of order kp, or the information is not positive definite.
@@ -97,7 +97,8 @@ def covariance(
     if kind in ("louis", "robust"):
         q = loadings.C.shape[1]
         free = rotations(np.asarray(loadings.C, float), k)
-        information = louis(design, loadings, posterior, plan or LOUIS, "student" if plan else "vem")
+        many = plan is not None and plan.draws >= MOST_LOUIS
+        information = louis(design, loadings, posterior, plan, "student") if many else observed(design, loadings, posterior)[1]
         jointly = np.concatenate([infinite.T, np.zeros((p, q), bool)], axis=1).ravel()
         whole = _inverse(information + np.mean(np.diag(information)) * free @ free.T, kind, jointly)
         if kind == "robust":
