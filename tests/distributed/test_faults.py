@@ -80,6 +80,7 @@ def test_signals_are_passed_on(number, tmp_path):
     script.write_text(SLEEPER)
     command = [sys.executable, "-m", "margaux", "launch", "-n", "2", str(script)]
     running = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=ENVIRONMENT)
+    assert running.stdout is not None
     assert [running.stdout.readline().strip() for _ in range(2)] == ["here", "here"]
     running.send_signal(number)
     running.communicate(timeout=20)

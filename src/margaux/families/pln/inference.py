@@ -97,8 +97,10 @@ def covariance(
     if kind in ("louis", "robust"):
         q = loadings.C.shape[1]
         free = rotations(np.asarray(loadings.C, float), k)
-        many = plan is not None and plan.draws >= MOST_LOUIS
-        information = louis(design, loadings, posterior, plan, "student") if many else observed(design, loadings, posterior)[1]
+        if plan is not None and plan.draws >= MOST_LOUIS:
+            information = louis(design, loadings, posterior, plan, "student")
+        else:
+            information = observed(design, loadings, posterior)[1]
         jointly = np.concatenate([infinite.T, np.zeros((p, q), bool)], axis=1).ravel()
         whole = _inverse(information + np.mean(np.diag(information)) * free @ free.T, kind, jointly)
         if kind == "robust":

@@ -115,4 +115,5 @@ class Scoring:
         found, sums = weighted(full, units, gaussian, bits, net, sums, *numbers, self.proposal, self.control)
         if sums is not None:
             self.sums[place] = sums
-        return Weighted(*map(np.asarray, found))
+        arrays: Any = map(np.asarray, found)
+        return Weighted(*arrays)

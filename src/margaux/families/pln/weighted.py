@@ -134,7 +134,7 @@ def weighted(
         before = none if kept is None else jax.tree.map(lambda leaf: leaf[i], kept)
         sums = of_draws(own, mean, factor, digits, before)
         ratio = sums.moments[:, 0]
-        with_phi = _with_phi(C, A, mean, spread, own.projected) if control == 2 else (0, 0, True)
+        with_phi: Any = _with_phi(C, A, mean, spread, own.projected) if control == 2 else (0, 0, True)
         pull = expected(jnp.moveaxis(sums.pull.reshape(p, sides, 1 + q), 1, 0), ratio, with_phi[0], with_phi[2])
         shift, second = jnp.split(expected(sums.moments[:, 1:], ratio, *with_phi[1:]), [q])
         covariance = second - shift[j] * shift[l] + (spread if control else 0)
