@@ -15,7 +15,7 @@ import cloudpickle
 import numpy as np
 
 #: of processes that share a machine: one thread each, and no GPU for the first of them alone. A user's own settings stay.
-QUIET = {"MARGAUX_THREADS": "1", "NPROC": "1", "XLA_PYTHON_CLIENT_PREALLOCATE": "false"}
+QUIET = {"MARGAUX_THREADS": "1", "XLA_PYTHON_CLIENT_PREALLOCATE": "false"}
 
 
 class Outcome(NamedTuple):
