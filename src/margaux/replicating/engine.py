@@ -133,7 +133,10 @@ def _run(work: Work, indices: list[int], backend: str, jobs: int, begin: Callabl
             yield joblib.delayed(outcome)(work, index)
 
     inner: dict[str, Any] = {"inner_max_num_threads": 1} if backend == "loky" else {}
-    with joblib.parallel_config(backend=backend, n_jobs=jobs, **inner):
+    with joblib.parallel_config(backend=backend, n_jobs=jobs, **inner), warnings.catch_warnings():
+        # Programs make a worker grow, which loky takes for a leak and replaces it. It warns of that in a thread of its own, which
+        # would die of a warning that is an error, and the call would never end.
+        warnings.filterwarnings("ignore", message="A worker stopped while some jobs were given")
         settings: dict[str, Any] = {"batch_size": 1, "pre_dispatch": "n_jobs"}
         if backend == "ray":  # whose pool gives its results together
             with joblib.Parallel(**settings) as pool:

@@ -40,7 +40,8 @@ def replicate(
     `rng` is NumPy's generator of `SeedSequence(seed, spawn_key=(index,))`: a replicate is the same whatever the backend, the
     order and the number of workers. It may return anything that can be pickled; of numbers, and dicts, Series and arrays of
     them, there is a table. One that raises is recorded, and the others go on. When a worker dies, the replicates that were under
-    way are run again one at a time, and one whose worker dies again is recorded. Ctrl-C returns what is done. Functions of
+    way are run again one at a time, and one whose worker dies again is recorded; workers of dask are dask's own to replace, and one
+    replicate that kills each of them can keep it busy for ever. Ctrl-C returns what is done. Functions of
     `__main__`, lambdas and closures work everywhere; what they change outside themselves is lost in other processes.
 
     Args:
