@@ -61,6 +61,8 @@ from .problem.penalty import L1, L2, ElasticNet, Huber, NoPenalty
 from .problem.schedule import Constant, ConstantThenDecay, Growth, Polynomial
 from .problem.space import Ball, Box, Positive, PositiveDefinite, Product, Real, Simplex
 from .problem.units import one_unit, pad_ragged
+from .replicating.replicates import ReplicateError, Replicates
+from .replicating.study import replicate
 
 __version__: str
 __all__ = [
@@ -119,6 +121,8 @@ __all__ = [
     "RESULTS",
     "RandomWalk",
     "Real",
+    "ReplicateError",
+    "Replicates",
     "SGLD",
     "Simplex",
     "SparseInverse",
@@ -148,6 +152,7 @@ __all__ = [
     "pgd",
     "pln_ranks",
     "problem",
+    "replicate",
     "saem",
     "sag",
     "saga",

@@ -42,7 +42,7 @@ IDLE = frozenset({"__module__", "__doc__", "__dict__", "__weakref__", "__annotat
                   "__static_attributes__", "__abstractmethods__", "_abc_impl", "__dataclass_fields__", "__dataclass_params__",
                   "__match_args__", "__slots__", "__hash__", "__eq__", "__repr__", "__parameters__", "__orig_bases__",
                   "__annotate__", "__annotate_func__", "__annotations_cache__", "__replace__", "__abstractvars__",
-                  "__abstractclassvars__", "__setattr__", "__delattr__"})  # fmt: skip
+                  "__abstractclassvars__", "__setattr__", "__delattr__", "__slotnames__"})  # fmt: skip
 PLAIN = (type(None), bool, int, str, bytes, complex, type(Ellipsis))
 
 
