@@ -14,7 +14,6 @@ import numpy as np
 import margaux as mx
 
 N = 53
-CHAINS = ("rwm", 2)
 
 
 def parts():

@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, PyTree
 
+from ..engine.share import alone
 from ..esteps import MCMC, Exact, ImportanceSampling, Noise
 from ..numerics.compiling import compiled
 from ..numerics.keys import key_of
@@ -41,6 +42,7 @@ def arviz_parts(subject: Any, n_draws: int, key: int) -> Parts:
 
 def of_fit(fit: Fit, n_draws: int, key: int) -> Parts:
     """What any model gives."""
+    alone(fit.share, "an ArviZ data set")
     z, stats, drawn = latents(fit, n_draws, key)
     n, model = leading(fit.data), fit._model().model
     units = [] if n == 1 else ["unit"]

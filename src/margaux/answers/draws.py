@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import PyTree
 
+from ..engine.share import alone
 from ..esteps import MCMC
 from ..kernels import AbstractKernel
 from ..numerics.compiling import compiled
@@ -54,6 +55,7 @@ def continued(
         at = jax.tree.map(lambda leaf: jnp.asarray(leaf, dtype), fit.params if params is None else params)
         estep = MCMC(kernel or fit.estep.kernel, n_steps=1, burn_in=thin - 1, n_chains=fit.estep.n_chains)
         model, estep = settle((fit._model().model, estep), dtype)
+        alone(fit.share, "draws")
         data = settle(jax.tree.map(np.asarray, fit.data), dtype)
         rows = jax.tree.map(lambda leaf: _cast(leaf[0], dtype), fit.rows)
         if kernel is not None:

@@ -11,6 +11,7 @@ import scipy
 from jax.flatten_util import ravel_pytree
 from jaxtyping import Array, PyTree
 
+from ..engine.share import alone
 from ..esteps.base import flat_start, flat_target
 from ..kernels import MALA
 from ..numerics.compiling import compiled
@@ -154,6 +155,7 @@ def _weighted(fit: Fit, params: PyTree, weights: Callable[..., Any], key: int) -
     dtype = default_dtype(None)
     with precision(dtype):
         at = jax.tree.map(lambda leaf: jnp.asarray(leaf, dtype), fit.params if params is None else params)
+        alone(fit.share, "this likelihood")
         model, data = settle((fit._model().model, jax.tree.map(np.asarray, fit.data)), dtype)
         logs = np.asarray(_log_weights(model, at, data, key_of(key), weights)).astype(float)
     top = logs.max(axis=1, keepdims=True)

@@ -242,7 +242,9 @@ class Fit(Shown, Outcome):
         return FitPlots(self)
 
     def save(self, path: str | Path) -> None:
-        """Save without pickle; `margaux.load` reads it back, penalty and space too."""
+        """Save without pickle; `margaux.load` reads it back, penalty and space too. Of several processes the first one does."""
+        if self.share is not None and self.share.index > 0:
+            return
         header = {
             "kind": "fit",
             "result": self.result.name,

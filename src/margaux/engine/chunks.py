@@ -101,8 +101,7 @@ class MiniBatch:
 
     def __init__(self, job: Any, carry: Carry, store: Store) -> None:
         self.store, self.b, self.runs = store, job.batch_size, len(job.keys)
-        self.share = job.share
-        self.part = Part(self.share, self.b) if self.share is not None else None
+        self.part = Part(job.share, self.b) if job.share is not None else None
         self.period = max(job.n // self.b, 1)
         self.visit_keys = jnp.stack([jax.random.fold_in(key, _IDS) for key in job.keys])
         self.capacity = buffer_capacity(store.tree, job.n, self.b)

@@ -247,6 +247,15 @@ class Shard:
         return f"Shard(units {self.share.first} to {last - 1} of {self.share.n}, process {self.share.index})"
 
 
+def alone(share: Share | None, what: str) -> None:
+    """Raises: TypeError: what sees all units in one process is asked of a fit over several."""
+    if share is not None:
+        raise TypeError(
+            f"{what} of a fit over several processes would see the {share.size} units of this one alone, of {share.n}; use the "
+            "estimate in one process: margaux.fit(..., params=fit.params, n_iter=1) on the units that are to be looked at"
+        )
+
+
 def split(data: Any) -> tuple[PyTree, Share | None]:
     """Data and the share that they are, None of one process's."""
     return (data.data, data.share) if isinstance(data, Shard) else (data, None)
