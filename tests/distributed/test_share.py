@@ -7,6 +7,7 @@ import pytest
 
 import margaux as mx
 from helpers import random_intercept
+from margaux.answers.arviz import of_fit
 from margaux.engine.share import Part, Share
 
 
@@ -34,6 +35,6 @@ def test_what_would_see_the_units_of_one_process_is_refused():
     fit = mx.fit(problem.model, problem.data, mx.saem(), mx.MCMC(), params=problem.start, space=problem.space, n_iter=5,
                  polish=False, progress=False)  # fmt: skip
     shared = dataclasses.replace(fit, share=Share((20, 20), 0))
-    for ask in (lambda: shared.draws(5), lambda: mx.to_arviz(shared), lambda: shared.loglik("student")):
+    for ask in (lambda: shared.draws(5), lambda: of_fit(shared, 5, 0), lambda: shared.loglik("student")):
         with pytest.raises(TypeError, match="would see the 20 units of this one alone, of 40"):
             ask()
