@@ -144,7 +144,7 @@ def fit(
     with precision(dtype):
         to_polish = polish is not False and isinstance(job.problem.penalty, NoPenalty)
         job.prepare((lambda start: ahead(job.problem.model, job.estep, start, data)) if to_polish else None)
-        if checkpoint is not None and job.any_of_all(checkpoint.path.exists()):
+        if checkpoint is not None and job.largest_of_all(checkpoint.path.exists()):
             _ = job.signature  # which the processes work out with each other
             with together(share is not None):
                 job.restore(checkpoint.path)

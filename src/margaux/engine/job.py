@@ -197,7 +197,7 @@ class Job:
                 asked_for = min(self.length, self.chunks.total, self.n_iter - self.k, self._until_pause())
                 length, trace = self.chunks.run(self, asked_for)
                 trace = jax.tree.map(np.asarray, trace)
-                spent = self.any_of_all(time.perf_counter() - began)
+                spent = self.largest_of_all(time.perf_counter() - began)
                 self.timings["run" if self.compiled else "compile"] += spent
                 latest = {name: leaf[:length] for name, leaf in trace.items()}
                 self._record(latest)
@@ -213,7 +213,7 @@ class Job:
                 seen = self._progress(latest)
                 asked = [hook(seen) for hook in hooks]
                 met = stop is not None and stop(seen)
-                ending = RESULTS.stopped if met else RESULTS.halted if self.any_of_all(any(asked)) else None
+                ending = RESULTS.stopped if met else RESULTS.halted if self.largest_of_all(any(asked)) else None
                 if checkpoint is not None:
                     checkpoint(dataclasses.replace(seen, ends=ending is not None or self.k >= self.n_iter))
                 if ending is not None:
@@ -222,7 +222,7 @@ class Job:
             return RESULTS.interrupted
         return RESULTS.successful if stop is None else RESULTS.max_iterations
 
-    def any_of_all(self, value: float) -> float:
+    def largest_of_all(self, value: float) -> float:
         """The largest of all processes: what they do next is the same everywhere."""
         return value if self.share is None else self.share.largest(value)
 
@@ -285,7 +285,7 @@ class Job:
             return np.concatenate([np.asarray(leaf).reshape(len(leaf), -1) for leaf in jax.tree.leaves(means)], axis=1)
 
         trace = functools.partial(_joined, traces)
-        return Progress(self.k, self.n_iter, self.names, latest, self.save, params, trace, agreed=self.any_of_all)
+        return Progress(self.k, self.n_iter, self.names, latest, self.save, params, trace, agreed=self.largest_of_all)
 
     # -- saving and ending ----------------------------------------------------------------------
 
