@@ -12,7 +12,7 @@ from scipy import stats
 
 from margaux.answers import profile as module
 from margaux.answers.likelihood import LogLikelihood
-from margaux.answers.profile import CLOSE, _checked, _Constrained, _flat, _frame, _interval, _unflat, profile, slice
+from margaux.answers.profile import CLOSE, PROMISE, End, _checked, _Constrained, _flat, _frame, _interval, _unflat, profile, slice
 from margaux.answers.scores import Evaluation
 
 
@@ -124,17 +124,23 @@ def params(u):
 def test_the_maximum_over_the_others_is_that_of_linear_algebra(monkeypatch):
     monkeypatch.setattr(module, "best_rule", lambda fit, params: None)
     search = Surface()
-    found, away = search.maximum(params(TOP), 2.0)
+    found, away, loglik = search.maximum(params(TOP), 2.0)
     gap = np.log(2.0) - TOP[0]
     others = TOP[1:] - np.linalg.solve(MATRIX[1:, 1:], MATRIX[1:, 0]) * gap
     np.testing.assert_allclose(found["a"], [2.0, *others], rtol=1e-9)
     assert away < CLOSE
     # Far away steps are no longer than the region, and there are several.
     search = Surface()
-    far, _ = search.maximum({"a": np.array([2.0, 9.0, -8.0])}, 2.0)
+    far, *_ = search.maximum({"a": np.array([2.0, 9.0, -8.0])}, 2.0)
     np.testing.assert_allclose(far["a"], [2.0, *others], rtol=1e-2, atol=2e-2)
     moves = [(b - a) @ MATRIX @ (b - a) for a, b in zip(search.seen, search.seen[1:], strict=False)]
     assert max(moves) == pytest.approx(1.5**2) and len(moves) > 5
+    # Where the maximum is clearly below a level, the first step is enough to know.
+    for level, short in [(loglik + 50.0, True), (loglik + 1.01, False), (loglik - 1.0, False)]:
+        search = Surface()
+        end = search.maximum({"a": np.array([2.0, 3.0, -2.0])}, 2.0, level)
+        assert (len(search.seen) < 4) == short == (end.away > CLOSE) and end.below(level) == (level > loglik + 1)
+        assert end.loglik + PROMISE * end.away**2 / 2 >= loglik - 1e-9
 
 
 def test_a_step_that_falls_is_shortened(monkeypatch):
@@ -148,7 +154,7 @@ def test_a_step_that_falls_is_shortened(monkeypatch):
             return here._replace(complete=here.complete - 0.75 * self.curve)
 
     search = Bent()
-    found, away = search.maximum({"a": np.array([2.0, 1.5, -0.5])}, 2.0)
+    found, *_ = search.maximum({"a": np.array([2.0, 1.5, -0.5])}, 2.0)
     logs = [Surface._evaluated(search, u, None).loglik for u in list(search.seen)]
     assert logs[-1] > logs[0] and found["a"][0] == pytest.approx(2.0)
 
@@ -204,7 +210,7 @@ def parts(monkeypatch):
 
         def maximum(self, params, value):
             state.starts.append((float(params["a"]), value))
-            return {"a": np.array(value), "b": np.array(value / 2)}, 0.001 * value
+            return End({"a": np.array(value), "b": np.array(value / 2)}, 0.001 * value, 0.0)
 
     def loglik(fit, params=None, **settings):
         state.calls.append(settings)

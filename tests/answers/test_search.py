@@ -44,7 +44,7 @@ class Toy(Search):
         complete = np.broadcast_to(matrix - squares, (len(keys), *matrix.shape))
         return Evaluation(params, scores, complete, np.full((len(keys), 1), value), np.ones(1), np.ones(1))
 
-    def rule_at(self, params):
+    def rule_at(self, params, nearby=False):
         self.rules.append(np.array(params))
         return self.rule
 
@@ -296,9 +296,9 @@ def test_a_wild_fall_nearby_is_that_of_proposals_made_for_elsewhere():
 
         made = 0.0
 
-        def rule_at(self, params):
+        def rule_at(self, params, nearby=False):
             self.made = float(params[0])
-            return super().rule_at(params)
+            return super().rule_at(params, nearby)
 
         def value(self, params, rule):
             return super().value(params, rule)[0] - 1e15 * (float(params[0]) != self.made), 0.0

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import jax
 import numpy as np
@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 
 #: length of Newton's step over the other parameters, in standard errors, that ends a search; its longest, and steps at most
 CLOSE, RADIUS, MOST = 0.02, 1.5, 40
+#: times as much as Newton's step promises that a search may still rise, and how far below a level that must leave it
+PROMISE, CLEARLY = 3.0, 1.0
 
 
 def slice(fit: Fit, name: str, grid: ArrayLike, method: str = "auto", n_draws: int | None = None) -> pd.DataFrame:
@@ -81,32 +83,52 @@ def profile(
     j, values = _checked(fit, name, grid)
     search = _Constrained(fit, j, name)
     estimate = float(_flat(fit.params)[j])
-    reached: dict[float, tuple[PyTree, float]] = {}
+    reached: dict[float, End] = {}
     for side in (np.sort(values[values >= estimate]), np.sort(values[values < estimate])[::-1]):
         params = fit.params
         for value in side:
-            params, away = search.maximum(params, float(value))
-            reached[float(value)] = (params, away)
+            end = search.maximum(params, float(value))
+            params, reached[float(value)] = end.params, end
     ends = [reached[float(value)] for value in values]
-    found = [loglik(fit, method=method, n_draws=n_draws, params=params) for params, _ in ends]
-    frame = _frame(name, values, found).assign(away=[away for _, away in ends])
-    frame[fit.names] = np.stack([_flat(params) for params, _ in ends])
+    found = [loglik(fit, method=method, n_draws=n_draws, params=end.params) for end in ends]
+    frame = _frame(name, values, found).assign(away=[end.away for end in ends])
+    frame[fit.names] = np.stack([_flat(end.params) for end in ends])
     top = max(float(loglik(fit, method=method, n_draws=n_draws)), max(map(float, found)))
     frame.attrs["interval"] = _interval(values, frame["loglik"].to_numpy(), estimate, top, level)
     return frame
 
 
-def held(fit: Fit, name: str, value: float) -> Fit | None:
+class Held(NamedTuple):
+    """A fit at the maximum over all parameters but one, or on the way to one that is clearly below a level."""
+
+    fit: Fit
+    below: bool
+
+
+def held(fit: Fit, name: str, value: float, level: float) -> Held | None:
     """The fit at the maximum over all parameters but one, which has a given value; None where that was not reached.
 
-    Proposals are made anew at every point: where a variance is next to none, no other serves a mean that moves.
+    Proposals are made anew at every point: where a variance is next to none, no other serves a mean that moves. The search ends
+    early where what its next step promises, `PROMISE` times over, leaves the log-likelihood `CLEARLY` below `level`.
     """
     j = fit.names.index(name)
     try:
-        params, away = _Constrained(fit, j, name, held=False).maximum(fit.params, value)
+        end = _Constrained(fit, j, name, held=False).maximum(fit.params, value, level)
     except (ValueError, np.linalg.LinAlgError):
         return None
-    return fit.at(params) if away <= CLOSE else None
+    return Held(fit.at(end.params), end.below(level)) if end.below(level) or end.away <= CLOSE else None
+
+
+class End(NamedTuple):
+    """Where a search has ended: how far the maximum is from there in standard errors, and the log-likelihood."""
+
+    params: PyTree
+    away: float
+    loglik: float
+
+    def below(self, level: float) -> bool:
+        """Whether the maximum is clearly lower than that."""
+        return self.loglik + PROMISE * self.away**2 / 2 + CLEARLY < level
 
 
 class _Constrained:
@@ -115,22 +137,22 @@ class _Constrained:
     def __init__(self, fit: Fit, j: int, name: str, held: bool = True) -> None:
         self.fit, self.j, self.name, self.coordinates, self.held = fit, j, name, Coordinates(fit), held
 
-    def maximum(self, params: PyTree, value: float) -> tuple[PyTree, float]:
-        """Parameters, and how far the maximum is from there in standard errors."""
+    def maximum(self, params: PyTree, value: float, level: float = -np.inf) -> End:
+        """The maximum, or a place after the first step from which it is clearly below a level."""
         u = self._onto(self.coordinates.to(params), value)
         rule = best_rule(self.fit, self.coordinates.back(u))
         at = self._evaluated(u, rule)
-        radius = RADIUS
+        radius, first = RADIUS, True
         for _ in range(MOST):
             step, length = self._newton(at)
-            if not length > CLOSE or radius < 1e-3:
+            if not length > CLOSE or radius < 1e-3 or (not first and End(params, length, at.loglik).below(level)):
                 break
             there = self._evaluated(self._onto(at.u + step * min(1.0, radius / length), value), rule)
             if there.loglik < at.loglik - 1e-9 * abs(at.loglik):
                 radius = min(radius, length) / 4
                 continue
-            at = there
-        return self.coordinates.back(at.u), float(length)
+            at, first = there, False
+        return End(self.coordinates.back(at.u), float(length), at.loglik)
 
     def _evaluated(self, u: np.ndarray, rule: Rule) -> Evaluation:
         params = self.coordinates.back(u)

@@ -9,7 +9,7 @@ import jax
 import numpy as np
 from jaxtyping import PyTree
 
-from ..esteps import Quadrature
+from ..esteps import ModeMixture, Quadrature
 from .likelihood import TOLERANCE, LogLikelihood, agreed
 from .posterior import UndefinedDensity, each_unit, latent_size, nothing
 from .rules import Rule, best_rule
@@ -27,6 +27,8 @@ MOVED, NEAR = 0.15, 0.02
 #: coordinates that are looked at on either side, at most; how far where there is no curvature; a rise that is one; and how far
 #: proposals are still good
 LOOKED_AT, FLAT, RISEN, AFAR = 12, 5.0, 0.02, 0.3
+#: by what quadratures are centred a look away
+NEARBY = ModeMixture(searches=1, rounds=1)
 #: a fall to both sides that is none: a standard error should cost a half
 NOTHING = 0.1
 #: how far from the half of a parabola a fall may be by proposals made for elsewhere, far away and nearer
@@ -89,8 +91,10 @@ class Search:
         self.params, self.rule, self.since = params, self.rule_at(params), 0.0
         self.at = self.evaluated(params)
 
-    def rule_at(self, params: PyTree) -> Rule:
-        return best_rule(self.fit, params, level=self.level)
+    def rule_at(self, params: PyTree, nearby: bool = False) -> Rule:
+        """Of a place, or of one nearby: where a quadrature has found one mode of each unit, none looks there for more."""
+        quick = nearby and isinstance(self.rule.estep, Quadrature)
+        return best_rule(self.fit, params, level=self.level, proposal=NEARBY if quick else None)
 
     def look_closer(self, most: int) -> None:
         """By proposals of this place, where they were made too far away for second derivatives; then by a finer rule, or by
@@ -193,7 +197,7 @@ class Search:
             params = self.coordinates.back(u)
             value, error = (-np.inf, 0.0) if flat else self.value(params, self.rule)
             if not abs(base[0] - value - 0.5) < (PLAIN - 3 * error if afar else WILD):
-                value, error = self.value(params, self.rule_at(params))
+                value, error = self.value(params, self.rule_at(params, nearby=not flat))
             out.append(_Look(params, base[0] - value, 3 * afar * np.hypot(error, base[1])))
         return out
 

@@ -144,8 +144,9 @@ def _falls_without(fit: Fit, name: str) -> bool:
     parameters are at their best."""
     model: Any = fit._model().model
     place = model.independent.index(model.names_of_random.index(name))
-    less = held(fit, f"omega2[{place}]", VANISHING * float(fit.params["omega2"][place]))
-    return less is not None and _lower(less, fit)
+    here = float(fit.loglik()) if fit.polished is None else fit.polished.evaluation.loglik
+    less = held(fit, f"omega2[{place}]", VANISHING * float(fit.params["omega2"][place]), here)
+    return less is not None and (less.below or _lower(less.fit, fit))
 
 
 def _least_used(fit: Fit) -> str | None:
