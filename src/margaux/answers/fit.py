@@ -87,7 +87,16 @@ class Fit(Shown, Outcome):
     @property
     def units(self) -> PyTree:
         """The data as `margaux.fit` takes them: of a fit over several processes a `Shard`."""
-        return self.data if self.share is None else Shard(self.data, self.share)
+        if self.share is None:
+            return self.data
+        return Shard(self.share.cut(self.data) if self.share.whole else self.data, self.share)
+
+    def made_whole(self, data: PyTree) -> Fit:
+        """Of a fit over several processes that all hold the data of all units: with those, and with the rows of all."""
+        assert self.share is not None
+        share = dataclasses.replace(self.share, whole=True)
+        rows = jax.tree.map(lambda leaf: np.swapaxes(share.joined(np.swapaxes(np.asarray(leaf), 0, 1)), 0, 1), self.rows)
+        return dataclasses.replace(self, data=data, rows=rows, share=share)
 
     def _model(self) -> Problem:
         if self.problem is None:

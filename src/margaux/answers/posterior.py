@@ -148,7 +148,7 @@ def _here(share: Share | None, asked: np.ndarray) -> tuple[np.ndarray, int]:
     if share is None:
         return asked, 0
     own = asked[share.owners(asked) == share.index]
-    return own if len(own) else np.array([share.first]), share.first
+    return own if len(own) else np.array([share.first]), share.before
 
 
 def _of_all(share: Share, asked: np.ndarray, joined: PyTree, figures: dict, totals: dict) -> tuple[PyTree, dict, dict]:

@@ -12,7 +12,6 @@ import numpy as np
 from jax.flatten_util import ravel_pytree
 from jaxtyping import PyTree
 
-from ..engine.share import Share
 from ..numerics.precision import default_dtype, precision
 from ..numerics.sampling import pooled
 from ..problem.model import log_joints
@@ -149,7 +148,8 @@ def subsample(fit: Fit, size: int, key: int = 0) -> Any:
     if share is not None:
         owners = share.owners(ids)
         sizes = tuple(np.bincount(owners, minlength=len(share.sizes)).tolist())
-        ids, share = ids[owners == share.index] - share.first, Share(sizes, share.index)
+        ids = ids if share.whole else ids[owners == share.index] - share.first
+        share = dataclasses.replace(share, sizes=sizes)
     data = jax.tree.map(lambda leaf: np.asarray(leaf[ids]), fit.data)
     rows = None if fit.rows is None else jax.tree.map(lambda leaf: np.asarray(leaf[:, ids]), fit.rows)
     problem = dataclasses.replace(problem, n=size)

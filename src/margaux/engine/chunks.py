@@ -11,7 +11,7 @@ from jaxtyping import PyTree
 
 from ..numerics.arrays import as_array, on_host, reshaped, resized
 from ..numerics.ladder import rung
-from ..problem.model import AbstractBatchSurrogate
+from ..problem.model import AbstractBatchSurrogate, AbstractWeighted
 from .batches import CHUNK, buffer_capacity, chunk_size, plan_chunk, visits
 from .loop import INIT, Carry, Visits, batch_chunk, full_chunk
 from .rows import DeviceRows, HostRows
@@ -183,7 +183,9 @@ def of_process(carry: Carry, share: Share | None) -> Carry:
 def may_be_padded(job: Job) -> bool:
     """Whether units that count for nothing change nothing."""
     problem, algorithm, estep, _ = job.parts
-    alone = (job.mesh is None or job.share is not None) and not isinstance(problem.model, AbstractBatchSurrogate)
+    # In one process groups of a batch surrogate are worth more than programs that serve other sizes.
+    whole = isinstance(problem.model, AbstractBatchSurrogate) and not (job.share and isinstance(problem.model, AbstractWeighted))
+    alone = (job.mesh is None or job.share is not None) and not whole
     parts = [algorithm, estep, *(getattr(algorithm, name, algorithm) for name in ("statistic", "memory", "update"))]
     # One of a user's own may know its whole batch, whatever it inherits.
     ours = all(type(part).__module__.startswith("margaux.") for part in parts)

@@ -20,7 +20,7 @@ from ..esteps import AbstractEStep
 from ..numerics.arrays import as_array
 from ..numerics.compiling import by_shape, compiled, is_large, shapes_of
 from ..numerics.keys import key_of
-from ..problem.model import leading, mapped
+from ..problem.model import AbstractWeighted, leading, mapped
 
 #: folded into the key of a run in place of an iteration, where it starts
 INIT = 2**31 - 1
@@ -125,6 +125,9 @@ def _block_size(settings: Settings, struct: PyTree, b: int, total: int, runs: in
 
 def one_iteration(settings: Settings, carry: Carry, visit: Visit) -> tuple[PyTree, PyTree, PyTree, PyTree, PyTree]:
     """One iteration of one run on a batch: carry without rows -> (params, state, average), rows, trace."""
+    model = settings.problem.model
+    if visit.present is not None and isinstance(model, AbstractWeighted):
+        visit = visit._replace(batch=model.counted(visit.batch, visit.present))
     params, state, rows, info = settings.algorithm.step(settings.problem, settings.estep, carry.params, carry.state, visit)
     average = averaging.include(settings.average, carry.average, params, visit.k, settings.burn_in)
     leaves = jax.tree.leaves(params)

@@ -33,6 +33,9 @@ from .model import (
 from .model import (
     AbstractSurrogate as AbstractSurrogate,
 )
+from .model import (
+    AbstractWeighted as AbstractWeighted,
+)
 from .penalty import L1 as L1
 from .penalty import L2 as L2
 from .penalty import AbstractPenalty as AbstractPenalty

@@ -156,6 +156,14 @@ class AbstractPredictive(eqx.Module):
         r"""A draw from $p(y_i\mid z_i,\theta)$, by name and shaped as the observations; what y conditions on is kept."""
 
 
+class AbstractWeighted(eqx.Module):
+    """Capability: units with weights, so that of a batch which is worked out together some may count for nothing."""
+
+    @abc.abstractmethod
+    def counted(self, batch: PyTree, present: Array) -> PyTree:
+        """Units (b, ...) of which only those that are present (b,) have a weight."""
+
+
 class AbstractNonSmooth(AbstractModel):
     r"""$\log p(y, z\mid\theta)$ = a part smooth in z, minus a g(z) that has a proximal map instead of a gradient.
 

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import PyTree
 
+from ...engine.share import Share
 from ...numerics.ladder import rung
 from .observed import Groups, Rows
 
@@ -52,6 +53,20 @@ def padded(rows: Rows, groups: Groups) -> Padded:
     weights[place] = np.asarray(rows.weights)
     out = jax.tree.map(lambda leaf: np.asarray(leaf)[source], rows)
     return Padded(out._replace(weights=weights), tuple((s, w) for s, (_, w) in zip(shares, groups, strict=True)), place)
+
+
+def dealt(rows: Rows, groups: Groups, share: Share) -> tuple[Rows, Groups, np.ndarray]:
+    """The rows that this process visits, dealt out from every group in turn; the groups of these; and where the rows of the
+    processes, one process after the other, stand among all."""
+    if share.alone:
+        return rows, groups, np.arange(len(rows.y))
+    count, ends = len(share.sizes), np.cumsum([size for size, _ in groups])
+    hands = [[np.arange(end - size + p, end, count) for (size, _), end in zip(groups, ends, strict=True)] for p in range(count)]
+    own = hands[share.index]
+    kept = tuple((len(ids), width) for ids, (_, width) in zip(own, groups, strict=True) if len(ids))
+    mine = np.concatenate(own)
+    turn = np.concatenate([ids for hand in hands for ids in hand])
+    return jax.tree.map(lambda leaf: np.asarray(leaf)[mine], rows), kept, turn
 
 
 def summed(of: Callable[[Rows], PyTree], rows: Rows, groups: Groups) -> Any:

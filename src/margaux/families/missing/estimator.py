@@ -18,14 +18,15 @@ from ...answers.certificate import Certificate
 from ...answers.fit import Fit
 from ...answers.likelihood import LogLikelihood
 from ...engine.outcome import RESULTS
+from ...engine.share import Share
 from ...esteps import MCMC
-from ...fitting import fit as run
 from ...kernels import AbstractKernel, CrankNicolson
 from ...numerics.compiling import keep_compilations
 from ...numerics.precision import default_dtype, precision
 from ...problem.schedule import ConstantThenDecay, Growth
 from ...showing.parts import check_fitted
 from ..conventions import Classifier, Regressor
+from ..sharing import equal, fit_by_shares, pooled
 from . import answers
 from .discrete import cell_table
 from .layout import Arranged, Layout
@@ -137,7 +138,10 @@ class MissingGLM(AbstractRowAnswers):
         Args:
             X: (n, p) array or frame with NaN where an entry is missing, y (n,); or a formula and the frame.
             sample_weight, offset: (n,), a weight and a known part of the predictor for each row.
+
+        Over several processes each gives its own rows of all of these, by `margaux.shard`.
         """
+        X, y, sample_weight, offset, shared = pooled(X, y, sample_weight, offset)
         if self.family not in OUTCOMES:
             raise ValueError(f"family must be one of {', '.join(OUTCOMES)}; got {self.family!r}")
         if self.method not in METHODS:
@@ -149,11 +153,11 @@ class MissingGLM(AbstractRowAnswers):
             raise ValueError("discrete covariates are enumerated by the exact method only; the others have Gaussian ones")
         if self.family == "multinomial" and data.classes is not None:
             check_classes(data, data.classes)
-        return self._estimate(data)
+        return self._estimate(data, equal(len(data.y), shared))
 
-    def _estimate(self, data: Table, dropped: tuple[int, ...] = ()) -> Any:
+    def _estimate(self, data: Table, share: Share, dropped: tuple[int, ...] = ()) -> Any:
         keep_compilations()
-        self.table_ = data
+        self.table_, self._share = data, share
         if data.classes is not None:
             self.classes_ = data.classes
         self.n_observations_, self.n_features_in_ = len(data.y), data.x.shape[1]
@@ -163,7 +167,7 @@ class MissingGLM(AbstractRowAnswers):
         if isinstance(family, Multinomial):
             rows = rows.reordered(*by_holes(rows.rows, rows.groups, family.n_classes))
         with precision(np.dtype("float64")):
-            self._likelihood = one = Likelihood(family, rows.rows, rows.groups, dropped, rows.completions)
+            self._likelihood = one = Likelihood(family, rows.rows, rows.groups, dropped, rows.completions, share)
             fit = None if self.method == "exact" else self._engine(rows, start(family, rows.rows))
             begin = start(family, rows.rows, rows.completions) if fit is None else fit.params
             flat, information, n_iter = one.pack(begin), None, 0
@@ -211,8 +215,8 @@ class MissingGLM(AbstractRowAnswers):
             "misso": misso(average=LastIterate()),
         }
         estep = MCMC(kernel, n_steps=steps, n_chains=self.n_chains or -(-ENOUGH // len(rows.y)))
-        return run(
-            model, rows, algorithms[self.method], estep, params=start,
+        return fit_by_shares(
+            model, rows, self._share, algorithms[self.method], estep, params=start,
             space=model.space(), n_iter=self.n_iter, batch_size=self.batch_size, key=self.random_state,
             dtype=default_dtype(self.dtype), progress=bool(self.verbose), polish=False,
         )  # fmt: skip
@@ -351,7 +355,7 @@ class MissingGLM(AbstractRowAnswers):
         with precision(np.dtype("float64")):
             out, tried = search(fitted, self.n_features_in_, self.table_.names, direction, penalty)
         copy: Any = clone(self)
-        chosen = copy.set_params(method="exact")._estimate(self.table_, positions(out))
+        chosen = copy.set_params(method="exact")._estimate(self.table_, self._share, positions(out))
         shift = self._layout.standard.log_jacobian(self.table_.x[:, self.table_.gaussian], self.table_.weights)
         chosen.selection_ = tried.assign(loglik=tried["loglik"] - shift, criterion=tried["criterion"] + 2 * shift)
         return chosen

@@ -11,8 +11,9 @@ import numpy as np
 import scipy
 from jaxtyping import Array, Float
 
+from ...engine.share import ALONE, Share
 from ...numerics.compiling import compiled
-from .blocks import each, padded, summed
+from .blocks import dealt, each, padded, summed
 from .completed import Completions
 from .coordinates import Struct
 from .exact import Moments, moments, score
@@ -162,7 +163,8 @@ class Likelihood:
 
     Args:
         family: an `AbstractFamily`, or `multinomial.Multinomial`. completions: of rows with discrete covariates.
-        dropped: positions of beta, row by row, that are zero.
+        dropped: positions of beta, row by row, that are zero. share: of several processes, each of which is given all rows and
+            visits some; those with completions are visited by every process.
     """
 
     def __init__(
@@ -172,8 +174,9 @@ class Likelihood:
         groups: tuple,
         dropped: tuple[int, ...] = (),
         completions: Completions | None = None,
+        share: Share = ALONE,
     ) -> None:
-        self.family, self.groups = family, groups
+        self.family, self.groups, self.share = family, groups, ALONE if completions is not None else share
         lead = () if isinstance(family, AbstractFamily) else (family.n_classes - 1,)
         k, p = rows.c.shape[1], rows.x.shape[1]
         more: dict[str, int] = {}
@@ -181,19 +184,32 @@ class Likelihood:
             k, wide = completions.designs.shape[1], k
             more = {"s": completions.turn.shape[1] - k - p, "w": wide - k, "m": completions.features.shape[1]}
         self.struct = Struct(k, p, isinstance(family, Gaussian), lead, **more)
-        self.place = np.arange(len(rows.y))
+        self.y, self.weights = np.asarray(rows.y), np.asarray(rows.weights)
+        self.turn = self.place = np.arange(len(rows.y))
         if completions is None:
+            rows, groups, self.turn = dealt(rows, groups, self.share)
             rows, self.groups, self.place = padded(rows, groups)
         self.sample = jax.tree.map(jax.device_put, Sample(rows, completions))
-        self.size = float(np.sum(np.asarray(_weights(self.sample))))
+        self.size = float(self.share.summed(np.sum(np.asarray(_weights(self.sample)))))
         self.free = np.setdiff1d(np.arange(self.struct.size), np.asarray(dropped, int))
         #: whether the information is that in closed form
-        self.closed = completions is None and len(rows.y) * self.struct.size > MANY and p <= WIDEST
+        self.closed = completions is None and len(self.y) * self.struct.size > MANY and p <= WIDEST
 
     @property
     def data(self) -> Rows:
-        """The (completed) rows, with those that fill them up."""
+        """The (completed) rows of this process, with those that fill them up."""
         return self.sample.rows
+
+    def of_all(self, values: Any) -> np.ndarray:
+        """Of an array with an entry for each row of `data` the entries of all rows that were given, in their order."""
+        own = self.share.joined(np.asarray(values)[self.place])
+        out = np.empty_like(own)
+        out[self.turn] = own
+        return out
+
+    def outcomes(self, params: Params) -> tuple[np.ndarray, ...]:
+        """Of each (completed) row the mean and variance of its predictor, and log p(y | x_o)."""
+        return tuple(map(self.of_all, outcomes(self.family, self.groups, params, self.sample)))
 
     def without(self, dropped: tuple[int, ...]) -> Likelihood:
         """The same with other positions of beta at zero."""
@@ -206,12 +222,12 @@ class Likelihood:
         length = sum(count for count, _ in self.groups)
         blocks = -(-(int(self.place.max()) + 1) // length)
         some = max(blocks // SAMPLED, -(-ROOM * self.struct.size // length))
-        if not self.closed or 2 * some > blocks:
+        if not self.closed or self.share.largest(2 * some > blocks):
             return None
         out, weights = copy.copy(self), np.array(self.data.weights)
         weights[some * length :] = 0.0
         out.sample = Sample(self.data._replace(weights=jax.device_put(weights)))
-        out.size = float(weights.sum())
+        out.size = float(self.share.summed(weights.sum()))
         return out
 
     def pack(self, params: Params) -> np.ndarray:
@@ -227,6 +243,7 @@ class Likelihood:
     def objective(self, flat: np.ndarray) -> tuple[float, np.ndarray]:
         """Minus the log-likelihood a row, and its gradient; a large number where it is not finite."""
         value, gradient = value_and_gradient(self.family, self.groups, self.struct, self.whole(flat), self.sample)
+        value, gradient = self.share.summed((value, gradient))
         value, gradient = float(value), np.asarray(gradient)[self.free]
         if not (np.isfinite(value) and np.isfinite(gradient).all()):
             return UNDEFINED, np.zeros_like(flat)
@@ -234,19 +251,20 @@ class Likelihood:
 
     def log_outcome(self, flat: np.ndarray) -> float:
         """log p(y | x_o), without the covariates' part."""
-        return float(_log_outcome(self.family, self.groups, self.struct, jnp.asarray(self.whole(flat)), self.sample))
+        own = _log_outcome(self.family, self.groups, self.struct, jnp.asarray(self.whole(flat)), self.sample)
+        return float(self.share.summed(own))
 
     def scores(self, flat: np.ndarray) -> Float[np.ndarray, "n f"]:
         """Gradient of each row's part of the log-likelihood, weight included."""
         found = np.asarray(_scores(self.family, self.struct, jnp.asarray(self.whole(flat)), self.sample))[:, self.free]
-        return found[self.place] if self.sample.completions is None else found
+        return self.of_all(found) if self.sample.completions is None else found
 
     def information(self, flat: np.ndarray, h: float = 1e-5) -> np.ndarray:
         """Observed information: in closed form, or of small tables, whose visits cost less than another program, by forward
         differences of the exact score."""
         if self.closed:
             found = _information(self.family, self.groups, self.struct, jnp.asarray(self.whole(flat)), self.data)
-            return np.asarray(found)[np.ix_(self.free, self.free)]
+            return np.asarray(self.share.summed(found))[np.ix_(self.free, self.free)]
         _, here = self.objective(flat)
         columns = [(self.objective(flat + h * unit)[1] - here) / h for unit in np.eye(len(flat))]
         matrix = self.size * np.stack(columns)

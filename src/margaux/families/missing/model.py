@@ -13,7 +13,7 @@ import numpy as np
 from jaxtyping import Array
 
 from ...numerics.packing import symmetric
-from ...problem.model import AbstractBatchSurrogate, AbstractPointwise, AbstractPredictive, leading
+from ...problem.model import AbstractBatchSurrogate, AbstractPointwise, AbstractPredictive, AbstractWeighted, leading
 from ...problem.space import AbstractSpace, Positive, PositiveDefinite, Real
 from .families import AbstractFamily, Gaussian
 from .observed import Groups, Params, Rows, filled, given_observed, spread, spreads
@@ -32,7 +32,7 @@ def check_curvature(curvature: str) -> None:
         raise ValueError(f"curvature must be one of {', '.join(CURVATURES)}; got {curvature!r}")
 
 
-class AbstractMissing(AbstractBatchSurrogate, AbstractPointwise, AbstractPredictive):
+class AbstractMissing(AbstractBatchSurrogate, AbstractWeighted, AbstractPointwise, AbstractPredictive):
     """A regression whose rows, given what is observed of them, are prepared once for all draws."""
 
     family: Any
@@ -55,6 +55,9 @@ class AbstractMissing(AbstractBatchSurrogate, AbstractPointwise, AbstractPredict
         groups = self.groups if sum(count for count, _ in self.groups) == b else ((b, rows.places.shape[1]),)
         before, known = self.given(params, rows, groups)
         return dataclasses.replace(self, groups=groups, known=known), (rows, before)
+
+    def counted(self, batch, present):
+        return batch._replace(weights=batch.weights * present)
 
     def _one(self, params: dict, y: Any) -> tuple[Rows, Any]:
         """Data of one unit with its preparation."""

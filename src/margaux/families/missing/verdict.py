@@ -204,22 +204,21 @@ def goodness(family: AbstractFamily | Multinomial, params: PyTree, data: Arrange
 
 def likelihood_error(likelihood: Likelihood, params: PyTree, share: np.ndarray | None) -> tuple[float, float]:
     """How far the log-likelihood is from that of another, finer rule, on a thousand rows at most, and its sampling error."""
-    family, rows = likelihood.family, likelihood.data
+    family = likelihood.family
     if isinstance(family, Gaussian):
         return 0.0, 0.0
-    found = outcomes(family, likelihood.groups, params, likelihood.sample)
-    m, v, log_outcome = (np.asarray(part)[likelihood.place] for part in found)
+    m, v, log_outcome = likelihood.outcomes(params)
     open_rows = np.flatnonzero(v > 0 if v.ndim == 1 else np.trace(v, axis1=1, axis2=2) > 0)
     some = np.random.default_rng(0).permutation(open_rows)[:SOME]
     if not some.size:
         return 0.0, 0.0
-    y = np.asarray(rows.y)[likelihood.place][some]
+    y = likelihood.y[some]
     # As many as any table of this size may have, so that another one finds the program.
     size = rung(min(len(m), SOME))
     y_long, m_long, v_long = padded((y, m[some], v[some]), size)
     finer: Any = _finer if isinstance(family, Multinomial) else _dense
     finer = finer(family, y_long, m_long, v_long)[: len(some)]
-    weights = np.asarray(rows.weights)[likelihood.place][some] * (1.0 if share is None else share[some])
+    weights = likelihood.weights[some] * (1.0 if share is None else share[some])
     gaps = weights * (finer - log_outcome[some])
     ratio = len(open_rows) / len(some)
     missed = np.sqrt(max(ratio - 1, 0.0) * ratio * len(some)) * float(np.std(gaps))

@@ -18,6 +18,7 @@ from ...kernels import AbstractKernel
 from ...numerics.compiling import keep_compilations
 from ...numerics.precision import default_dtype, precision
 from ...showing.parts import check_fitted
+from ..sharing import pooled
 from . import answers, comparison, flipflop, prediction, verdict
 from .data import Design, LongData, group
 from .error import ResidualError, as_error
@@ -139,8 +140,10 @@ class NLME(Parameters, Fitted):
 
         Args:
             id: the subject. time, dose, y: their columns; further numeric columns reach f by their own names.
+                Over several processes each gives its own rows, by `margaux.shard`.
         """
         keep_compilations()
+        data, shared = pooled(data)
         outcome, individual = self._outcome(), self._individual()
         if y is None:
             raise ValueError("name the column of the outcome: fit(data, id=..., time=..., y=...)")
@@ -159,8 +162,7 @@ class NLME(Parameters, Fitted):
             n_iter=self.n_iter, n_burn=self.n_burn, power=self.power, stop=self.stop, n_chains=self.n_chains,
             n_starts=self.n_starts, n_screen=self.n_screen, pattern=self.pattern, n_steps=self.n_steps,
             anneal=self.anneal, fixed_effects=self.fixed_effects, batch_size=self.batch_size, polish=self.polish,
-            seed=self.random_state,
-            dtype=default_dtype(self.dtype), verbose=bool(self.verbose),
+            seed=self.random_state, dtype=default_dtype(self.dtype), verbose=bool(self.verbose), shared=shared,
         )  # fmt: skip
         settings.check()
         with precision(settings.dtype):

@@ -21,6 +21,7 @@ from ...numerics.ladder import rung
 from ...problem.penalty import NoPenalty
 from ...problem.schedule import ConstantThenDecay
 from ...problem.space import as_space
+from ..sharing import equal, fit_by_shares
 from .individual import Individual
 from .model import MixedEffects, carried_over
 from .settled import Settled
@@ -56,6 +57,8 @@ class Settings:
     seed: int
     dtype: np.dtype
     verbose: bool
+    #: whether several processes visit the subjects
+    shared: bool = False
 
     def check(self) -> None:
         """Raises: ValueError: a number out of its range."""
@@ -98,7 +101,7 @@ def saem(
     polish = settings.polish if polish is None else polish
     others: dict[str, Any] = dict(
         n_iter=settings.n_iter, batch_size=settings.batch_size, key=settings.seed, dtype=settings.dtype, stop=stop,
-        progress=settings.verbose, polish=False,
+        progress=settings.verbose, polish=False, shared=settings.shared,
     )  # fmt: skip
     algorithm, estep = settings.algorithm(settings.n_burn), settings.estep(len(units["mask"]))
     vanishing = [name for name, one in individual.items() if not one.random]
@@ -132,11 +135,12 @@ def _places(source: MixedEffects, target: MixedEffects, params: dict) -> np.ndar
     return np.concatenate([np.ravel(leaf) for leaf in jax.tree.leaves(moved)]).astype(int)
 
 
-def run_by_size(model: MixedEffects, units: dict, algorithm: SAEM, estep: MCMC, **others: Any) -> Fit:
-    """The fit with subjects in groups by size, if that is worth it; its data, rows and model are in the given order."""
+def run_by_size(model: MixedEffects, units: dict, algorithm: SAEM, estep: MCMC, shared: bool, **others: Any) -> Fit:
+    """The fit with subjects in groups by size, if that is worth it; its data, rows and model are in the given order. Shares of
+    several processes are not grouped."""
     order, groups = by_size(units["mask"], estep.n_chains)
-    if not groups or others["batch_size"] is not None:
-        return run(model, units, algorithm, estep, **others)
+    if shared or not groups or others["batch_size"] is not None:
+        return fit_by_shares(model, units, equal(len(units["mask"]), shared), algorithm, estep, **others)
     grouped = dataclasses.replace(model, groups=on_the_ladder(groups))
     fit = run(grouped, jax.tree.map(lambda leaf: np.asarray(leaf)[order], units), algorithm, estep, **others)
     back, problem = np.argsort(order), fit._model()

@@ -57,6 +57,7 @@ def screened(model: MixedEffects, units: dict, starts: list, settings: Settings)
         run_by_size(
             model, units, algorithm, estep, params=start, space=model.space(), n_iter=settings.n_screen, batch_size=None,
             key=settings.seed + 1, dtype=settings.dtype, progress=False, polish=False, throw=False,
+            shared=settings.shared,
         )
         for start in first
     ]  # fmt: skip

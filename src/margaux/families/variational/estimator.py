@@ -26,6 +26,7 @@ from ...showing.cards import Card
 from ...showing.parts import check_fitted
 from ...tables.kinds import Column, Tabular
 from ..conventions import Classifier, Conventional, Regressor
+from ..sharing import pooled
 from . import scores
 from .answers import WeightPosterior
 from .architectures import named
@@ -93,6 +94,8 @@ class BayesianNetwork(Stored, Judged, WeightPosterior, Conventional, abc.ABC):
             checkpoint: a path saved as the fit goes on, and continued from if it exists, to the same bits; not with early
                 stopping.
 
+        Several processes each give their own observations, by `margaux.shard`, and keep a share of the blocks.
+
         Raises:
             ValueError, TypeError: bad input or settings, before anything is compiled.
         """
@@ -100,6 +103,7 @@ class BayesianNetwork(Stored, Judged, WeightPosterior, Conventional, abc.ABC):
             raise ValueError("a checkpoint does not hold what early stopping has seen; pass one of the two")
         whole("random_state", self.random_state, 0)
         keep_compilations()
+        X, y, shared = pooled(X, y)
         x = inputs(X)
         outcome = self._outcome(y, len(x))
         self.n_features_in_ = int(np.prod(x.shape[1:]))
@@ -113,12 +117,11 @@ class BayesianNetwork(Stored, Judged, WeightPosterior, Conventional, abc.ABC):
         network, weights = self._network(settings.dtype)
         prior = self.prior if isinstance(self.prior, AbstractWeightPrior) else Normal(self.prior)
         draws = default_draws(network, weights, prior) if self.draws is None else as_draws(self.draws)
-        settings.checkpoint = checkpoint
+        settings.checkpoint, settings.shared = checkpoint, shared
         apart = None if held is None else (self._scaled(held[0]), held[1])
         trained = train(network, weights, self._likelihood(), prior, draws, self._scaled(x), outcome, settings, apart, patience)
-        stopped = self.early_stopping and trained.best is not None
         self.n_observations_, self._data, self._held_out = len(x), (x, outcome), held
-        fit = trained.fit
+        stopped, fit = self.early_stopping and trained.best is not None, trained.fit
         verdict = None if stopped or fit.result.failed else course(fit.trace["log_joint"].ravel(), settings.n_blocks)
         ended = not (stopped or fit.result.failed or fit.result is RESULTS.interrupted or verdict == FELL)
         params: Any = trained.best if stopped else fit.params

@@ -16,10 +16,10 @@ from ...algorithms.average import AbstractAverage
 from ...answers.fit import Fit
 from ...engine.callbacks import AbstractCallback
 from ...esteps import Noise
-from ...fitting import fit
 from ...numerics.compiling import is_large, keep_compilations
 from ...numerics.precision import precision
 from ...problem.space import Box
+from ..sharing import equal, fit_by_shares
 from .curvature import largest_curvature
 from .draws import AbstractDraws, Shared
 from .evaluation import slice_size
@@ -68,6 +68,8 @@ class Settings:
     #: keep means and scales in a box that no network should meet
     bounded: bool = True
     checkpoint: str | Path | None = None
+    #: whether several processes hold the blocks
+    shared: bool = False
 
 
 @dataclasses.dataclass
@@ -138,9 +140,10 @@ def train(
     guarded = curvature is not None and settings.step is None and settings.checkpoint is None
     for attempt in range(ATTEMPTS):
         watch = Watch(model, params, validation, patience, settings.seed, dtype, guarded and attempt < ATTEMPTS - 1)
-        result = fit(
+        result = fit_by_shares(
             model,
             data,
+            equal(settings.n_blocks, settings.shared),
             algorithm(cast(Any, settings.method), step, settings.average),
             Noise(settings.n_draws, settings.antithetic),
             key=settings.seed,
