@@ -1,4 +1,4 @@
-"""Estimators over the processes that run this script: `python estimators.py OUT [NAME ...]`. Figures go to OUT.0.npz and so on."""
+"""Estimators over the processes that run this script: `python estimators.py OUT [NAME ...]`. Figures go to OUT.0.npz and on."""
 
 import sys
 import warnings
