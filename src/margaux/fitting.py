@@ -13,11 +13,12 @@ from jaxtyping import PyTree
 
 from .algorithms.average import AbstractAverage
 from .algorithms.base import AbstractAlgorithm
+from .algorithms.newton import Newton
 from .algorithms.recipes import describe
 from .answers.ahead import ahead
 from .answers.fit import Fit
 from .answers.polish import polished
-from .engine.callbacks import AbstractCallback, Checkpoint, ProgressBar
+from .engine.callbacks import AbstractCallback, Checkpoint, ProgressBar, Short
 from .engine.checkpoints import check_path
 from .engine.job import Job
 from .engine.outcome import FitError
@@ -133,6 +134,7 @@ def fit(
         )
     if checkpoint is not None and not isinstance(checkpoint, Checkpoint):
         checkpoint = Checkpoint(checkpoint)
+    stop = Short() if stop is None and isinstance(algorithm, Newton) else stop
     hooks = [*callbacks]
     for hook in [*hooks, *([stop] if stop else [])]:
         if not isinstance(hook, AbstractCallback):

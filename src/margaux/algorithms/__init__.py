@@ -7,6 +7,7 @@ from .average import PolyakRuppert as PolyakRuppert
 from .average import StepWeighted as StepWeighted
 from .base import AbstractAlgorithm as AbstractAlgorithm
 from .base import Algorithm as Algorithm
+from .newton import Newton as Newton
 from .particles import ParticleLangevin as ParticleLangevin
 from .recipes import aisgd as aisgd
 from .recipes import incremental_em as incremental_em
@@ -15,6 +16,7 @@ from .recipes import isgd as isgd
 from .recipes import mcem as mcem
 from .recipes import miso as miso
 from .recipes import misso as misso
+from .recipes import newton as newton
 from .recipes import online_em as online_em
 from .recipes import pgd as pgd
 from .recipes import saem as saem

@@ -59,6 +59,10 @@ class AbstractAlgorithm(eqx.Module):
     average: eqx.AbstractVar[AbstractAverage]
     #: whether `step` goes by `Visit.size` and `Visit.counting`, so that its batch may be padded
     may_be_padded: ClassVar[bool] = False
+    #: whether an E-step has the same noise at every iteration
+    same_noise: ClassVar[bool] = False
+    #: whether every iteration needs all units
+    all_units: ClassVar[bool] = False
     #: units whose rows are filled by a full pass before the first iteration, and every so many epochs
     refresh_epochs: eqx.AbstractVar[int | None]
 

@@ -12,6 +12,7 @@ from ..problem.schedule import AbstractSchedule, Polynomial, as_schedule
 from .average import AbstractAverage, LastIterate, PolyakRuppert, StepWeighted
 from .base import AbstractAlgorithm, Algorithm
 from .memory import AbstractMemory, Anchor, NoMemory, RobbinsMonro, Saga, Table
+from .newton import Newton
 from .particles import ParticleLangevin
 from .scaled import ScaledAscent
 from .statistics import AbstractStatistic, Score, SufficientStatistics, SurrogateMinimiser
@@ -90,6 +91,32 @@ def soul(step: Step | None = None, average: AbstractAverage | None = None) -> Ab
 
 
 souk = soul
+
+
+def newton(radius: float = 1000.0, average: AbstractAverage | None = None) -> AbstractAlgorithm:
+    r"""Newton's method on $\log p(y\mid\theta)$, by Fisher's score and Louis' information, in a trust region.
+
+    For E-steps that give the likelihood: `Quadrature`, `Exact` of a discrete latent, and `ImportanceSampling`, whose draws keep
+    their noise (the estimate is then that of a sample average approximation, and the polish goes on with more). Ten iterations
+    are usually enough; the fit ends where a step is shorter than a millionth of a standard error: see
+    `margaux.algorithms.Newton`.
+
+    Args:
+        radius: of the region at first, in standard errors.
+
+    >>> import jax, numpy as np, margaux as mx
+    >>> normal = jax.scipy.stats.norm.logpdf
+    >>> class Normal(mx.AbstractModel):                     # y_i ~ N(z_i, 1), z_i ~ N(mu, 1)
+    ...     def log_joint(self, params, z, y):
+    ...         return normal(y, z) + normal(z, params["mu"])
+    ...     def init_latents(self, key, params, y):
+    ...         return 0.0 * y
+    >>> y = np.array([1.0, 2.0, 6.0])
+    >>> fit = mx.fit(Normal(), y, mx.newton(), mx.Quadrature(5), params={"mu": 0.0}, n_iter=20)
+    >>> round(float(fit.params["mu"]), 6), fit.n_iter < 10
+    (3.0, True)
+    """
+    return Newton(radius=_positive("radius", radius), average=average or LastIterate())
 
 
 def isgd(step: Step | None = None, average: AbstractAverage | None = None) -> AbstractAlgorithm:

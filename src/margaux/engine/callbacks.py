@@ -121,6 +121,21 @@ class EarlyStopping(AbstractCallback):
         return None
 
 
+class Short(AbstractCallback):
+    """Stops when what is left of Newton's steps, in standard errors, is shorter than `length` in every run."""
+
+    period = 4
+
+    def __init__(self, length: float = 1e-6) -> None:
+        self.length = length
+
+    def __call__(self, progress: Progress) -> bool:
+        return bool(np.all(progress.latest["newton"][-1] < self.length))
+
+    def close(self) -> None:
+        return None
+
+
 class Checkpoint(AbstractCallback):
     """Saves the whole state of a fit to `path` every `seconds` (and at its end).
 

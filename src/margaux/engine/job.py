@@ -78,6 +78,8 @@ class Job:
         self.dtype = asked.dtype
         self.key, self.seed = check_key(asked.key)
         self.devices = whole("devices", asked.devices, 1)
+        if algorithm.all_units and self.batch_size is not None:
+            raise ValueError(f"{type(algorithm).__name__} needs all units in every iteration: leave batch_size out")
         if self.devices > 1 and self.batch_size is not None:
             raise ValueError("devices > 1 works on full batches; drop batch_size")
         if self.devices > 1 and self.n % self.devices:

@@ -97,6 +97,7 @@ def draw_noise(settings: Settings, keys: Array, struct: PyTree, k: Array, ids: A
     of four axes several times slower than one of two.
     """
     zeros = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), struct)
+    k = jnp.ones_like(k) if settings.algorithm.same_noise else k
     shape = jnp.broadcast_shapes(keys.shape, jnp.shape(k), jnp.shape(ids))
     before = jnp.broadcast_shapes(keys.shape, jnp.shape(k))
 

@@ -1,0 +1,180 @@
+"""Newton's method on the marginal likelihood, where the E-step is exact, or held to the same draws."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, ClassVar, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax.flatten_util import ravel_pytree
+from jaxtyping import Array, Float
+
+from ..problem.model import log_joints
+from ..problem.penalty import L2, NoPenalty
+from .average import AbstractAverage
+from .base import AbstractRowless, summed
+from .scaled import EDGE
+from .statistics import Score
+
+if TYPE_CHECKING:
+    import numpy as np
+
+#: parameters up to which second derivatives are taken
+LARGEST = 100
+#: share of the promised rise below which a step is taken back, and above which the region grows; and by what it shrinks
+POOR, GOOD, SHRINK = 1e-4, 0.75, 0.25
+#: rise, as a share of the log-likelihood, that is rounding; least eigenvalue of the scaled information that is positive
+ROUNDING, POSITIVE = 1e-12, 1e-8
+#: promised rise below which a step is judged by the slope where it ends: the likelihood's own noise may hide it
+FAINT = 1e-2
+#: what a coordinate may move in a step, beside its own size
+LEAP = 2.0
+
+
+class _Point(NamedTuple):
+    """The best place so far in unconstrained coordinates: objective, gradient, the matrix of its steps, how far these may go in
+    the metric of that; what the step that is being tried promises, how long it is, and how long it would have been (minus
+    infinity before the first)."""
+
+    u: Float[Array, " k"]
+    value: Array
+    gradient: Float[Array, " k"]
+    matrix: Float[Array, "k k"]
+    radius: Array
+    promised: Array
+    tried: Array
+    length: Array
+
+
+class Newton(AbstractRowless):
+    r"""Trust-region Newton steps on $\log p(y\mid\theta) - g(\theta)$ in the unconstrained coordinates u of $\Theta$.
+
+    With Fisher's identity $s_i = E[\nabla_u\log p(y_i, z_i\mid\theta)\mid y_i]$ the step is $M^{-1}\sum_is_i$, where M is Louis'
+    information $\sum_i E[-\nabla^2_u] - E[\nabla_u\nabla_u^\top] + s_is_i^\top$, or where that is not positive definite
+    $\sum_i s_is_i^\top$ (Berndt, Hall, Hall and Hausman 1974). It is held to a region $\delta^\top M\delta\le r^2$: a step that
+    does not raise the likelihood is taken back, and the region shrinks (Nocedal and Wright 2006, algorithm 4.1).
+    The trace "newton" is the length $\sqrt{s^\top M^{-1}s}$ of what is left, in standard errors.
+
+    Args:
+        radius: r at first.
+    """
+
+    #: expectations are taken by the same noise in every iteration: the likelihood is then a function of the parameters
+    same_noise: ClassVar[bool] = True
+    all_units: ClassVar[bool] = True
+    radius: Array | np.ndarray
+    average: AbstractAverage
+
+    def requires(self, problem):
+        if isinstance(problem.penalty, NoPenalty | L2):
+            return None
+        return f"{type(problem.penalty).__name__} has a kink, where Newton's steps are none; use margaux.soul, or the penalty L2"
+
+    def init(self, problem, params, per_unit):
+        u, _ = ravel_pytree(problem.space.to_unconstrained(params))
+        if u.size > LARGEST:
+            raise ValueError(
+                f"Newton's steps take second derivatives in {u.size} parameters, and at most {LARGEST}; use margaux.soul"
+            )
+        zero = jnp.zeros((), u.dtype)
+        nowhere = jnp.full((), -jnp.inf, u.dtype)
+        return _Point(u, nowhere, 0 * u, jnp.eye(u.size, dtype=u.dtype), zero + self.radius, zero, zero, nowhere)
+
+    def statistics(self, problem, params, z, w, batch):
+        return Score().per_unit(problem.model, params, z, w, batch)
+
+    def step(self, problem, estep, params, state, visit):
+        estep_rows, own_rows = visit.rows
+        b = visit.size(problem)
+        flat, unravel = ravel_pytree(problem.space.to_unconstrained(params))
+        flat = jnp.where(jnp.isfinite(flat), flat, jnp.sign(flat) * EDGE)
+        best: _Point = state
+
+        def back(u):
+            return problem.space.from_unconstrained(unravel(u))
+
+        def read(z, w):
+            def value(u):
+                return log_joints(problem.model, back(u), z, visit.batch)
+
+            gradients = jax.jacfwd(value)(flat)
+            hessian = jax.hessian(lambda u: jnp.sum(w * value(u)))(flat)
+            square = jnp.einsum("mb,mbi,mbj->ij", w, gradients, gradients)
+            return jnp.einsum("mb,mbi->bi", w, gradients), -hessian - square
+
+        # Draws that keep their noise: the units' scores do not depend on the iteration.
+        k = jnp.ones_like(visit.k)
+        found, estep_rows, info = visit.counting(estep).expect(
+            read, visit.noise, problem.model, params, estep_rows, visit.batch, k
+        )
+        if "log_marginal" not in info:
+            raise TypeError(
+                f"{type(estep).__name__} gives no likelihood for Newton's steps to climb; use margaux.Quadrature, "
+                "margaux.ImportanceSampling, or margaux.Exact of a discrete latent"
+            )
+        scores, complete = found
+        own = scores.T @ scores
+        (score, louis, bhhh), info = summed((jnp.sum(scores, axis=0), complete + own, own), info, visit.axis)
+        value, gradient, curvature = _penalised(problem, back, flat)
+        value, gradient = info["log_marginal"] - value, score - gradient
+        matrix = _positive(louis + curvature, bhhh + curvature)
+
+        gained = value - best.value
+        first = best.length < 0
+        risen = gained >= POOR * best.promised - ROUNDING * jnp.abs(best.value)
+        calmer = (best.promised < FAINT) & (_length(best.matrix, gradient) < best.length)
+        taken = first | (jnp.isfinite(value) & (risen | calmer))
+        grown = jnp.where(~first & (gained > GOOD * best.promised), 2 * best.radius, best.radius)
+        region = jnp.where(taken, grown, SHRINK * best.tried)
+        now = _Point(flat, value, gradient, matrix, region, best.promised, best.tried, best.length)
+        now = jax.tree.map(lambda new, old: jnp.where(taken, new, old), now, best._replace(radius=region))
+        step, promised, tried, length = _step(now)
+        now = now._replace(promised=promised, tried=tried, length=length)
+        moved = jax.tree.map(lambda new, old: new.astype(old.dtype), back(now.u + step), params)
+        figures = {name: figure / b for name, figure in info.items()}
+        # Of a place that was tried and left nothing is known; one that the fit begins at is its end.
+        figures["log_marginal"] = jnp.where(first | jnp.isfinite(value), figures["log_marginal"], now.value / b)
+        return moved, now, (estep_rows, own_rows), figures | {"newton": length}
+
+
+def _penalised(problem, back, u: Array) -> tuple[Array, Array, Array]:
+    """g with its derivatives in the coordinates."""
+
+    def value(u):
+        return problem.penalty.value(back(u)) + jnp.zeros((), u.dtype)
+
+    if isinstance(problem.penalty, NoPenalty):
+        return jnp.zeros((), u.dtype), jnp.zeros_like(u), jnp.zeros((u.size, u.size), u.dtype)
+    return value(u), jax.grad(value)(u), jax.hessian(value)(u)
+
+
+def _positive(louis: Array, bhhh: Array) -> Array:
+    """The first, or where it is not positive definite the second."""
+    scale = jnp.sqrt(jnp.maximum(jnp.abs(jnp.diagonal(louis)), jnp.finfo(louis.dtype).tiny))
+    least = jnp.linalg.eigvalsh(jnp.nan_to_num((louis + louis.T) / 2 / jnp.outer(scale, scale)))[0]
+    return jnp.where(least > POSITIVE, (louis + louis.T) / 2, (bhhh + bhhh.T) / 2)
+
+
+def _length(matrix: Array, gradient: Array) -> Array:
+    """Of Newton's step, in the metric of its matrix."""
+    values, vectors, scale = _scaled(matrix)
+    return jnp.sqrt(jnp.sum((vectors.T @ (gradient / scale)) ** 2 / values))
+
+
+def _scaled(matrix: Array) -> tuple[Array, Array, Array]:
+    """Eigenvalues, by their modulus and with a floor, and eigenvectors on a common scale of the coordinates; and that scale."""
+    scale = jnp.sqrt(jnp.maximum(jnp.abs(jnp.diagonal(matrix)), jnp.finfo(matrix.dtype).tiny))
+    values, vectors = jnp.linalg.eigh(matrix / jnp.outer(scale, scale))
+    return jnp.maximum(jnp.abs(values), POSITIVE), vectors, scale
+
+
+def _step(at: _Point) -> tuple[Array, Array, Array, Array]:
+    """A step in the region, what it promises, how long it is, and how long it would have been."""
+    values, vectors, scale = _scaled(at.matrix)
+    along = vectors.T @ (at.gradient / scale)
+    length = jnp.sqrt(jnp.sum(along**2 / values))
+    step = (vectors @ (along / values)) / scale
+    leap = jnp.max(jnp.abs(step) / (LEAP + jnp.abs(at.u)))
+    share = jnp.minimum(at.radius / jnp.maximum(length, jnp.finfo(length.dtype).tiny), 1 / jnp.maximum(leap, 1.0))
+    share = jnp.minimum(share, 1.0)
+    return share * step, (share - share**2 / 2) * length**2, share * length, length
