@@ -97,16 +97,20 @@ def saem(
     size = sum(np.size(leaf) for leaf in jax.tree.leaves(start))
     unpolished = settings.polish is False or len(units["mask"]) > FEW_UNITS or size > LARGEST
     slack = 1.0 if unpolished else SLACK
-    stop = Settled(model, units, start, settings.n_burn, slack) if settings.stop else None
     polish = settings.polish if polish is None else polish
     others: dict[str, Any] = dict(
-        n_iter=settings.n_iter, batch_size=settings.batch_size, key=settings.seed, dtype=settings.dtype, stop=stop,
+        n_iter=settings.n_iter, batch_size=settings.batch_size, key=settings.seed, dtype=settings.dtype,
         progress=settings.verbose, polish=False, shared=settings.shared,
     )  # fmt: skip
     algorithm, estep = settings.algorithm(settings.n_burn), settings.estep(len(units["mask"]))
     vanishing = [name for name, one in individual.items() if not one.random]
+
+    def settled(*what: Any) -> Settled | None:
+        return Settled(*what, settings.n_burn, slack) if settings.stop else None
+
     if settings.fixed_effects == "newton" or not vanishing:
-        fit = run_by_size(model, units, algorithm, estep, params=start, space=model.space(), **others)
+        stop = settled(model, units, start)
+        fit = run_by_size(model, units, algorithm, estep, params=start, space=model.space(), stop=stop, **others)
         return polished(fit, polish)
     wide, wide_units = build({name: dataclasses.replace(one, random=True) for name, one in individual.items()})
     start = carried_over(model, wide, start)
@@ -116,7 +120,8 @@ def saem(
     new = np.asarray([wide.names[wide.random[j]] in vanishing for j in wide.independent])
     start["omega2"] = np.where(new, plausible, start["omega2"])
     wide = dataclasses.replace(wide, vanishing=tuple(vanishing), vanished=start["omega2"] / 20)
-    fit = run_by_size(wide, wide_units, algorithm, estep, params=start, space=wide.space(), **others)
+    stop = settled(wide, wide_units, start)
+    fit = run_by_size(wide, wide_units, algorithm, estep, params=start, space=wide.space(), stop=stop, **others)
     # The likelihood, the information and the predictions are those of the model that was asked for.
     moved: dict[str, Any] = {name: carried_over(wide, model, getattr(fit, name)) for name in ("params", "last_params")}
     if "params" in fit.trace:
