@@ -7,14 +7,17 @@ All of them return the same fit. `margaux launch -n 4 script.py` starts local pr
 from __future__ import annotations
 
 import os
+import sys
 from typing import Any
 
 import jax
 import numpy as np
+import pandas as pd
+import scipy
 from jaxtyping import PyTree
 
 from .engine.share import Shard, Share, everyones, together
-from .engine.validate import check_data
+from .engine.stored import Rows
 
 #: what the schedulers that jax knows set in the environment of a process
 SCHEDULERS = ("SLURM_STEP_NODELIST", "OMPI_MCA_orte_hnp_uri", "JOB_COMPLETION_INDEX", "TPU_WORKER_HOSTNAMES")
@@ -53,15 +56,16 @@ def _whole(text: str | None) -> int | None:
 
 
 def shard(data: PyTree, *, local: bool = False) -> Any:
-    """This process's units of the data, for `margaux.fit` over all of them.
+    """This process's units of the data, for a fit over all of them.
 
     Args:
-        data: pytree of arrays, memmaps or arrays of zarr with all units on the leading axis, of which this process's slice alone
-            is read; or with `local=True` the units that this process has read for itself, whatever their number: those of
-            process 0 come first, then those of process 1, and so on.
+        data: pytree of arrays, memmaps, arrays of zarr or HDF5, SciPy's sparse arrays, data frames and AnnData with all units on
+            the leading axis, of which this process's slice alone is read, what lies on disk when it is needed; or with
+            `local=True` the units that this process has read for itself, whatever their number: those of process 0 come first,
+            then those of process 1, and so on.
 
     Raises:
-        ValueError, TypeError: data that are none, or fewer units than processes.
+        ValueError, TypeError: data that are none or of several lengths, or fewer units than processes.
 
     >>> import numpy as np, margaux as mx
     >>> mx.shard(np.arange(3.0))            # of one process: the data as they are
@@ -72,13 +76,60 @@ def shard(data: PyTree, *, local: bool = False) -> Any:
         return data
     if local:
         with together(True):
-            size = check_data(data)
+            size = _units(data)
         sizes = tuple(int(size) for size in everyones(np.asarray(size)))
         return Shard(data, Share(sizes, index))
-    leaves = jax.tree.leaves(data)
-    n = min((leaf.shape[0] for leaf in leaves), default=0)
+    n = _units(data)
     if n < count:
         raise ValueError(f"{n} units cannot be shared by {count} processes: start fewer")
     cuts = [n * p // count for p in range(count + 1)]
     share = Share(tuple(int(size) for size in np.diff(cuts)), index)
-    return Shard(jax.tree.map(lambda leaf: leaf[cuts[index] : cuts[index + 1]], data), share)
+    return Shard(jax.tree.map(lambda leaf: _part(leaf, cuts[index], cuts[index + 1]), data), share)
+
+
+def _units(data: PyTree) -> int:
+    """The length of every leaf."""
+    leaves = jax.tree_util.tree_flatten_with_path(data)[0]
+    if not leaves:
+        raise ValueError("data are empty: pass a pytree of arrays or tables whose rows are units")
+    sizes = {}
+    for path, leaf in leaves:
+        name = jax.tree_util.keystr(path) or "data"
+        if not getattr(leaf, "shape", ()):
+            raise TypeError(f"{name} is a {type(leaf).__name__} without rows; pass arrays or tables whose rows are units")
+        sizes[name] = int(leaf.shape[0])
+    if len(set(sizes.values())) > 1:
+        told = ", ".join(f"{name}: {size}" for name, size in sizes.items())
+        raise ValueError(f"the data differ in their number of rows ({told}); every leaf needs one row a unit")
+    return next(iter(sizes.values()))
+
+
+def _part(leaf: Any, first: int, last: int) -> Any:
+    """Some rows, of what lies on disk for later."""
+    anndata: Any = sys.modules.get("anndata")
+    if (anndata is not None and isinstance(leaf, anndata.AnnData)) or getattr(leaf, "chunks", None) is not None:
+        return Rows(leaf, first, last)
+    if isinstance(leaf, pd.DataFrame | pd.Series):
+        return leaf.iloc[first:last]
+    return (leaf.tocsr() if scipy.sparse.issparse(leaf) else leaf)[first:last]
+
+
+def gathered(rows: Any) -> Any:
+    """What each process has of its own units, such as scores, one below the other in every process, and in the order of the
+    units. All processes ask together.
+
+    Args:
+        rows: an array, a data frame or a series, with a row a unit of this process.
+
+    >>> import numpy as np, margaux as mx
+    >>> mx.distributed.gathered(np.arange(2.0))            # of one process: as they are
+    array([0., 1.])
+    """
+    count = jax.process_count()
+    if count == 1:
+        return rows
+    share = Share((0,) * count, jax.process_index())
+    if isinstance(rows, pd.DataFrame | pd.Series):
+        parts: Any = share.told(rows)
+        return pd.concat(parts)
+    return share.joined(np.asarray(rows))

@@ -5,17 +5,20 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
+import pickle
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 from jaxtyping import PyTree
 
 from ..numerics.arrays import is_key, resized
 from ..numerics.ladder import rung
+from .stored import Rows
 
 #: bytes of an error's sentence that the other processes are told
 SENTENCE = 400
@@ -23,7 +26,8 @@ SENTENCE = 400
 
 @dataclasses.dataclass(frozen=True)
 class Share:
-    """Consecutive units of each process.
+    """Consecutive units of each process. Of one process, which may be one of several that fit on their own, nothing is told to
+    others: sums are what they are, and so are lists.
 
     Attributes:
         sizes: how many units each process holds, in the order of the processes. index: of this process.
@@ -31,6 +35,11 @@ class Share:
 
     sizes: tuple[int, ...]
     index: int
+
+    @property
+    def alone(self) -> bool:
+        """Whether no other process has units."""
+        return len(self.sizes) == 1
 
     @property
     def n(self) -> int:
@@ -110,22 +119,81 @@ class Share:
         def one(leaf: np.ndarray) -> np.ndarray:
             full = np.zeros((counts.max(), *leaf.shape[1:]), leaf.dtype)
             full[: len(leaf)] = leaf
-            every = everyones(full)
+            every = self.everyones(full)
             return every.reshape(-1, *leaf.shape[1:])[place]
 
         return jax.tree.map(one, tree)
 
     def summed(self, tree: PyTree) -> PyTree:
-        """Sums over the processes, in double precision and the same order everywhere."""
-        return jax.tree.map(lambda leaf: everyones(np.asarray(leaf, float)).sum(axis=0), tree)
+        """Sums over the processes, by one all-reduce in double precision; of one process the tree itself."""
+        if self.alone:
+            return tree
+        self._check_all_here()
+        leaves, structure = jax.tree.flatten(tree)
+        own = np.concatenate([np.ravel(np.asarray(leaf, float)) for leaf in leaves])
+        with jax.enable_x64(True), losses():
+            every = jax.make_array_from_process_local_data(NamedSharding(self.mesh, PartitionSpec("units")), own[None])
+            total = np.array(added(self.mesh)(every))
+        cuts = np.cumsum([np.size(leaf) for leaf in leaves])[:-1]
+        parts = [part.reshape(np.shape(leaf)) for part, leaf in zip(np.split(total, cuts), leaves, strict=True)]
+        return jax.tree.unflatten(structure, parts)
+
+    def joined(self, own: np.ndarray) -> np.ndarray:
+        """Arrays of the processes one after the other along their first axis, however long each is."""
+        if self.alone:
+            return own
+        lengths = self.everyones(np.asarray(len(own)))
+        full = np.zeros((lengths.max(), *own.shape[1:]), own.dtype)
+        full[: len(own)] = own
+        every = self.everyones(full)
+        return np.concatenate([part[:length] for part, length in zip(every, lengths, strict=True)])
+
+    def told(self, thing: Any) -> list[Any]:
+        """What each process says: names, categories, small tables."""
+        if self.alone:
+            return [thing]
+        data = np.frombuffer(pickle.dumps(thing), np.uint8)
+        lengths = self.everyones(np.asarray(len(data)))
+        ends = np.cumsum(lengths)
+        every = self.joined(data)
+        return [pickle.loads(every[end - length : end].tobytes()) for end, length in zip(ends, lengths, strict=True)]
+
+    def some(self, count: int) -> Share:
+        """The share of so many of this process's units, where the others choose some of theirs."""
+        return Share(tuple(int(size) for size in self.everyones(np.asarray(count))), self.index)
+
+    def everyones(self, value: np.ndarray) -> np.ndarray:
+        """An array of each process (P, ...)."""
+        if self.alone:
+            return np.asarray(value)[None]
+        self._check_all_here()
+        return everyones(value)
+
+    def _check_all_here(self) -> None:
+        """Raises: RuntimeError: of a fit that was loaded by other processes than those that made it."""
+        if jax.process_count() != len(self.sizes):
+            raise RuntimeError(
+                f"this is asked of the units of {len(self.sizes)} processes, and here {jax.process_count()} run: load the file "
+                "of each in a process of its own, after margaux.distributed.initialize()"
+            )
 
     def least(self, value: float) -> float:
         """Of all processes."""
-        return everyones(np.asarray(value, float)).min().item()
+        return self.everyones(np.asarray(value, float)).min().item()
 
     def largest(self, value: float) -> float:
         """Of all processes."""
-        return everyones(np.asarray(value, float)).max().item()
+        return self.everyones(np.asarray(value, float)).max().item()
+
+
+#: of what nobody shares, where the number of units is no matter
+ALONE = Share((0,), 0)
+
+
+@functools.cache
+def added(mesh: Mesh) -> Callable[[jax.Array], jax.Array]:
+    """The program that adds up rows (P, m) that lie one in each process: one all-reduce."""
+    return jax.jit(lambda rows: jnp.sum(rows, axis=0), out_shardings=NamedSharding(mesh, PartitionSpec()))
 
 
 class ProcessLost(RuntimeError):
@@ -257,5 +325,7 @@ def alone(share: Share | None, what: str) -> None:
 
 
 def split(data: Any) -> tuple[PyTree, Share | None]:
-    """Data and the share that they are, None of one process's."""
-    return (data.data, data.share) if isinstance(data, Shard) else (data, None)
+    """Data and the share that they are, None of one process's; rows that lie on disk are read."""
+    if not isinstance(data, Shard):
+        return data, None
+    return jax.tree.map(lambda leaf: leaf[:] if isinstance(leaf, Rows) else leaf, data.data), data.share

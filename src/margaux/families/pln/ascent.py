@@ -12,6 +12,7 @@ from jaxtyping import Array, Float
 
 from ...algorithms.statistics import AbstractStatistic, Score
 from ...algorithms.updates import AbstractUpdate
+from ...engine.share import ALONE, Share
 from ...numerics.compiling import compiled
 from ...numerics.packing import lower_indices, symmetric
 from ...problem.schedule import AbstractSchedule
@@ -156,10 +157,11 @@ def two_levels(
     C: Float[np.ndarray, "p q"],
     x: Float[np.ndarray, "n k"],
     means: Float[np.ndarray, "n q"],
+    share: Share = ALONE,
 ) -> Information:
-    """From the complete-data information of all units and their posterior means."""
-    n, q = means.shape
-    k = x.shape[1]
+    """From the complete-data information of all units, and covariates and posterior means of those of this process."""
+    (q, k), ones = (means.shape[1], x.shape[1]), float(len(means))
+    n, of_means, of_x = share.summed((ones, means.T @ means, x.T @ x))
     information = complete / n
     ridge = 1e-8 * np.einsum("pii->p", information) / information.shape[1]
     inverse = np.linalg.inv(information + ridge[:, None, None] * np.eye(k + q))
@@ -170,9 +172,9 @@ def two_levels(
         part = slice(first, first + 512)
         moves = _moves(C[part], k)
         fine += np.einsum("puv,puw->vw", moves, information[part] @ moves)
-    V = means.T @ means / n
+    V = of_means / n
     observed = np.zeros((size, size))
-    observed[: k * q, : k * q] = np.kron(x.T @ x / n, V)
+    observed[: k * q, : k * q] = np.kron(of_x / n, V)
     products = V[np.ix_(a, a)] * V[np.ix_(b, b)] + V[np.ix_(a, b)] * V[np.ix_(b, a)]
     observed[k * q :, k * q :] = np.outer(twice, twice) * products
     # Components that have nearly collapsed tell nothing of themselves but noise.
