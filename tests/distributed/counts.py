@@ -13,6 +13,7 @@ import pandas as pd
 import scipy
 
 import margaux as mx
+from margaux.families.pln.refinement import Refinement, paper
 
 N, P = 61, 12
 
@@ -25,6 +26,7 @@ def table(n=N, p=P, seed=0):
     offset = rng.normal(0, 0.3, n)
     z = 0.6 + 0.3 * (site == "east")[:, None] - 0.2 * depth[:, None] + rng.normal(size=(n, 2)) @ rng.normal(0, 0.7, (2, p))
     counts = rng.poisson(np.exp(offset[:, None] + z))
+    counts[:, 0] += 1  # a feature that every unit has
     return scipy.sparse.csr_array(counts), pd.DataFrame({"site": site, "depth": depth}), offset
 
 
@@ -38,6 +40,8 @@ def parts():
         "RLE": ({"rank": 1, "n_starts": 1, "method": "variational"}, {"offsets": "RLE"}),
         "Wrench": ({"rank": 1, "n_starts": 1, "method": "variational"}, {"offsets": "Wrench"}),
         "student": ({"rank": 2, "n_starts": 1, "method": "student"}, {}),
+        "batches": ({"rank": 2, "n_starts": 1, "refinement": Refinement(batch_size=10, epochs=8), "method": "student"}, {}),
+        "paper": ({"rank": 1, "n_starts": 1, "refinement": paper("aisgd-snis", 32, 3, 1), "method": "aisgd-snis"}, {}),
         "float32": ({"rank": 2, "n_starts": 1, "method": "variational", "dtype": "float32"}, {}),
     }
 

@@ -13,9 +13,11 @@ from jaxtyping import Array, Float
 from ...algorithms.statistics import AbstractStatistic, Score
 from ...algorithms.updates import AbstractUpdate
 from ...engine.share import ALONE, Share
+from ...esteps.base import Present
 from ...numerics.compiling import compiled
 from ...numerics.packing import lower_indices, symmetric
 from ...problem.schedule import AbstractSchedule
+from .conditional import filling
 from .model import PLN
 from .weighted import span_score
 
@@ -49,15 +51,17 @@ class ConditionalScore(AbstractStatistic):
 
     def averaged(self, model, estep, params, rows, batch, noise, k, each):
         assert not each, "only the sum over a batch is made"
-        own: Any = estep
+        own, present = (estep.estep, estep.present) if isinstance(estep, Present) else (estep, jnp.ones(len(batch["x"])))
+        rows, batch = filling(present, rows, batch)
         moments, rows, info = own.expectations(noise, params, rows, batch)
+        here = present.astype(moments.mean.dtype)
         counts, size = batch["counts"].astype(moments.pull.dtype), batch["x"].shape[1]
         B = batch["x"].T @ counts - moments.pull[:, :size].T
         score = {"B": B, "C": counts.T @ moments.mean - moments.pull[:, size:]}
         if self.moments:
-            slope, scale = span_score(batch["x"], moments.mean, moments.spread)
+            slope, scale = span_score(batch["x"], moments.mean, moments.spread, here)
             score |= {"slope": slope, "scale": scale}
-        return score, rows, info
+        return score, rows, {name: figure * here for name, figure in info.items()}
 
     def requires(self, model):
         return None if isinstance(model, PLN) else "its model must be margaux.families.pln's PLN"
