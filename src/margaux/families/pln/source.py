@@ -201,7 +201,8 @@ def covariates_of(covariates: Covariates | None, source: Source, formula: str | 
         _check_aligned(covariates.index, source, "covariates")
     count = len(plain(covariates))
     if count != len(source.units):
-        raise ValueError(f"covariates have {count} rows and counts {len(source.units)}; they must agree")
+        shared = "" if source.share.alone else ", so pass those of the units of this process, such as mx.shard(covariates)"
+        raise ValueError(f"covariates have {count} rows and counts {len(source.units)}; they must agree{shared}")
     return covariates
 
 

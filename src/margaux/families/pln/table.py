@@ -13,7 +13,7 @@ import numpy as np
 import pandas as pd
 import scipy
 
-from ...engine.share import together
+from ...engine.share import Shard, together
 from ...tables.checks import listed
 from .checks import check_counts, check_design, check_names
 from .counts import Counts
@@ -89,8 +89,9 @@ def read(counts: CountsLike, covariates: Covariates | None = None, formula: str 
         >>> np.exp(table.offset).ravel().round(6).tolist()
         [3.0, 1.0, 6.0, 6.0]
     """
-    counts, covariates, offsets, share = given_to(counts, covariates, offsets)
-    with together(share is not None):
+    several = any(isinstance(each, Shard) for each in (counts, covariates, offsets))
+    with together(several):
+        counts, covariates, offsets, share = given_to(counts, covariates, offsets)
         source = source_of(counts, share)
         check_names(source.features)
         check_counts(source.values, source.features, source.units)
@@ -102,7 +103,7 @@ def read(counts: CountsLike, covariates: Covariates | None = None, formula: str 
     if not columns.any():
         raise ValueError("every count is zero; there is nothing to fit")
     rows = whole.row_sums() > 0 if from_counts(offsets) else np.ones(whole.n, bool)
-    with together(share is not None):
+    with together(several):
         _check_some(rows, source, offsets)
     _warn_left_out(source, rows, columns, offsets)
     units = source.units[rows]
