@@ -3,6 +3,7 @@
 import sys
 import warnings
 from pathlib import Path
+from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parent))
 
@@ -12,7 +13,7 @@ import numpy as np
 import margaux as mx
 
 
-def opened(folder, kind):
+def opened(folder, kind) -> tuple[Any, dict[str, Any]]:
     """The table of `counts.table` as it lies on disk, and what to give to `fit` beside it."""
     if kind == "memmap":
         return np.load(folder / "counts.npy", mmap_mode="r"), {}

@@ -1,6 +1,6 @@
 """Fits of PLN-PCA over the processes that run this script: `python counts.py OUT [NAME ...]`.
 
-Estimates and answers go to a file for each process, with what they all have under plain names and what is of their own units under
+Estimates and answers go to a file for each process: what they all have under plain names, and what is of their own units under
 names that begin with "own".
 """
 
@@ -24,7 +24,12 @@ def table(n=N, p=P, seed=0):
     site = pd.Categorical(np.where(np.arange(n) < n // 4, "north", rng.choice(["east", "west"], n)), ["west", "east", "north"])
     depth = rng.normal(size=n)
     offset = rng.normal(0, 0.3, n)
-    z = 0.6 + 0.3 * (site == "east")[:, None] - 0.2 * depth[:, None] + rng.normal(size=(n, 2)) @ rng.normal(0, 0.7, (2, p))
+    z = (
+        0.6
+        + 0.3 * np.asarray(site == "east")[:, None]
+        - 0.2 * depth[:, None]
+        + rng.normal(size=(n, 2)) @ rng.normal(0, 0.7, (2, p))
+    )
     counts = rng.poisson(np.exp(offset[:, None] + z))
     counts[:, 0] += 1  # a feature that every unit has
     return scipy.sparse.csr_array(counts), pd.DataFrame({"site": site, "depth": depth}), offset

@@ -11,8 +11,6 @@ import pytest
 from test_processes import launched
 
 FEW = ("auto",)
-#: of figures of nats, and of those that importance sampling makes with half of the digits of their logarithms
-CLOSE = {"rtol": 1e-9, "atol": 1e-10}
 
 
 def of_processes(processes, sizes, folder, names):
@@ -37,11 +35,11 @@ def same(every, names):
                 assert single or str(found) == str(value), key
                 continue
             # Estimates to ten digits; what is computed at them loses one or two.
-            bounds = {"rtol": 2e-3, "atol": 2e-3} if single else CLOSE
-            np.testing.assert_allclose(found, value, **bounds, err_msg=f"{name} {key}")
+            relative, absolute = (2e-3, 2e-3) if single else (1e-9, 1e-10)
+            np.testing.assert_allclose(found, value, relative, absolute, err_msg=f"{name} {key}")
             if key in ("coef", "loadings") and not single:
                 np.testing.assert_allclose(found, value, rtol=0, atol=1e-10 * np.max(np.abs(value)), err_msg=f"{name} {key}")
-        for key, value in own.items():
+        for key in own:
             parts = [one[f"own {name}/{key}"] for one in every]
             np.testing.assert_array_equal(np.concatenate(parts), every[0][f"{name}/all {key}"])
 

@@ -63,6 +63,9 @@ class PLNPCA(OfUnits, OfCoefficients, Answering, Conventional):
     Fitted by variational EM with a full covariance matrix a unit, from several starts, of which the best is kept; from there
     the likelihood itself is ascended by importance sampling, as long as that raises it beyond its error.
 
+    Over several processes (`margaux.shard`) all find the same estimates; scores_, table_ and what else has a row a unit are of
+    the units of each alone.
+
     Args:
         rank: q; `pln_ranks` chooses it. n_starts: starts; by default sixteen, fewer for large tables.
         method: "auto", as said, for tables of up to twenty million entries; "variational", the first part alone; or one of
@@ -242,12 +245,7 @@ class PLNPCA(OfUnits, OfCoefficients, Answering, Conventional):
         return self._quality(proposal, self.loglik_tol if error is None else error, self.random_state, adapt=False)
 
     def _quality(
-        self,
-        proposal: Proposal | str,
-        error: float,
-        seed: int,
-        adapt: bool = True,
-        some: tuple[np.ndarray, Share] | None = None,
+        self, proposal: Proposal | str, error: float, seed: int, adapt: bool = True, some: tuple[np.ndarray, Share] | None = None
     ) -> pd.DataFrame:
         """Of all units, or of some with their share of all that were chosen."""
         with precision(np.dtype(float)):
@@ -272,9 +270,8 @@ class PLNPCA(OfUnits, OfCoefficients, Answering, Conventional):
     @property
     def loglik_(self) -> LogLikelihood:
         """log p(y), every constant included, by importance sampling from the variational posteriors, with its error."""
-        found = self.importance_
-        error = float(np.sqrt(self.table_.counts.share.summed(np.sum(found["error"].to_numpy() ** 2))))
-        return LogLikelihood(self.table_.counts.share.joined(found["loglik"].to_numpy()), error)
+        value, error = self.table_.counts.share.joined(self.importance_[["loglik", "error"]].to_numpy()).T
+        return LogLikelihood(value, float(np.sqrt(np.sum(error**2))))
 
     @functools.cached_property
     def certificate_(self) -> Certificate:

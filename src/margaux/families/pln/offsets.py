@@ -133,10 +133,11 @@ def given(offsets: Offsets, n: int, p: int, units: pd.Index, features: pd.Index)
         raise TypeError(
             f"offsets must be numbers, one a unit or one an entry of the table, or a name ({', '.join(SCHEMES)})"
         ) from None
+    shape = values.shape
     values = values[:, None] if values.ndim == 1 else values
     if values.shape not in ((n, 1), (n, p)):
         turned = "; transpose them" if values.shape == (p, n) else ""
-        raise ValueError(f"offsets must have shape ({n},), ({n}, 1) or ({n}, {p}), got {np.shape(offsets)}{turned}")
+        raise ValueError(f"offsets must have shape ({n},), ({n}, 1) or ({n}, {p}), got {shape}{turned}")
     bad = ~(np.abs(values) <= LARGEST)
     if bad.any():
         i, j = np.argwhere(bad)[0]

@@ -202,7 +202,7 @@ def informed(design: Design, loadings: Loadings, posterior: Posterior) -> Inform
     C = np.asarray(loadings.C, float)
     few = affordable(n, p * (k + q)) is not None
     known, whole = observed(design, loadings, posterior) if few else (complete(design, loadings, posterior), None)
-    levels = two_levels(known, C, *(np.asarray(leaf, float) for leaf in (design.x, posterior.mean)), design.share)
+    levels = two_levels(known, C, *(np.asarray(leaf, float) for leaf in (design.x, posterior.mean)), share=design.share)
     if whole is not None:
         return _of_louis(whole, dense(levels, C, k) / n, rotations(C, k), (p, k + q), k)
     sd = np.sqrt(inverse_diagonal(levels, C, k) / n)

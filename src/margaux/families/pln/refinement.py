@@ -231,7 +231,7 @@ def _seen(design: Design, loadings: Loadings, posterior: Posterior, seed: int) -
     """The norm of the score and what a step promises, with their errors."""
     n, C = design.share.n, loadings.C
     known = complete(design, loadings, posterior)
-    information = two_levels(known, *(np.asarray(leaf, float) for leaf in (C, design.x, posterior.mean)), design.share)
+    information = two_levels(known, *(np.asarray(leaf, float) for leaf in (C, design.x, posterior.mean)), share=design.share)
     draws = first_draws(n, design.counts.p, 128)
     replicates = scores(design, loadings, posterior, "student", Plan(draws, 4, True, seed + 7))
     replicates = jax.tree.map(np.asarray, replicates)

@@ -81,7 +81,7 @@ def source_of(counts: Any, share: Share | None = None) -> Source:
     """Numbers and names of whatever holds counts; units without names are numbered over all processes."""
     obs = features = units = None
     anndata: Any = sys.modules.get("anndata")
-    whole, rows = (counts.stored, slice(counts.first, counts.last)) if isinstance(counts, Rows) else (counts, slice(None))
+    whole, rows = _whole(counts)
     if anndata is not None and isinstance(whole, anndata.AnnData):
         obs, features, units = whole.obs.iloc[rows], whole.var_names, whole.obs_names[rows]
         if whole.X is None:
@@ -113,6 +113,11 @@ def source_of(counts: Any, share: Share | None = None) -> Source:
         obs=obs,
         share=share,
     )
+
+
+def _whole(counts: Any) -> tuple[Any, slice]:
+    """What holds counts, and which of its rows they are."""
+    return (counts.stored, slice(counts.first, counts.last)) if isinstance(counts, Rows) else (counts, slice(None))
 
 
 def _of_anndata(values: Any, rows: slice) -> Any:
