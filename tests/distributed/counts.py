@@ -38,7 +38,7 @@ def table(n=N, p=P, seed=0):
 def parts():
     """Settings of the estimator and of its fit by name."""
     return {
-        "auto": ({"rank": 2, "n_starts": 3}, {"formula": "~ site + depth", "offsets": "array"}),
+        "auto": ({"rank": 2, "n_starts": 2}, {"formula": "~ site + depth", "offsets": "array"}),
         "variational": ({"rank": 2, "n_starts": 4, "method": "variational", "tol": 1e-6}, {"offsets": "TSS"}),
         "diagonal": ({"rank": 2, "n_starts": 1, "method": "variational", "posterior_covariance": "diagonal"}, {}),
         "columns": ({"rank": 1, "n_starts": 2}, {"covariates": True, "offsets": "poscounts"}),

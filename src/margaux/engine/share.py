@@ -119,17 +119,17 @@ class Share:
         def one(leaf: np.ndarray) -> np.ndarray:
             full = np.zeros((counts.max(), *leaf.shape[1:]), leaf.dtype)
             full[: len(leaf)] = leaf
-            every = self.everyones(full)
+            every = everyones(full)
             return every.reshape(-1, *leaf.shape[1:])[place]
 
         return jax.tree.map(one, tree)
 
     def summed(self, tree: PyTree) -> PyTree:
         """Sums over the processes, by one all-reduce in double precision; of one process the tree itself."""
-        if self.alone:
+        leaves, structure = jax.tree.flatten(tree)
+        if self.alone or not leaves:
             return tree
         self._check_all_here()
-        leaves, structure = jax.tree.flatten(tree)
         own = np.concatenate([np.ravel(np.asarray(leaf, float)) for leaf in leaves])
         with jax.enable_x64(True), losses():
             every = jax.make_array_from_process_local_data(NamedSharding(self.mesh, PartitionSpec("units")), own[None])

@@ -51,7 +51,8 @@ class ConditionalScore(AbstractStatistic):
 
     def averaged(self, model, estep, params, rows, batch, noise, k, each):
         assert not each, "only the sum over a batch is made"
-        own, present = (estep.estep, estep.present) if isinstance(estep, Present) else (estep, jnp.ones(len(batch["x"])))
+        own: Any = estep.estep if isinstance(estep, Present) else estep
+        present = estep.present if isinstance(estep, Present) else jnp.ones(len(batch["x"]))
         rows, batch = filling(present, rows, batch)
         moments, rows, info = own.expectations(noise, params, rows, batch)
         here = present.astype(moments.mean.dtype)

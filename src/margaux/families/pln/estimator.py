@@ -63,8 +63,7 @@ class PLNPCA(OfUnits, OfCoefficients, Answering, Conventional):
     Fitted by variational EM with a full covariance matrix a unit, from several starts, of which the best is kept; from there
     the likelihood itself is ascended by importance sampling, as long as that raises it beyond its error.
 
-    Over several processes (`margaux.shard`) all find the same estimates; scores_, table_ and what else has a row a unit are of
-    the units of each alone.
+    Over several processes (`margaux.shard`) all find the same; scores_, table_ and what has a row a unit are of their own units.
 
     Args:
         rank: q; `pln_ranks` chooses it. n_starts: starts; by default sixteen, fewer for large tables.
@@ -144,8 +143,7 @@ class PLNPCA(OfUnits, OfCoefficients, Answering, Conventional):
 
     def _estimate(self, table: Table, fitter: Callable[..., tuple[Solution, pd.DataFrame]] = best_of) -> None:
         """Fit a table, by a function with the arguments of `best_of`."""
-        share, p = table.counts.share, table.counts.p
-        n = share.n
+        share, n, p = table.counts.share, table.counts.share.n, table.counts.p
         if not share.alone:
             check_alike({}, {name: value for name, value in self.get_params().items() if name != "verbose"})
         check_rank(self.rank, n, p)

@@ -251,7 +251,8 @@ def _begun(loadings: Loadings, posterior: Posterior, diagonal: bool) -> State:
     place = Place(loadings, posterior.mean)
     none: Any = np.zeros_like(C[:, 0])
     q = C.shape[1]
-    nothing: Any = Moments(*(np.zeros(shape, C.dtype) for shape in ((len(loadings.B), q), (q, q), (q * (q + 1) // 2,))))
+    zeros: Any = (np.zeros(shape, C.dtype) for shape in ((len(loadings.B), q), (q, q), (q * (q + 1) // 2,)))
+    nothing = Moments(*zeros)
     here = _Here(loadings, posterior, loadings, none, jax.tree.map(np.zeros_like, loadings), place, nothing)
     zero, yes, no = np.asarray(0, np.int32), np.asarray(True), np.asarray(False)
     state: Any = (loadings, posterior, here, np.asarray(-np.inf, C.dtype), np.ones_like(C[:, 0]), place, zero, zero, yes, no)

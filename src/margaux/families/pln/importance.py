@@ -149,8 +149,9 @@ def marginal(
         mean, spread = _moments([each.v for each in draws], log_ratio, np.asarray(block.gaussian.mean))
         pareto = pareto_shapes(np.concatenate(list(log_ratio), axis=1))
         parts.append((log_mean, error, each, ess, even, pareto, forward, backward, mean, spread, (logs - np.log(gaussian)).T))
-    found = Marginal(*map(np.concatenate, zip(*parts, strict=True)))
-    return found._replace(loglik=found.loglik + constant, logs=found.logs.T + constant, share=design.share)
+    loglik, *others, logs = map(np.concatenate, zip(*parts, strict=True))
+    leaves: Any = loglik + constant, *others, logs.T + constant
+    return Marginal(*leaves, share=design.share)
 
 
 def _of_nobody(posterior: Posterior, plan: Plan) -> tuple[np.ndarray, ...]:
