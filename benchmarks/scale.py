@@ -1,6 +1,7 @@
 """One fit over several processes beside one process on as many cores: `python benchmarks/scale.py [JOB ...] [--processes 1 2]`.
 
-Wall-clock and CPU seconds (the most of a process) of the iterations alone, and the estimates, which must agree.
+Wall-clock and CPU seconds (the most of a process) of the iterations alone, peak memory, and the estimates, which must agree. One
+process uses all cores, several share them; the last job is one whole fit, compilation and all.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import textwrap
 HEAD = """
 import json
 import os
+import resource
 import sys
 import time
 import warnings
@@ -25,6 +27,7 @@ mx.distributed.initialize()
 import jax
 import jax.numpy as jnp
 import numpy as np
+import scipy
 from jax.scipy.stats import norm
 
 class Intercept(mx.AbstractModel):
@@ -45,14 +48,49 @@ def timed(n_iter, **settings):
     return fit
 
 def report(short, long, **settings):
-    timed(short, **settings)
+    beyond(lambda n: timed(n, **settings), short, long, lambda fit: [float(fit.params[name]) for name in ("mu", "spread")])
+
+def beyond(run, short, long, told):
+    '''What so many more iterations cost.'''
+    run(short)
     at = time.perf_counter(), time.process_time()
-    timed(short, **settings)
+    run(short)
     middle = time.perf_counter(), time.process_time()
-    fit = timed(long, **settings)
+    fit = run(long)
     wall, cpu = (time.perf_counter() - 2 * middle[0] + at[0], time.process_time() - 2 * middle[1] + at[1])
-    found = [float(fit.params[name]) for name in ("mu", "spread")]
-    print("RESULT" + json.dumps({"process": jax.process_index(), "wall": wall, "cpu": cpu, "found": found}), flush=True)
+    said = {"process": jax.process_index(), "wall": wall, "cpu": cpu, "found": told(fit), "peak": peak()}
+    print("RESULT" + json.dumps(said), flush=True)
+
+def peak():
+    '''Memory that this process has had at once, in MiB.'''
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+
+def cells(n, p, at_once=500):
+    '''Sparse counts of the cells of a process and the logarithms of their depth; whichever process has a cell, it is the same.'''
+    C = np.random.default_rng(1).normal(0, 0.5, (p, 5))
+    level = np.random.default_rng(2).normal(-3.3, 1.2, p)
+    first, last = (n * (jax.process_index() + more) // jax.process_count() // at_once * at_once for more in (0, 1))
+    blocks, depths = [], []
+    for begin in range(first, last, at_once):
+        rng = np.random.default_rng([3, begin])
+        depth = rng.normal(0, 0.4, (at_once, 1))
+        rates = np.exp(level + depth + rng.normal(size=(at_once, 5)) @ C.T)
+        blocks.append(scipy.sparse.csr_array(rng.poisson(rates).astype(np.uint16)))
+        depths.append(depth)
+    counts = scipy.sparse.vstack(blocks, format="csr")
+    return mx.shard(counts, local=True), mx.shard(np.concatenate(depths), local=True)
+
+def whole_fit():
+    began = time.perf_counter(), time.process_time()
+    model = plnpca(100, dtype="float32")
+    wall, cpu = time.perf_counter() - began[0], time.process_time() - began[1]
+    found = [model.elbo_, f"{model.n_sweeps_} sweeps", counts.data.nnz if hasattr(counts, "share") else counts.nnz]
+    said = {"process": jax.process_index(), "wall": wall, "cpu": cpu, "found": found, "peak": peak()}
+    print("RESULT" + json.dumps(said), flush=True)
+
+def plnpca(sweeps, **settings):
+    model = mx.PLNPCA(rank=5, method="variational", n_starts=1, max_sweeps=sweeps, verbose=False, **settings)
+    return model.fit(counts, offsets=depths)
 """
 
 JOBS = {
@@ -63,6 +101,18 @@ JOBS = {
     "SOUL, 100,000 units, all of them": """
         data = mx.shard(simulated(100_000))
         report(20, 120)
+    """,
+    "PLN-PCA, 20,000 x 2,000": """
+        counts, depths = cells(20_000, 2_000)
+        beyond(plnpca, 3, 23, lambda model: [model.elbo_])
+    """,
+    "PLN-PCA, 20,000 x 10,000": """
+        counts, depths = cells(20_000, 10_000)
+        whole_fit()
+    """,
+    "PLN-PCA, 60,000 x 20,000": """
+        counts, depths = cells(60_000, 20_000, 250)
+        whole_fit()
     """,
 }
 
@@ -89,7 +139,9 @@ def main() -> None:
         for processes in args.processes:
             every = run(job, processes)
             wall, cpu = (max(one[name] for one in every) for name in ("wall", "cpu"))
-            print(f"  {processes} processes: {wall:7.2f} s, {cpu:7.2f} CPU s a process; estimate {every[0]['found']}", flush=True)
+            most = max(one["peak"] for one in every)
+            told = f"{wall:7.2f} s, {cpu:7.2f} CPU s and {most:5.0f} MiB a process; found {every[0]['found']}"
+            print(f"  {processes} processes: {told}", flush=True)
 
 
 if __name__ == "__main__":

@@ -167,10 +167,13 @@ class Fit(Shown, Outcome):
 
     def loglik(self, method: str = "auto", n_draws: int | None = None, params: PyTree = None, **settings: Any) -> Any:
         """Marginal log-likelihood with its error `.se`: see `margaux.answers.likelihood.loglik`."""
+        from ..engine.share import alone
         from .certify import examined
-        from .likelihood import loglik
+        from .likelihood import EVIDENCE, loglik
         from .polish import unpolishable
 
+        if method in EVIDENCE:
+            alone(self.share, "this likelihood")
         if params is not None or settings:
             return loglik(self, method=method, n_draws=n_draws, params=params, **settings)
         done = None if unpolishable(self) else examined(self)

@@ -140,10 +140,11 @@ class Share:
         leaves, structure = jax.tree.flatten(tree)
         if self.alone or not leaves:
             return tree
+        self._check_all_here()
         own = np.concatenate([np.ravel(np.asarray(leaf, float)) for leaf in leaves])
         with jax.enable_x64(True), losses():
             every = jax.make_array_from_process_local_data(NamedSharding(self.mesh, PartitionSpec("units")), own[None])
-            total = np.asarray(added(self.mesh)(every))
+            total = np.array(added(self.mesh)(every))
         cuts = np.cumsum([np.size(leaf) for leaf in leaves])[:-1]
         parts = [part.reshape(np.shape(leaf)) for part, leaf in zip(np.split(total, cuts), leaves, strict=True)]
         return jax.tree.unflatten(structure, parts)
@@ -174,7 +175,18 @@ class Share:
 
     def everyones(self, value: np.ndarray) -> np.ndarray:
         """An array of each process (P, ...)."""
-        return np.asarray(value)[None] if self.alone else everyones(value)
+        if self.alone:
+            return np.asarray(value)[None]
+        self._check_all_here()
+        return everyones(value)
+
+    def _check_all_here(self) -> None:
+        """Raises: RuntimeError: of a fit that was loaded by other processes than those that made it."""
+        if jax.process_count() != len(self.sizes):
+            raise RuntimeError(
+                f"this is asked of the units of {len(self.sizes)} processes, and here {jax.process_count()} run: load the file "
+                "of each in a process of its own, after margaux.distributed.initialize()"
+            )
 
     def least(self, value: float) -> float:
         """Of all processes."""

@@ -60,8 +60,8 @@ def test_the_fewest_padded_cells():
 
 def test_a_fixed_parameter_by_a_vanishing_effect_stops_by_its_own_parameters():
     individual = {"ka": LogNormal(1.5), "V": LogNormal(30.0), "CL": LogNormal(2.5, random=False)}
-    model = mx.NLME(structural=oral1cpt, individual=individual, fixed_effects="exponentialised", n_burn=40, n_iter=200, n_starts=1,
-                    polish=False, verbose=False)  # fmt: skip
+    model = mx.NLME(structural=oral1cpt, individual=individual, fixed_effects="exponentialised", n_burn=40, n_iter=200,
+                    n_starts=1, polish=False, verbose=False)  # fmt: skip
     model.fit(load_theophylline(), id="Id", time="Time", y="Concentration", dose="Dose")
     assert list(model.params_)[:3] == ["ka", "V", "CL"] and "omega2_CL" not in model.params_
     assert abs(np.log(model.params_["CL"] / 2.7)) < 0.3

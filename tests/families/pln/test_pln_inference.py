@@ -271,7 +271,7 @@ def test_sparse_counts_blocks_and_offsets_of_every_entry_change_nothing(kinds: A
     plan = Plan(512, 2)
 
     def everything(design):
-        yield from marginal(design, *where, plan=plan)
+        yield from marginal(design, *where, plan=plan)[:-1]  # the last is the share, of which there is one
         yield from score(design, *where, plan=plan)
         for kind in kinds:
             yield inference.covariance(design, *where, kind, plan)

@@ -15,8 +15,8 @@ from .filling import emptied, filled
 from .fitting import Design
 from .variational import BLOCK, Loadings, Posterior, Units, unit_steps
 
-#: Newton steps of a round, and rounds at most: a step that is refused is tried at a quarter of its length
-STEPS, ROUNDS = 16, 20
+#: Newton steps of a round, and rounds at most: a step that is refused is tried at a quarter of its length; and last steps
+STEPS, ROUNDS, LAST = 16, 20, 8
 
 
 def settled(design: Design, loadings: Loadings, block: int = BLOCK) -> Posterior:
@@ -38,12 +38,14 @@ def settled(design: Design, loadings: Loadings, block: int = BLOCK) -> Posterior
 @compiled
 def _settled(loadings: Loadings, units: Units) -> Posterior:
     """Rounds of Newton steps until no mean moves, from the mean of the prior and a spread that raises no log-rate by more than a
-    half: that of the prior raises the rates of large loadings beyond what can be inverted."""
+    half: that of the prior raises the rates of large loadings beyond what can be inverted. The last steps are to the fixed point
+    itself: near to it the rounding of the bound refuses steps, by chance, and leaves half of the digits."""
     b, q = units.projected.shape
     j, k, _ = lower_indices(q)
     narrow = 1 / jnp.maximum(jnp.max(jnp.sum(loadings.C**2, axis=1)), 1)
     start = Posterior(jnp.zeros_like(units.projected), jnp.tile(jnp.asarray(j == k, units.x.dtype) * narrow, (b, 1)))
-    close = jnp.sqrt(jnp.finfo(units.x.dtype).eps)
+    eps = float(jnp.finfo(units.x.dtype).eps)
+    close = np.sqrt(eps)
 
     def moving(state: tuple[Posterior, Array, Array]) -> Array:
         return (state[1] > close) & (state[2] < ROUNDS)
@@ -52,7 +54,8 @@ def _settled(loadings: Loadings, units: Units) -> Posterior:
         new = unit_steps(loadings, state[0], units, STEPS)[0]
         return new, jnp.max(jnp.abs(new.mean - state[0].mean)), state[2] + 1
 
-    return jax.lax.while_loop(moving, more, (start, jnp.asarray(jnp.inf, units.x.dtype), jnp.asarray(0)))[0]
+    near = jax.lax.while_loop(moving, more, (start, jnp.asarray(jnp.inf, units.x.dtype), jnp.asarray(0)))[0]
+    return unit_steps(loadings, near, units, LAST, slack=64 * eps)[0]
 
 
 def principal(loadings: Loadings, posterior: Posterior) -> tuple[Loadings, Posterior]:

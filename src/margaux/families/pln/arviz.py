@@ -29,6 +29,12 @@ BLOCK = 1 << 24
 def arviz_parts(fitted: PLNPCA, n_draws: int, key: int) -> Parts:
     """Scores of the units, by importance sampling from their variational posteriors."""
     check_fitted(fitted)
+    share = fitted.table_.counts.share
+    if not share.alone:
+        raise TypeError(
+            f"ArviZ data of a fit over several processes would have the {share.size} units of this one alone, of {share.n}; look "
+            "at scores_ and importance_, or fit a sample of the units in one process"
+        )
     table, design = fitted.table_, fitted._design(fitted.table_)
     p, q = fitted.loadings_.shape
     plan = Plan(1 << int(np.ceil(np.log2(OVER * max(n_draws, 250)))), 1, True, key)

@@ -12,9 +12,12 @@ from jaxtyping import Array, Float
 
 from ...algorithms.statistics import AbstractStatistic, Score
 from ...algorithms.updates import AbstractUpdate
+from ...engine.share import ALONE, Share
+from ...esteps.base import Present
 from ...numerics.compiling import compiled
 from ...numerics.packing import lower_indices, symmetric
 from ...problem.schedule import AbstractSchedule
+from .conditional import filling
 from .model import PLN
 from .weighted import span_score
 
@@ -48,15 +51,18 @@ class ConditionalScore(AbstractStatistic):
 
     def averaged(self, model, estep, params, rows, batch, noise, k, each):
         assert not each, "only the sum over a batch is made"
-        own: Any = estep
+        own: Any = estep.estep if isinstance(estep, Present) else estep
+        present = estep.present if isinstance(estep, Present) else jnp.ones(len(batch["x"]))
+        rows, batch = filling(present, rows, batch)
         moments, rows, info = own.expectations(noise, params, rows, batch)
+        here = present.astype(moments.mean.dtype)
         counts, size = batch["counts"].astype(moments.pull.dtype), batch["x"].shape[1]
         B = batch["x"].T @ counts - moments.pull[:, :size].T
         score = {"B": B, "C": counts.T @ moments.mean - moments.pull[:, size:]}
         if self.moments:
-            slope, scale = span_score(batch["x"], moments.mean, moments.spread)
+            slope, scale = span_score(batch["x"], moments.mean, moments.spread, here)
             score |= {"slope": slope, "scale": scale}
-        return score, rows, info
+        return score, rows, {name: figure * here for name, figure in info.items()}
 
     def requires(self, model):
         return None if isinstance(model, PLN) else "its model must be margaux.families.pln's PLN"
@@ -156,10 +162,11 @@ def two_levels(
     C: Float[np.ndarray, "p q"],
     x: Float[np.ndarray, "n k"],
     means: Float[np.ndarray, "n q"],
+    share: Share = ALONE,
 ) -> Information:
-    """From the complete-data information of all units and their posterior means."""
-    n, q = means.shape
-    k = x.shape[1]
+    """From the complete-data information of all units, and covariates and posterior means of those of this process."""
+    (q, k), ones = (means.shape[1], x.shape[1]), float(len(means))
+    n, of_means, of_x = share.summed((ones, means.T @ means, x.T @ x))
     information = complete / n
     ridge = 1e-8 * np.einsum("pii->p", information) / information.shape[1]
     inverse = np.linalg.inv(information + ridge[:, None, None] * np.eye(k + q))
@@ -170,9 +177,9 @@ def two_levels(
         part = slice(first, first + 512)
         moves = _moves(C[part], k)
         fine += np.einsum("puv,puw->vw", moves, information[part] @ moves)
-    V = means.T @ means / n
+    V = of_means / n
     observed = np.zeros((size, size))
-    observed[: k * q, : k * q] = np.kron(x.T @ x / n, V)
+    observed[: k * q, : k * q] = np.kron(of_x / n, V)
     products = V[np.ix_(a, a)] * V[np.ix_(b, b)] + V[np.ix_(a, b)] * V[np.ix_(b, a)]
     observed[k * q :, k * q :] = np.outer(twice, twice) * products
     # Components that have nearly collapsed tell nothing of themselves but noise.

@@ -26,7 +26,7 @@ def complete(design: Design, loadings: Loadings, posterior: Posterior) -> Float[
     total = np.zeros((p, size, size))
     for block in blocks(design, loadings, posterior, PROPOSALS["vem"], 4 * BLOCK // (p * size)):
         total += np.asarray(_complete(*block.full))[:p]
-    return total
+    return design.share.summed(total)
 
 
 def observed(
@@ -50,6 +50,7 @@ def observed(
         own += np.asarray(part)[:p]
         each = block.emptied(rows)[:, :, :p].reshape(-1, size)
         whole -= each.T @ each
+    own, whole = design.share.summed((own, whole))
     j = np.arange(p)
     whole.reshape(p, k + q, p, k + q)[j, :, j] += own
     return own, whole

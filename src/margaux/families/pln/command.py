@@ -176,7 +176,7 @@ def answer(fitted: PLNPCA, title: str, level: float = 0.95, choice: RankChoice |
     names += ["covariance"] if p > 1 else []
     figures: dict[str, Callable[[], Any]] = {name: getattr(fitted.plot, name) for name in names}
     facts: dict[str, Any] = {
-        "n_units": fitted.table_.counts.n,
+        "n_units": fitted.table_.counts.share.n,
         "n_features": p,
         "rank": q,
         "elbo": fitted.elbo_,
@@ -201,7 +201,7 @@ def rows(fitted: PLNPCA) -> Iterator[tuple[str, str]]:
     """The fit in a few names and values."""
     table, loglik, starts = fitted.table_, fitted.loglik_, fitted.starts_
     yield "certificate", fitted.message_
-    yield "units", str(table.counts.n)
+    yield "units", str(table.counts.share.n)
     yield "features", str(table.counts.p)
     yield "coefficients a feature", f"{len(table.covariate_names)}: {', '.join(table.covariate_names)}"
     yield "rank", str(fitted.loadings_.shape[1])

@@ -2,7 +2,7 @@ r"""The E-step of algorithms 1 and 2: draws of the latents given the counts, fro
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import equinox as eqx
 import jax
@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 
 Follow = Literal["nothing", "moments", "mean and curvature"]
 
+#: an offset of which no rate is left
+LOWEST = -1e4
 #: the names of section 6, and one with heavy tails: the proposal, and what of it follows the weighted draws of the last visit
 VARIANTS: dict[str, tuple[Proposal, Follow]] = {
     "isgd-vem": (Proposal(), "nothing"),
@@ -47,6 +49,7 @@ class ConditionalSampling(AbstractEStep):
             iteration shifts, in place of independent draws. control: see `weighted`. seed: of the net.
     """
 
+    may_be_padded: ClassVar[bool] = True
     proposal: Proposal = eqx.field(static=True)
     follow: Follow = eqx.field(static=True)
     sobol: bool = eqx.field(static=True)
@@ -89,10 +92,10 @@ class ConditionalSampling(AbstractEStep):
         log_ratio = log_joint - jnp.sum(v**2, axis=2) / 2 - v.shape[2] * LOG_2PI / 2 - log_proposal
         w = jax.nn.softmax(log_ratio, axis=1)
         value = f(jnp.moveaxis(v, 1, 0), w.T)
-        return value, rows, {"ess": jnp.sum(1 / jnp.sum(w**2, axis=1))}
+        return value, rows, {"ess": 1 / jnp.sum(w**2, axis=1)}
 
     def expectations(self, noise: PyTree, params: PyTree, rows: PyTree, batch: PyTree) -> tuple[Weighted, Any, dict[str, Array]]:
-        """What the score of a batch needs, the rows moved, and figures to trace."""
+        """What the score of a batch needs, the rows moved, and figures to trace, one a unit."""
         loadings, units, gaussian = self._read(params, rows, batch)
         count, draws = jnp.asarray(len(units.x)), jnp.asarray([0, len(self.net)])
         moments, _ = weighted(loadings, units, gaussian, noise, self._net, None, count, draws, self.proposal, self.control)
@@ -103,7 +106,7 @@ class ConditionalSampling(AbstractEStep):
             rows = rows | {"spread": jnp.where(worth[:, None], moments.spread, rows["spread"])}
         counts = batch["counts"].astype(loadings.C.dtype)
         fixed = jnp.sum(counts * (units.offset + units.x @ loadings.B) - jax.scipy.special.gammaln(counts + 1), axis=1)
-        return moments, rows, {"ess": jnp.sum(moments.ess), "log_marginal": jnp.sum(moments.log_mean + fixed)}
+        return moments, rows, {"ess": moments.ess, "log_marginal": moments.log_mean + fixed}
 
     @property
     def _net(self) -> Array:
@@ -118,6 +121,18 @@ class ConditionalSampling(AbstractEStep):
         elif self.follow == "moments":
             gaussian = gaussian._replace(spread=_definite(gaussian.spread))
         return loadings, units, gaussian
+
+
+def filling(present: Array, rows: PyTree, batch: PyTree) -> tuple[PyTree, PyTree]:
+    """Units that are not present without counts, rates and covariates, and with latents of the prior."""
+
+    def kept(leaf: Array, other: Any) -> Array:
+        return jnp.where(present.reshape(-1, *[1] * (leaf.ndim - 1)) > 0, leaf, jnp.asarray(other, leaf.dtype))
+
+    j, k, _ = lower_indices(rows["mean"].shape[1])
+    rows = rows | {"mean": kept(rows["mean"], 0), "spread": kept(rows["spread"], j == k)}
+    others = {"counts": 0, "x": 0, "offset": LOWEST}
+    return rows, batch | {name: kept(batch[name], other) for name, other in others.items()}
 
 
 def _definite(spread: Array) -> Array:

@@ -1,5 +1,5 @@
 """A table of counts, dense or sparse, as fits read it: a block of rows at a time, never a dense copy of a sparse table nor a
-second copy of any."""
+second copy of any. Its units may be one process's share of those of several."""
 
 from __future__ import annotations
 
@@ -10,6 +10,8 @@ import numpy as np
 import scipy
 from jaxtyping import Float
 
+from ...engine.share import Share
+
 #: entries of a block of rows, at most
 BLOCK = 1 << 22
 
@@ -17,17 +19,20 @@ BLOCK = 1 << 22
 class Counts:
     """Counts Y (n, p): an array, which may lie on disk as a memory map, or a SciPy sparse matrix, which stays sparse.
 
+    What is said of units is said of the n of this process. Sums over units are over those of all, and all ask for them together.
+
     Args:
-        values: counts of at least zero.
+        values: counts of at least zero. share: which units of all they are; all of them unless given.
 
     >>> counts = Counts([[1, 0], [2, 3]])
     >>> counts.times(np.eye(2)).tolist(), counts.row_sums(np.sqrt).round(3).tolist()
     ([[1.0, 0.0], [2.0, 3.0]], [1.0, 3.146])
     """
 
-    def __init__(self, values: Any) -> None:
+    def __init__(self, values: Any, share: Share | None = None) -> None:
         self.values: Any = values.tocsr() if scipy.sparse.issparse(values) else np.asarray(values)
         self.n, self.p = self.values.shape
+        self.share = Share((self.n,), 0) if share is None else share
 
     def blocks(
         self, dtype: np.dtype | type = np.float64, of: Callable[[np.ndarray], np.ndarray] | None = None
@@ -50,37 +55,39 @@ class Counts:
     def times(self, right: Float[np.ndarray, "p q"], of: Callable | None = None) -> Float[np.ndarray, "n q"]:
         """f(Y) R, of the dtype of R."""
         right = np.asarray(right)
-        return np.concatenate([block @ right for _, block in self.blocks(right.dtype, of)])
+        parts = (block @ right for _, block in self.blocks(right.dtype, of))
+        return np.concatenate([np.zeros((0, right.shape[1]), right.dtype), *parts])
 
     def transposed_times(self, right: Float[np.ndarray, "n q"], of: Callable | None = None) -> Float[np.ndarray, "p q"]:
         """f(Y)' R, of the dtype of R; blocks add up in float64."""
+        return self.share.summed(self.own_transposed_times(right, of)).astype(np.asarray(right).dtype)
+
+    def own_transposed_times(self, right: Float[np.ndarray, "n q"], of: Callable | None = None) -> Float[np.ndarray, "p q"]:
+        """The part of this process's units, in float64."""
         right = np.asarray(right)
         total = np.zeros((self.p, right.shape[1]))
         for span, block in self.blocks(right.dtype, of):
             total += block.T @ right[span]
-        return total.astype(right.dtype)
+        return total
 
     def row_sums(self, of: Callable | None = None) -> Float[np.ndarray, " n"]:
         """Sums of f(Y) over features."""
         return self.times(np.ones((self.p, 1)), of)[:, 0]
 
     def column_sums(self, of: Callable | None = None) -> Float[np.ndarray, " p"]:
-        """Sums of f(Y) over units."""
+        """Sums of f(Y) over all units."""
         return self.transposed_times(np.ones((self.n, 1)), of)[:, 0]
 
     def row_products(self, weights: Float[np.ndarray, "n o"]) -> Float[np.ndarray, " n"]:
         r"""$\sum_jy_{ij}w_{ij}$, for weights (n, 1) or (n, p)."""
         if weights.shape[1] == 1:
             return self.row_sums() * weights[:, 0]
-        return np.concatenate([np.asarray((block * weights[span]).sum(axis=1), float) for span, block in self.blocks()])
+        parts = (np.asarray((block * weights[span]).sum(axis=1), float) for span, block in self.blocks())
+        return np.concatenate([np.zeros(0), *parts])
 
     def row_log_factorials(self) -> Float[np.ndarray, " n"]:
         r"""$\sum_j\log y_{ij}!$, in float64."""
         return self.row_sums(lambda entries: scipy.special.gammaln(entries + 1))
-
-    def log_factorials(self) -> float:
-        r"""$\sum_{ij}\log y_{ij}!$, in float64."""
-        return float(self.row_log_factorials().sum())
 
     def _spans(self) -> Iterator[slice]:
         """Rows whose stored entries fill a block, or single rows that hold more."""

@@ -41,13 +41,31 @@ def from_disk(counts: Any) -> Any:
     return scipy.sparse.vstack(parts, format="csr") if len(parts) > 1 else parts[0]
 
 
+def sparse_rows(stored: Any, rows: slice) -> Any:
+    """Rows of a matrix that a backed AnnData has stored in compressed form, as CSR: their entries alone are read.
+
+    Raises:
+        ValueError: it is stored by columns, where every row is everywhere.
+    """
+    group = stored.group
+    if stored.format != "csr":
+        raise ValueError(
+            "the counts are stored by columns (CSC), so that a process would read all of them to have its rows; write .X as CSR "
+            "(adata.X = adata.X.tocsr()) before they are shared"
+        )
+    starts = np.asarray(group["indptr"][rows.start : rows.stop + 1])
+    data, indices = (np.asarray(group[name][starts[0] : starts[-1]]) for name in ("data", "indices"))
+    return scipy.sparse.csr_array((data, indices, starts - starts[0]), shape=(len(starts) - 1, stored.shape[1]))
+
+
 def _blocks(counts: Any) -> Iterator[np.ndarray]:
-    """Rows of whole chunks."""
+    """Rows of whole chunks, which of a share of the rows may begin within one."""
     n, p = counts.shape
     chunks = getattr(counts, "chunks", None)
     rows = chunks[0] if chunks and isinstance(chunks[0], int) else 1
     size = rows * max(BLOCK // (rows * p), 1)
-    for first in range(0, n, size):
-        block = np.asarray(counts[first : first + size])
+    ends = [*range(size - getattr(counts, "first", 0) % rows, n, size), n]
+    for first, last in zip([0, *ends], ends, strict=False):
+        block = np.asarray(counts[first:last])
         # SciPy's sparse arrays hold no half precision and no foreign order of bytes.
         yield block.astype(np.float32 if block.dtype == np.float16 else block.dtype.newbyteorder("="), copy=False)

@@ -15,6 +15,7 @@ import pandas as pd
 from ...answers.certificate import Certificate
 from ...answers.fitted import Answering
 from ...answers.likelihood import LogLikelihood
+from ...engine.share import Share, check_alike
 from ...numerics.compiling import keep_compilations
 from ...numerics.packing import symmetric
 from ...numerics.precision import default_dtype, precision
@@ -26,7 +27,7 @@ from .answers import entropy, principal
 from .basis import coefficients, orthonormal
 from .checks import check_rank, check_settings
 from .fitting import Design, Solution
-from .goodness import frequencies, goodness
+from .goodness import chosen_units, frequencies, goodness
 from .growth import PROPOSAL, Adapted, precise
 from .kinds import CountsLike, Covariates, Offsets
 from .of_coefficients import OfCoefficients
@@ -61,6 +62,8 @@ class PLNPCA(OfUnits, OfCoefficients, Answering, Conventional):
 
     Fitted by variational EM with a full covariance matrix a unit, from several starts, of which the best is kept; from there
     the likelihood itself is ascended by importance sampling, as long as that raises it beyond its error.
+
+    Over several processes (`margaux.shard`) all find the same; scores_, table_ and what has a row a unit are of their own units.
 
     Args:
         rank: q; `pln_ranks` chooses it. n_starts: starts; by default sixteen, fewer for large tables.
@@ -140,23 +143,26 @@ class PLNPCA(OfUnits, OfCoefficients, Answering, Conventional):
 
     def _estimate(self, table: Table, fitter: Callable[..., tuple[Solution, pd.DataFrame]] = best_of) -> None:
         """Fit a table, by a function with the arguments of `best_of`."""
-        check_rank(self.rank, table.counts.n, table.counts.p)
+        share, n, p = table.counts.share, table.counts.share.n, table.counts.p
+        if not share.alone:
+            check_alike({}, {name: value for name, value in self.get_params().items() if name != "verbose"})
+        check_rank(self.rank, n, p)
         check_settings(self.n_starts, self.posterior_covariance, self.tol, self.max_sweeps, self.loglik_tol, self.random_state)
         settings, forced = of_method(self.method, self.refinement)
         keep_compilations()
         dtype = default_dtype(self.dtype)
-        if table.counts.n * table.counts.p <= BLOCK:
+        if n * p <= BLOCK:
             dtype = np.dtype(float)
         design = self._design(table)
         check_table(settings, forced, design)
-        x, R = orthonormal(design.x)
+        x, R = orthonormal(design.x, share)
         design = design._replace(x=x)
         relative = 1e-6 if dtype == np.float32 else 1e-9
-        n_starts = default_starts(table.counts.n, table.counts.p) if self.n_starts is None else self.n_starts
+        n_starts = default_starts(n, p) if self.n_starts is None else self.n_starts
         search = Search(n_starts, self.random_state, dtype, self.tol, relative, self.max_sweeps, self.posterior_covariance)
         with precision(dtype):
             with SweepLine(f"PLNPCA of rank {self.rank}", n_starts) as line:
-                solution, starts = fitter(design, self.rank, search, line if self.verbose else None)
+                solution, starts = fitter(design, self.rank, search, line if self.verbose and share.index == 0 else None)
             refined = self._refined(design, solution, settings, forced)
             self._keep(table, R, solution, refined, starts)
         if not solution.converged:
@@ -164,7 +170,7 @@ class PLNPCA(OfUnits, OfCoefficients, Answering, Conventional):
 
     def _refined(self, design: Design, solution: Solution, settings: Refinement | None, forced: bool) -> Solution:
         """The solution moved up the likelihood, or as it is."""
-        self.refinement_, self._polished, self._ended, large = None, None, None, design.counts.n * design.counts.p > WHOLE
+        self.refinement_, self._polished, self._ended, large = None, None, None, design.share.n * design.counts.p > WHOLE
         if settings is None or (large and not forced):
             size = f", which is left alone beyond {WHOLE:.0e} entries unless a method is named" if settings else ""
             self.ascent_ = f"the variational estimate{size}"
@@ -237,14 +243,15 @@ class PLNPCA(OfUnits, OfCoefficients, Answering, Conventional):
         return self._quality(proposal, self.loglik_tol if error is None else error, self.random_state, adapt=False)
 
     def _quality(
-        self, proposal: Proposal | str, error: float, seed: int, adapt: bool = True, rows: np.ndarray | None = None
+        self, proposal: Proposal | str, error: float, seed: int, adapt: bool = True, some: tuple[np.ndarray, Share] | None = None
     ) -> pd.DataFrame:
+        """Of all units, or of some with their share of all that were chosen."""
         with precision(np.dtype(float)):
             design, (loadings, posterior) = self._design(self.table_), self._double()
-            if rows is not None:
-                design, posterior = design.rows(rows), posterior.rows(rows)
+            if some is not None:
+                design, posterior = design.rows(*some), posterior.rows(some[0])
             found = precise(design, loadings, posterior, proposal, error, seed, adapt)
-        return frames.quality(self.table_.units if rows is None else self.table_.units[rows], found)
+        return frames.quality(self.table_.units if some is None else self.table_.units[some[0]], found)
 
     @functools.cached_property
     def importance_(self) -> pd.DataFrame:
@@ -261,32 +268,33 @@ class PLNPCA(OfUnits, OfCoefficients, Answering, Conventional):
     @property
     def loglik_(self) -> LogLikelihood:
         """log p(y), every constant included, by importance sampling from the variational posteriors, with its error."""
-        found = self.importance_
-        return LogLikelihood(found["loglik"].to_numpy(), float(np.sqrt(np.sum(found["error"].to_numpy() ** 2))))
+        value, error = self.table_.counts.share.joined(self.importance_[["loglik", "error"]].to_numpy()).T
+        return LogLikelihood(value, float(np.sqrt(np.sum(error**2))))
 
     @functools.cached_property
     def certificate_(self) -> Certificate:
         """Whether this is the maximum of the likelihood, its errors are true and the counts are those of the model, in one word:
         see `margaux.families.pln.verdict`. Of a large table it looks at some units, drawn at random."""
         check_fitted(self)
-        design = self._design(self.table_)
-        n, p = design.counts.n, design.counts.p
-        told = np.mean(np.einsum("nqq->nq", self.scores_covariance_), axis=0)
+        design, share = self._design(self.table_), self.table_.counts.share
+        n, p = share.n, design.counts.p
+        told = share.summed(np.einsum("nqq->q", self.scores_covariance_)) / n
         few = max(LOOKED_AT // p, 64)
-        rows = np.sort(np.random.default_rng(self.random_state).choice(n, few, replace=False)) if few < n else np.arange(n)
+        some = chosen_units(share, few, self.random_state) if few < n else None
         with precision(np.dtype(float)):
             loadings, posterior = self._double()
             looked = self._polished
             if looked is None and n * p <= WHOLE:
-                x, R = orthonormal(design.x)
+                x, R = orthonormal(design.x, share)
                 turned = loadings._replace(B=jnp.asarray(R @ np.asarray(loadings.B)))
                 looked = polish(design._replace(x=x), turned, posterior, self.random_state, 0).end
             fits = goodness(design, loadings, posterior, self.random_state)
-        one = self.importance_ if few >= n else self._quality(PROPOSAL, self.loglik_tol, self.random_state, rows=rows)
+        one = self.importance_ if some is None else self._quality(PROPOSAL, self.loglik_tol, self.random_state, some=some)
         # It is enough that the second tells a wrong first one.
-        two = self._quality("laplace student", 3 * self.loglik_tol, self.random_state + 4099, rows=rows)
+        two = self._quality("laplace student", 3 * self.loglik_tol, self.random_state + 4099, some=some)
+        first, second = (pd.concat(share.told(found)) for found in (one, two))
         bound = self.converged_, self.elbo_
-        return certify(bound, looked, (one, two), self.loglik_tol, self.starts_, told, self.table_, fits)
+        return certify(bound, looked, (first, second), self.loglik_tol, self.starts_, told, self.table_, fits)
 
     def frequencies(self, most: int, feature: int | None = None) -> tuple[np.ndarray, np.ndarray]:
         """How often each count up to `most` is there, and is expected given the latents: see `margaux.families.pln.goodness`."""
@@ -324,14 +332,14 @@ class PLNPCA(OfUnits, OfCoefficients, Answering, Conventional):
     @property
     def bic_(self) -> float:
         """Schwarz's criterion, by the marginal likelihood and the number of units."""
-        return -2 * float(self.loglik_) + float(np.log(len(self.scores_))) * self.n_params_
+        return -2 * float(self.loglik_) + float(np.log(self.table_.counts.share.n)) * self.n_params_
 
     @property
     def icl_(self) -> float:
         r"""Integrated classification likelihood (Biernacki, Celeux and Govaert 2000): `bic_` plus twice the entropy of the
         posteriors of the latents, $\sum_i\log|2\pi eS_i|$. It prefers ranks whose latents the counts determine."""
         with precision(np.dtype(float)):
-            return self.bic_ + 2 * entropy(self._posterior)
+            return self.bic_ + 2 * float(self.table_.counts.share.summed(entropy(self._posterior)))
 
     def _card(self) -> Card | None:
         if not hasattr(self, "result_"):
@@ -339,7 +347,7 @@ class PLNPCA(OfUnits, OfCoefficients, Answering, Conventional):
         known = "_own_errors" in self.__dict__
         table = self.summary() if known else frames.coefficients(self.table_, self.coef_, self.coef_ * np.nan, 0.95)
         bound = "no longer rises" if self.converged_ else f"still rises after {self.n_sweeps_} sweeps: raise max_sweeps"
-        n, p = len(self.scores_), len(self.loadings_)
+        n, p = self.table_.counts.share.n, len(self.loadings_)
         figures = {"rank": self.loadings_.shape[1], "units": n, "features": p, "bound": f"{self.elbo_:.2f}"}
         figures |= {"log-likelihood": repr(self.loglik_)} if "importance_" in self.__dict__ else {}
         message, trusted = f"The bound {bound}; {self.ascent_}.", self.converged_

@@ -11,10 +11,25 @@ import numpy as np
 import scipy
 from jaxtyping import Array, Float
 
+from ...engine.share import Share
 from ...numerics.compiling import compiled
+from .basis import pseudo_inverse
 from .counts import Counts
 from .filling import LARGE, at_zero, emptied, of_features, of_units, offsets, sizes
-from .variational import BLOCK, Basis, Loadings, Place, Posterior, Sums, Units, feature_steps, visit, whitened
+from .variational import (
+    BLOCK,
+    Basis,
+    Loadings,
+    Moments,
+    Place,
+    Posterior,
+    Sums,
+    Units,
+    feature_steps,
+    moments,
+    visit,
+    whitened,
+)
 
 #: Newton steps of each unit in the first sweep, and in the others
 FIRST_STEPS, STEPS = 4, 1
@@ -23,19 +38,26 @@ CHUNK, RATES = 16, 1 << 22
 
 
 class Design(NamedTuple):
-    """Counts (n, p), covariates (n, k), offsets (n, 1) or (n, p)."""
+    """Counts (n, p), covariates (n, k), offsets (n, 1) or (n, p), of the units of this process."""
 
     counts: Counts
     x: Float[np.ndarray, "n k"]
     offset: Float[np.ndarray, "n o"]
 
-    def rows(self, rows: slice | np.ndarray) -> Design:
-        """Some units."""
-        return Design(Counts(self.counts.values[rows]), self.x[rows], self.offset[rows])
+    @property
+    def share(self) -> Share:
+        """Which of the units of all processes these are."""
+        return self.counts.share
+
+    def rows(self, rows: slice | np.ndarray, share: Share | None = None) -> Design:
+        """Some units, which are all there are unless a share says which of the chosen they are."""
+        return Design(Counts(self.counts.values[rows], share), self.x[rows], self.offset[rows])
 
     def constant(self) -> float:
-        r"""$\sum_{ij}(y_{ij}o_{ij} - \log y_{ij}!)$, in float64."""
-        return float(self.counts.row_products(self.offset).sum()) - self.counts.log_factorials()
+        r"""$\sum_{ij}(y_{ij}o_{ij} - \log y_{ij}!)$ over all units, in float64."""
+        own = self.counts.row_products(self.offset).sum(), self.counts.row_log_factorials().sum()
+        products, factorials = self.share.summed(own)
+        return float(products) - float(factorials)
 
 
 class Solution(NamedTuple):
@@ -56,6 +78,7 @@ class _Here(NamedTuple):
     rates: Float[Array, " p"]
     step: Loadings
     past: Place
+    moments: Moments
 
 
 class State(NamedTuple):
@@ -113,8 +136,8 @@ class Sweeps:
     bound would have fallen (O'Donoghue and Candes 2015). Without that, a feature whose part of the bound fell is set back to a
     quarter of its step. So the bound never falls.
 
-    A table of at most `block` entries is swept by one program that holds it, filled up as `filling` says; a larger one by
-    blocks of units.
+    A table of at most `block` entries is swept by one program that holds it, filled up as `filling` says; a larger one, and one
+    that processes share, by blocks of units. Then a sweep has one sum over the processes, and all decide alike.
     """
 
     def __init__(
@@ -128,16 +151,19 @@ class Sweeps:
     ) -> None:
         if covariance not in ("full", "diagonal"):
             raise ValueError(f'covariance must be "full" or "diagonal", not {covariance!r}')
-        counts, x = design.counts, np.asarray(design.x, dtype)
+        counts, x, share = design.counts, np.asarray(design.x, dtype), design.share
         self.design, self.dtype, self.block, self.diagonal = design, dtype, block, covariance == "diagonal"
         self.constant = design.constant()
         n, p = counts.n, counts.p
-        held = n * p <= block
+        held = share.alone and n * p <= block
         self.shape = sizes(n, p) if held else (n, p)
         more, wide = self.shape
         k = x.shape[1]
         crossed = at_zero(counts.transposed_times(x).T, k, wide)
-        basis: Any = at_zero(x, more), at_zero(np.linalg.pinv(x), k, more), at_zero(np.ones(n, dtype), more)
+        inverse = np.asarray(pseudo_inverse(x, share), dtype)
+        gram = np.asarray(share.summed(x.T @ x), dtype)
+        ones = at_zero(np.ones(n, dtype), more)
+        basis: Any = at_zero(x, more), at_zero(inverse, k, more), ones, gram, np.asarray(share.n, dtype)
         numbers: Any = (np.asarray(number, dtype) for number in (crossed, self.constant, tol, relative))
         self.fixed = jax.device_put(Fixed(Basis(*basis), *numbers))
         self.whole: tuple[Array, Array] | None = None
@@ -172,15 +198,17 @@ class Sweeps:
         """Some sweeps, and the bounds of those that were accepted: of a large table in float64, as float32 loses their rises."""
         if self.whole:
             return _whole(state, *self.whole, self.fixed, np.asarray(sweeps, np.int32), self.diagonal)
-        moved, sums, bound = self._visited(state)
-        pulled = self.design.counts.transposed_times(np.asarray(moved.mean)).astype(self.dtype)
-        bound += float(np.sum(np.asarray(self.fixed.crossed, float) * np.asarray(state.loadings.B, float)))
+        moved, *own = self._visited(state)
+        own += [self.design.counts.own_transposed_times(np.asarray(moved.mean)), moments(moved, self.fixed.basis)]
+        sums, bound, *others = self.design.share.summed(own)
+        sums, pulled, of_all = jax.device_put(jax.tree.map(lambda leaf: np.asarray(leaf, self.dtype), (sums, *others)))
+        bound = float(bound) + float(np.sum(np.asarray(self.fixed.crossed, float) * np.asarray(state.loadings.B, float)))
         rise = jnp.asarray(np.asarray(bound - before, self.dtype))
-        state = _judged(state, moved, sums, jnp.asarray(pulled), self.fixed, self.diagonal, rise)
+        state = _judged(state, moved, sums, pulled, of_all, self.fixed, self.diagonal, rise)
         return state, np.asarray([bound])
 
     def _visited(self, state: State) -> tuple[Posterior, Sums, float]:
-        """Every unit visited, a block at a time; with their part of the bound in float64."""
+        """Every unit of this process visited, a block at a time; with their part of the bound in float64."""
         counts = self.design.counts
         projected = counts.times(np.asarray(state.loadings.C)).astype(self.dtype)
         size = max(min(self.block // counts.p, counts.n), 1)
@@ -222,7 +250,10 @@ def _begun(loadings: Loadings, posterior: Posterior, diagonal: bool) -> State:
         posterior = posterior._replace(spread=posterior.spread * np.asarray(j == k, C.dtype))
     place = Place(loadings, posterior.mean)
     none: Any = np.zeros_like(C[:, 0])
-    here = _Here(loadings, posterior, loadings, none, jax.tree.map(np.zeros_like, loadings), place)
+    q = C.shape[1]
+    zeros: Any = (np.zeros(shape, C.dtype) for shape in ((len(loadings.B), q), (q, q), (q * (q + 1) // 2,)))
+    nothing = Moments(*zeros)
+    here = _Here(loadings, posterior, loadings, none, jax.tree.map(np.zeros_like, loadings), place, nothing)
     zero, yes, no = np.asarray(0, np.int32), np.asarray(True), np.asarray(False)
     state: Any = (loadings, posterior, here, np.asarray(-np.inf, C.dtype), np.ones_like(C[:, 0]), place, zero, zero, yes, no)
     return State(*state)
@@ -240,7 +271,7 @@ def _whole(
         units = Units(fixed.basis.x, offset, values @ state.loadings.C)
         steps: Any = jnp.where(state.accepted == 0, FIRST_STEPS, STEPS)
         moved, sums = visit(state.loadings, state.posterior, units, steps, diagonal)
-        after = _judged(state, moved, sums, values.T @ moved.mean, fixed, diagonal)
+        after = _judged(state, moved, sums, values.T @ moved.mean, moments(moved, fixed.basis), fixed, diagonal)
         # What a refused sweep writes is written over.
         return made + 1, after, record.at[state.accepted - first].set(after.bound)
 
@@ -255,6 +286,7 @@ def _judged(
     moved: Posterior,
     sums: Sums,
     pulled: Float[Array, "p q"],
+    of_all: Moments,
     fixed: Fixed,
     diagonal: bool,
     rise: Array | None = None,
@@ -262,7 +294,8 @@ def _judged(
     """A sweep is accepted or refused, and then the features move.
 
     Args:
-        pulled: Y'M. rise: of the bound since the last accepted sweep, where it is known better than from its sums.
+        pulled: Y'M. of_all: of what the units moved to.
+        rise: of the bound since the last accepted sweep, where it is known better than from its sums.
     """
     dtype = fixed.crossed.dtype
     slack = 50 * float(jnp.finfo(dtype).eps)
@@ -276,14 +309,14 @@ def _judged(
 
     linear = Loadings(fixed.crossed, pulled)
     step, _ = feature_steps(state.loadings, linear, sums)
-    new = _Here(state.loadings, moved, linear, sums.rates, step, state.plain)
+    new = _Here(state.loadings, moved, linear, sums.rates, step, state.plain, of_all)
     here, share, bound = jax.tree.map(
         lambda old, new: jnp.where(refused, old, new),
         (state.here, jnp.where(fallen, state.share / 4, state.share), state.bound),
         (new, jnp.ones_like(state.share), bound),
     )
     onward = Loadings(here.loadings.B + share * here.step.B, here.loadings.C + share[:, None] * here.step.C)
-    loadings, posterior, past = whitened(onward, here.posterior, fixed.basis, here.past, diagonal)
+    loadings, posterior, past = whitened(onward, here.posterior, here.moments, fixed.basis, here.past, diagonal)
     plain = Place(loadings, posterior.mean)
 
     run = jnp.where(refused | small, 0, state.run + 1)

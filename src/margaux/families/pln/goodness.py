@@ -24,6 +24,7 @@ import numpy as np
 import scipy
 from jaxtyping import Float
 
+from ...engine.share import Share
 from .fitting import Design
 from .importance import blocks, drawn
 from .proposals import Plan, chosen, nets
@@ -53,19 +54,20 @@ class Goodness(NamedTuple):
 
 def goodness(design: Design, loadings: Loadings, posterior: Posterior, seed: int = 0) -> Goodness:
     """Both figures, means over `LATENTS` draws of the latents."""
-    n, p = design.counts.n, design.counts.p
+    n, p = design.share.n, design.counts.p
     k, q = len(loadings.B), loadings.C.shape[1]
-    rng = np.random.default_rng([seed, 5])
-    design, posterior = _some(design, posterior, rng)
+    design, posterior = _some(design, posterior, seed)
     total, variance = np.zeros((3, p)), 0.0
-    for y, A in _given_latents(design, loadings, posterior, seed, rng):
+    for y, A, u in _given_latents(design, loadings, posterior, seed):
         none = np.exp(-A)
-        total += np.stack([(_residuals(y, A, rng) ** 2).sum(axis=0), (y == 0).sum(axis=0), none.sum(axis=0)]) / LATENTS
+        total += np.stack([(_residuals(y, A, u) ** 2).sum(axis=0), (y == 0).sum(axis=0), none.sum(axis=0)]) / LATENTS
         variance += float(np.sum(none * (1 - none))) / LATENTS
-    m, entries = p * (k + q) - q * (q - 1) // 2, design.counts.n * p
+    total, variance = design.share.summed((total, variance))
+    looked = design.share.n
+    m, entries = p * (k + q) - q * (q - 1) // 2, looked * p
     free = 1 - m / (n * p)
     squares, seen, expected = total.sum(axis=1)
-    by_feature = np.stack([total[0] / design.counts.n / free, total[1], total[2]], axis=1)
+    by_feature = np.stack([total[0] / looked / free, total[1], total[2]], axis=1)
     return Goodness(
         squares / entries / free,
         np.sqrt(2 / entries),
@@ -79,58 +81,73 @@ def frequencies(
     design: Design, loadings: Loadings, posterior: Posterior, most: int, feature: int | None = None, seed: int = 0
 ) -> tuple[Float[np.ndarray, " c"], Float[np.ndarray, " c"]]:
     """How often each count from 0 to `most` is there, and is under the model given the latents, over all features or one."""
-    rng = np.random.default_rng([seed, 5])
-    design, posterior = _some(design, posterior, rng)
+    design, posterior = _some(design, posterior, seed)
     counts = np.arange(most + 1.0)
     seen, expected = np.zeros(most + 1), np.zeros(most + 1)
     columns = slice(None) if feature is None else [feature]
-    for y, A in _given_latents(design, loadings, posterior, seed, rng):
+    for y, A, _ in _given_latents(design, loadings, posterior, seed):
         y, A = y[:, columns].ravel(), A[:, columns].ravel()
         seen += np.bincount(y[y <= most].astype(int), minlength=most + 1) / LATENTS
         log_A = np.log(A)
         for place, count in enumerate(counts):
             expected[place] += np.exp(count * log_A - A - scipy.special.gammaln(count + 1)).sum() / LATENTS
-    return seen, expected
+    return design.share.summed((seen, expected))
 
 
-def _some(design: Design, posterior: Posterior, rng: np.random.Generator) -> tuple[Design, Posterior]:
+def _some(design: Design, posterior: Posterior, seed: int) -> tuple[Design, Posterior]:
     """All units, or as many as are looked at."""
-    n, p = design.counts.n, design.counts.p
+    n, p = design.share.n, design.counts.p
     if n * p <= ENTRIES:
         return design, posterior
-    rows = np.sort(rng.choice(n, max(ENTRIES // p, 1), replace=False))
-    return design.rows(rows), posterior.rows(rows)
+    rows, share = chosen_units(design.share, max(ENTRIES // p, 1), [seed, 5])
+    return design.rows(rows, share), posterior.rows(rows)
+
+
+def chosen_units(share: Share, count: int, seed: int | list[int]) -> tuple[np.ndarray, Share]:
+    """So many of the units of all processes, at random: those of this one, by its own numbers, and their share of the chosen."""
+    every = np.sort(np.random.default_rng(seed).choice(share.n, count, replace=False))
+    counts = np.bincount(share.owners(every), minlength=len(share.sizes))
+    chosen = Share(tuple(int(size) for size in counts), share.index)
+    return every[chosen.first :][: chosen.size] - share.first, chosen
 
 
 def _given_latents(
-    design: Design, loadings: Loadings, posterior: Posterior, seed: int, rng: np.random.Generator
-) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """Counts of blocks of units with their rates at draws of the latents, `LATENTS` times."""
-    for span, latents in _latents(design, loadings, posterior, seed, rng):
+    design: Design, loadings: Loadings, posterior: Posterior, seed: int
+) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray]]:
+    """Counts of blocks of units with their rates at draws of the latents, `LATENTS` times, and uniform numbers as many."""
+    for span, latents, uniforms in _latents(design, loadings, posterior, seed):
         values = design.counts.values[span]
         y = np.asarray(values.toarray() if scipy.sparse.issparse(values) else values, float)
         fixed = design.offset[span] + design.x[span] @ np.asarray(loadings.B, float)
-        for w in latents:
-            yield y, np.exp(np.minimum(fixed + w @ np.asarray(loadings.C, float).T, HIGHEST))
+        for w, u in zip(latents, uniforms, strict=True):
+            yield y, np.exp(np.minimum(fixed + w @ np.asarray(loadings.C, float).T, HIGHEST)), u
 
 
 def _latents(
-    design: Design, loadings: Loadings, posterior: Posterior, seed: int, rng: np.random.Generator
-) -> Iterator[tuple[slice, np.ndarray]]:
-    """Blocks of units with draws of their latents, chosen among those of a proposal by their weights."""
+    design: Design, loadings: Loadings, posterior: Posterior, seed: int
+) -> Iterator[tuple[slice, np.ndarray, np.ndarray]]:
+    """Blocks of units with draws of their latents, chosen among those of a proposal by their weights, and uniform numbers for
+    each entry of the table (LATENTS, b, p)."""
     proposal, plan = chosen("student"), Plan(DRAWS, 1, True, seed + 11)
     net = nets(plan, proposal, loadings.C.shape[1])[0]
     for block in blocks(design, loadings, posterior, proposal, max((1 << 22) // (DRAWS * design.counts.p), 1)):
         found = drawn(block, proposal, plan, net)
         v, log_ratio = np.asarray(found.v, float), np.asarray(found.log_ratio, float)
-        noise = rng.gumbel(size=(LATENTS, *log_ratio.shape))
-        best = np.argmax(log_ratio + noise, axis=2)
-        yield block.span, v[np.arange(len(v)), best]
+        u = _uniforms([seed, 5], block.numbers, LATENTS * (DRAWS + design.counts.p)).reshape(len(v), LATENTS, -1)
+        u = np.moveaxis(u, 1, 0)
+        best = np.argmax(log_ratio - np.log(-np.log(u[..., :DRAWS])), axis=2)
+        yield block.span, v[np.arange(len(v)), best], u[..., DRAWS:]
 
 
-def _residuals(y: np.ndarray, A: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+def _uniforms(seed: list[int], numbers: slice, each: int) -> Float[np.ndarray, "b e"]:
+    """Between zero and one, so many a unit; a unit has its own, in whatever block or process it comes."""
+    count = numbers.stop - numbers.start
+    raw = np.random.PCG64(seed).advance(numbers.start * each).random_raw(count * each)
+    return ((raw >> np.uint64(12)).astype(float).reshape(count, each) + 0.5) / 2.0**52
+
+
+def _residuals(y: np.ndarray, A: np.ndarray, u: np.ndarray) -> np.ndarray:
     """Each in the tail that is near, so that no residual is infinite for rounding."""
-    u = rng.random(y.shape)
     below = np.where(y > 0, scipy.special.pdtr(np.maximum(y - 1, 0), A), 0.0)
     above = scipy.special.pdtrc(y, A)
     low = below + u * np.maximum(1 - above - below, 0.0)

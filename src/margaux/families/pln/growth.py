@@ -71,11 +71,12 @@ def precise(
     """
     if not error > 0:
         raise ValueError(f"error must be positive, the standard error to reach in nats, got {error}")
-    n, p = design.counts.n, design.counts.p
+    share, p = design.share, design.counts.p
+    n = share.n
     plan = Plan(first_draws(n, p), REPLICATES, seed=seed)
     if not adapt:
-        begun = Adapted(marginal(design, loadings, posterior, proposal, plan), posterior, np.zeros(n, bool))
-    elif begun is None or begun.found.draws.min() < plan.draws:
+        begun = Adapted(marginal(design, loadings, posterior, proposal, plan), posterior, np.zeros(design.counts.n, bool))
+    elif begun is None or share.least(begun.found.draws.min(initial=np.inf)) < plan.draws:
         begun = adapted(design, loadings, posterior, proposal, plan, begun)
     marginals, posterior, _ = begun
     spent, round = float(plan.draws), ROUNDS
@@ -91,10 +92,11 @@ def precise(
         again = np.flatnonzero(short | doubtful)
         draws = np.where(short, 2 if reached < 1.6 * wanted else 4, 1) * marginals.draws
         draws = np.where(doubtful, np.maximum(draws, JUDGED), draws)[again]
-        spent += float(draws.sum()) / n
-        if not again.size or (spent > WHOLE and spent * REPLICATES * n * p > MOST_RATES):
+        wanted_of = share.joined(draws)
+        spent += float(wanted_of.sum()) / n
+        if not wanted_of.size or (spent > WHOLE and spent * REPLICATES * n * p > MOST_RATES):
             break
-        for count in np.unique(draws):
+        for count in np.unique(wanted_of):
             those, round = again[draws == count], round + 1
             plan = Plan(int(count), REPLICATES, seed=seed + 101 * round)
             marginals = _again(marginals, design, loadings, posterior.rows(those), proposal, plan, those)
@@ -111,6 +113,7 @@ def adapted(
     begun: Adapted | None = None,
 ) -> Adapted:
     """`marginal`, with units of uneven weights drawn anew about what their draws were like: first, if given, those of `begun`."""
+    share = design.share
     if begun is None:
         begun = Adapted(marginal(design, loadings, posterior, proposal, plan), posterior, np.zeros(design.counts.n, bool))
     else:
@@ -120,7 +123,7 @@ def adapted(
     q = mean.shape[1]
     for round in range(1, ROUNDS + 1):
         uneven = np.flatnonzero((marginals.pareto > ADAPTED) | (marginals.even < np.where(own, EVEN_OWN, EVEN)))
-        if not uneven.size:
+        if not share.largest(uneven.size):
             break
         # Of few effective draws a covariance matrix is little known, and would lie in a plane.
         trust = (marginals.ess[uneven] / (marginals.ess[uneven] + 2 * q))[:, None]
@@ -136,11 +139,15 @@ def adapted(
 def _again(
     whole: Marginal, design: Design, loadings: Loadings, about: Posterior, proposal: Proposal | str, plan: Plan, rows: np.ndarray
 ) -> Marginal:
-    """The same with some units drawn anew, in tables of a power of two units, so that few programs are compiled."""
+    """The same with some units drawn anew, in tables of a power of two units, so that few programs are compiled. The digits of
+    a unit are those of its place among all that are drawn anew, in whatever process."""
+    share = design.share.some(len(rows))
+    if not len(rows):
+        return whole
     size = min(1 << max(int(np.ceil(np.log2(len(rows)))), 4), len(whole.error))
     filled = np.resize(np.arange(len(rows)), max(size, len(rows)))
     some = rows[filled]
-    found = marginal(design.rows(some), loadings, about.rows(filled), proposal, plan)
+    found = marginal(design.rows(some, share), loadings, about.rows(filled), proposal, plan)
     places = np.arange(len(whole.error))
     places[rows] = len(places) + np.arange(len(rows))
 
@@ -148,14 +155,16 @@ def _again(
         return np.concatenate([old, new])[places]
 
     logs = np.concatenate([whole.logs, found.logs], axis=1)[:, places]
-    return Marginal(*map(put, whole[:-1], found[:-1]), logs=logs)
+    return Marginal(*map(put, whole[:-2], found[:-2]), logs=logs, share=whole.share)
 
 
 def _warn(found: Marginal, value: float, reached: float, wanted: float, adapt: bool) -> None:
-    heavy = int(np.sum(found.pareto > HEAVY)) if adapt else 0
+    share = found.share
+    heavy = int(share.summed(np.sum(found.pareto > HEAVY))) if adapt else 0
+    draws, worst = (share.largest(each.max(initial=-np.inf)) for each in (found.draws, found.pareto))
     if reached > wanted:
         warnings.warn(
-            f"the log-likelihood {value:.2f} still has a standard error of {reached:.2g} after up to {found.draws.max():.0f} "
+            f"the log-likelihood {value:.2f} still has a standard error of {reached:.2g} after up to {draws:.0f} "
             f"draws in each of {REPLICATES} replicates a unit, above {wanted:.2g}; criteria that differ by less than it do not "
             "tell models apart",
             stacklevel=3,
@@ -163,7 +172,7 @@ def _warn(found: Marginal, value: float, reached: float, wanted: float, adapt: b
     if heavy:
         warnings.warn(
             f"the error {reached:.2g} of the log-likelihood {value:.2f} is not to be trusted: the weights of {heavy} units are "
-            f"uneven (Pareto shape up to {found.pareto.max():.2f}, above {HEAVY})",
+            f"uneven (Pareto shape up to {worst:.2f}, above {HEAVY})",
             stacklevel=3,
         )
 

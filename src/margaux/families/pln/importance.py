@@ -15,6 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
+from ...engine.share import ALONE, Share
 from ...numerics.compiling import compiled
 from ...numerics.packing import lower_indices, symmetric
 from ...numerics.sampling import pareto_shapes
@@ -49,6 +50,7 @@ class Marginal(NamedTuple):
             the error is not to be trusted.
         kl_from_proposal, kl_from_conditional: $\mathrm{KL}[\nu_i\|p(\cdot\mid y_i)]$ and $\mathrm{KL}[p(\cdot\mid
             y_i)\|\nu_i]$ (section 6.1). mean, spread: of w given y, by all replicates. logs: $\log p(y_i)$ by replicate.
+        share: which of the units of all processes these are. Totals are those of all, and all ask for them together.
     """
 
     loglik: Float[np.ndarray, " n"]
@@ -62,23 +64,26 @@ class Marginal(NamedTuple):
     mean: Float[np.ndarray, "n q"]
     spread: Float[np.ndarray, "n t"]
     logs: Float[np.ndarray, "R n"]
+    share: Share = ALONE
 
     @property
     def replicates(self) -> Float[np.ndarray, " R"]:
         """The sum of the logarithms over units, by replicate."""
-        return self.logs.sum(axis=1)
+        return self.share.summed(self.logs.sum(axis=1))
 
     @property
     def total(self) -> tuple[float, float]:
         """The log-likelihood of all units and its standard error."""
-        return float(self.loglik.sum()), float(np.sqrt(np.sum(self.error**2)))
+        value, variance = self.share.summed((self.loglik.sum(), np.sum(self.error**2)))
+        return float(value), float(np.sqrt(variance))
 
 
 class Block(NamedTuple):
-    """Consecutive units: which they are, their data, and the Gaussian of their proposal; what programs are given of them, and
-    whether these serve other tables."""
+    """Consecutive units: which they are of the table, and of those of all processes; their data, and the Gaussian of their
+    proposal; what programs are given of them, and whether these serve other tables."""
 
     span: slice
+    numbers: slice
     units: Units
     gaussian: Posterior
     full: Filled
@@ -91,7 +96,9 @@ class Block(NamedTuple):
 
 def blocks(design: Design, loadings: Loadings, posterior: Posterior, proposal: Proposal, size: int) -> Iterator[Block]:
     """The table, at most `size` units at a time, and about as many in each."""
-    dtype, n, entries = loadings.C.dtype, design.counts.n, design.counts.n * design.counts.p
+    dtype, n, entries, place = loadings.C.dtype, design.counts.n, design.counts.n * design.counts.p, design.share.first
+    if not n:  # of units that were chosen from all, none may be here
+        return
     projected = design.counts.times(np.asarray(loadings.C))
     whole: Any = Posterior(*map(np.asarray, posterior))  # type: ignore[arg-type]
     size = -(-n // -(-n // max(size, 1)))
@@ -104,7 +111,7 @@ def blocks(design: Design, loadings: Loadings, posterior: Posterior, proposal: P
             steps: Any = np.asarray(MODE_STEPS if proposal.gaussian == "laplace" else 0)
             full = full._replace(gaussian=curvature(full.loadings, full.gaussian, full.units, steps))
             part = emptied(full.gaussian, len(units.x))
-        yield Block(span, units, part, full, entries <= LARGE)
+        yield Block(span, slice(place + span.start, place + span.stop), units, part, full, entries <= LARGE)
 
 
 def marginal(
@@ -127,7 +134,7 @@ def marginal(
     proposal = chosen(proposal)
     constant = _constants(design, loadings)
     digits = nets(plan, proposal, loadings.C.shape[1], mirrored=True)
-    parts = []
+    parts = [_of_nobody(posterior, plan)]
     size = min(BLOCK // (16 * design.counts.p), HELD // (plan.draws * plan.replicates))
     for block in blocks(design, loadings, posterior, proposal, size):
         draws = [drawn(block, proposal, plan, net, replicate) for replicate, net in enumerate(digits)]
@@ -142,8 +149,15 @@ def marginal(
         mean, spread = _moments([each.v for each in draws], log_ratio, np.asarray(block.gaussian.mean))
         pareto = pareto_shapes(np.concatenate(list(log_ratio), axis=1))
         parts.append((log_mean, error, each, ess, even, pareto, forward, backward, mean, spread, (logs - np.log(gaussian)).T))
-    found = Marginal(*map(np.concatenate, zip(*parts, strict=True)))
-    return found._replace(loglik=found.loglik + constant, logs=found.logs.T + constant)
+    loglik, *others, logs = map(np.concatenate, zip(*parts, strict=True))
+    leaves: Any = loglik + constant, *others, logs.T + constant
+    return Marginal(*leaves, share=design.share)
+
+
+def _of_nobody(posterior: Posterior, plan: Plan) -> tuple[np.ndarray, ...]:
+    """What is said of no units."""
+    moments = (np.zeros((0, *leaf.shape[1:]), np.float32) for leaf in posterior)
+    return (*(np.zeros(0) for _ in range(8)), *moments, np.zeros((0, plan.replicates)))
 
 
 def drawn(block: Block, proposal: Proposal, plan: Plan, net: np.ndarray, replicate: int = 0) -> Draws:
@@ -152,7 +166,7 @@ def drawn(block: Block, proposal: Proposal, plan: Plan, net: np.ndarray, replica
     They are made so many at a time, so that one program serves all numbers of draws.
     """
     full, units, gaussian = block.full
-    bits = at_zero(random_bits(plan, replicate, block.span, net.shape), len(units.x))
+    bits = at_zero(random_bits(plan, replicate, block.numbers, net.shape), len(units.x))
     if block.shared and plan.draws < DRAWS:
         net, bits = at_zero(net, DRAWS), bits if plan.sobol else at_zero(bits, len(bits), DRAWS)
     size = min(DRAWS, len(net))
@@ -164,11 +178,11 @@ def drawn(block: Block, proposal: Proposal, plan: Plan, net: np.ndarray, replica
     return Draws(*(np.concatenate(leaf, axis=1)[:, : plan.draws] for leaf in zip(*parts, strict=True)))
 
 
-def random_bits(plan: Plan, replicate: int, span: slice, shape: tuple[int, int]) -> np.ndarray:
-    """Random digits of units: what shifts their net, or all of them. A unit has its own, in whatever block it comes."""
+def random_bits(plan: Plan, replicate: int, numbers: slice, shape: tuple[int, int]) -> np.ndarray:
+    """Random digits of units: what shifts their net, or all of them. A unit has its own, in whatever block or process it is."""
     rows, columns = 1 if plan.sobol else shape[0], shape[1]
-    count, words = span.stop - span.start, -(-rows * columns // 2)
-    stream = np.random.PCG64([plan.seed, replicate]).advance(span.start * words)
+    count, words = numbers.stop - numbers.start, -(-rows * columns // 2)
+    stream = np.random.PCG64([plan.seed, replicate]).advance(numbers.start * words)
     digits = stream.random_raw(count * words).view(np.uint32).reshape(count, 2 * words)
     return digits[:, : rows * columns].reshape(count, rows, columns)
 

@@ -142,7 +142,7 @@ def standard_errors(
     if k * p <= LARGEST or kind not in ("adjusted", "expected"):
         variances = np.diag(covariance(design, loadings, posterior, kind, plan, infinite)).reshape(k, p)
         return np.sqrt(variances if infinite is None else np.where(infinite, 0.0, variances))
-    known = hidden_variances(lambda: _rates(design, loadings, posterior, plan, p), loadings.C)
+    known = hidden_variances(lambda: _rates(design, loadings, posterior, plan, p), loadings.C, share=design.share)
     return np.sqrt(known if kind == "expected" else known + diagonal(_estimated_loadings(design, loadings, posterior)))
 
 
@@ -168,7 +168,7 @@ def _by_default(
     infinite: Bool[np.ndarray, "k p"] | None,
 ) -> np.ndarray:
     """By Louis' information where it is affordable and positive definite."""
-    several = affordable(design.counts.n, loadings.B.size + loadings.C.size)
+    several = affordable(design.share.n, loadings.B.size + loadings.C.size)
     try:
         return of_kind(design, loadings, posterior, "louis" if several else "adjusted", several, infinite)
     except ValueError:  # too few units for it, or a rank that is too high
@@ -199,6 +199,7 @@ def expected(design: Design, loadings: Loadings, posterior: Posterior, plan: Pla
         own, rows = _hidden(full.C, units.x, at_zero(A, len(units.x), len(full.C)))
         each = block.emptied(rows)[..., :p].reshape(-1, k * p)
         diagonal, rest = diagonal + np.asarray(own)[:, :p], rest - each.T @ each
+    diagonal, rest = design.share.summed((diagonal, rest))
     j = np.arange(p)
     rest.reshape(k, p, k, p)[:, j, :, j] += np.moveaxis(diagonal.reshape(k, k, p), 2, 0)
     return rest
@@ -215,7 +216,7 @@ def outer_product(
         residual = (counts.toarray() if scipy.sparse.issparse(counts) else counts) - np.asarray(A, float)
         rows = (np.asarray(block.units.x)[:, :, None] * residual[:, None]).reshape(len(residual), -1)
         total += rows.T @ rows
-    return total
+    return design.share.summed(total)
 
 
 def joint_outer_product(design: Design, loadings: Loadings, posterior: Posterior) -> Float[np.ndarray, "t t"]:
@@ -231,7 +232,7 @@ def joint_outer_product(design: Design, loadings: Loadings, posterior: Posterior
         of_w = (y - A)[:, :, None] * mean[:, None] - A[:, :, None] * np.einsum("bij,pj->bpi", S, C)
         rows = np.concatenate([of_x, of_w], axis=2).reshape(len(y), -1)
         total += rows.T @ rows
-    return total
+    return design.share.summed(total)
 
 
 def variational(design: Design, loadings: Loadings, posterior: Posterior) -> Float[np.ndarray, "p k k"]:
@@ -241,7 +242,7 @@ def variational(design: Design, loadings: Loadings, posterior: Posterior) -> Flo
     for block, A in _rates(design, loadings, posterior, None, p):
         x = np.asarray(block.units.x)
         total += np.asarray(A).T @ (x[:, :, None] * x[:, None]).reshape(-1, k * k)
-    return total.reshape(p, k, k)
+    return design.share.summed(total).reshape(p, k, k)
 
 
 def louis(
@@ -276,6 +277,7 @@ def louis(
             for leaf in hidden:
                 each = block.emptied(leaf)[:, :, :p].reshape(-1, size)
                 whole -= each.T @ each / plan.replicates
+    own, whole = design.share.summed((own, whole))
     j = np.arange(p)
     whole.reshape(p, k + q, p, k + q)[j, :, j] += own
     return whole

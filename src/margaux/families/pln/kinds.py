@@ -12,6 +12,8 @@ from scipy import sparse
 if TYPE_CHECKING:
     from anndata import AnnData
 
+    from ...engine.share import Shard
+
 
 class Stored(Protocol):
     """What lies on disk and is read a block of rows at a time: an HDF5 dataset or a zarr array."""
@@ -25,9 +27,9 @@ class Stored(Protocol):
     def __getitem__(self, rows: Any, /) -> Any: ...
 
 
-#: a row a unit and a column a feature
-CountsLike: TypeAlias = "ArrayLike | pd.DataFrame | sparse.sparray | sparse.spmatrix | Stored | AnnData"
+#: a row a unit and a column a feature; or a dictionary of these, covariates and offsets; or what `margaux.shard` makes of them
+CountsLike: TypeAlias = "ArrayLike | pd.DataFrame | sparse.sparray | sparse.spmatrix | Stored | AnnData | dict[str, Any] | Shard"
 #: a row a unit
-Covariates: TypeAlias = ArrayLike | pd.DataFrame | pd.Series
+Covariates: TypeAlias = "ArrayLike | pd.DataFrame | pd.Series | Shard"
 #: logs of size factors, by unit or by entry, or the name of a rule
-Offsets: TypeAlias = str | ArrayLike | pd.DataFrame | pd.Series
+Offsets: TypeAlias = "str | ArrayLike | pd.DataFrame | pd.Series | Shard"

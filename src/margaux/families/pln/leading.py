@@ -22,6 +22,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
+from ...engine.share import ALONE, Share
 from ...numerics.compiling import compiled
 from ...numerics.packing import lower_indices, symmetric
 
@@ -36,16 +37,16 @@ COLUMNS = 24
 Passes = Callable[[], Iterator[tuple[Any, Array]]]
 
 
-def hidden_variances(passes: Passes, C: Array, seed: int = 0) -> Float[np.ndarray, "k p"]:
+def hidden_variances(passes: Passes, C: Array, seed: int = 0, share: Share = ALONE) -> Float[np.ndarray, "k p"]:
     r"""The diagonal of the inverse of the information.
 
     Args:
-        passes: blocks of units with their rates, as often as it is called.
+        passes: blocks of units of this process with their rates, as often as it is called. share: which of all they are.
 
     Raises:
         ValueError: if after `PASSES` passes bounds are more than `WITHIN` of a variance apart, or a variance still moves.
     """
-    weights, hidden = _blocks(passes, C)
+    weights, hidden = _blocks(passes, C, share)
     p, k, _ = weights.shape
     root = np.linalg.cholesky(weights)
     back = np.linalg.inv(root)
@@ -58,7 +59,7 @@ def hidden_variances(passes: Passes, C: Array, seed: int = 0) -> Float[np.ndarra
     for passed in range(min(PASSES, p * k // count)):
         for _ in range(2):
             block = np.linalg.qr(block - basis @ (basis.T @ block))[0]
-        basis, image = np.hstack([basis, block]), np.hstack([image, _image(passes, C, back, block)])
+        basis, image = np.hstack([basis, block]), np.hstack([image, _image(passes, C, back, block, share)])
         values, turn = (leaf[..., ::-1] for leaf in np.linalg.eigh(basis.T @ image))
         # The eigenvectors of a last block have not settled.
         kept = max(passed * count, count - MORE // 2)
@@ -85,14 +86,16 @@ def _variances(back: np.ndarray, own: np.ndarray, values: np.ndarray, vectors: n
     return found, float(np.max((high - low) / found))
 
 
-def _blocks(passes: Passes, C: Array) -> Float[np.ndarray, "2 p k k"]:
+def _blocks(passes: Passes, C: Array, share: Share) -> Float[np.ndarray, "2 p k k"]:
     r"""$\sum_iA_{ij}x_ix_i^\top$ of each feature, and its block of what the latents hide."""
-    total = sum(np.asarray(_block(C, block.units.x, A), float) for block, A in passes())
+    total = share.summed(sum(np.asarray(_block(C, block.units.x, A), float) for block, A in passes()))
     k = int(np.sqrt(np.shape(total)[2]))
     return np.reshape(total, (2, len(C), k, k))
 
 
-def _image(passes: Passes, C: Array, back: np.ndarray, basis: Float[np.ndarray, "kp r"]) -> Float[np.ndarray, "kp r"]:
+def _image(
+    passes: Passes, C: Array, back: np.ndarray, basis: Float[np.ndarray, "kp r"], share: Share
+) -> Float[np.ndarray, "kp r"]:
     """S times a matrix."""
     p, k, _ = back.shape
     pulled = np.einsum("pba,pbr->rap", back, basis.reshape(p, k, -1))
@@ -103,6 +106,7 @@ def _image(passes: Passes, C: Array, back: np.ndarray, basis: Float[np.ndarray, 
         for number, part in enumerate(parts):
             first = number * COLUMNS
             total[first : first + COLUMNS] += np.asarray(_image_part(C, block.units.x, A, M, part))
+    total = share.summed(total)
     return np.einsum("pab,rbp->par", back, total).reshape(p * k, -1)
 
 

@@ -43,7 +43,7 @@ class OfCoefficients:
 
     def _errors(self, kind: Kind | None) -> np.ndarray:
         check_fitted(self)
-        design, size = self._design(self.table_), np.sqrt(np.mean(self.table_.x**2, axis=0))
+        design, size = self._design(self.table_), self._sizes()
         with precision(np.dtype(float)):
             loadings, posterior = self._double()
             scaled = loadings._replace(B=np.asarray(loadings.B) * size[:, None])
@@ -53,9 +53,14 @@ class OfCoefficients:
             )
         return np.where(infinite, np.nan, errors)
 
+    def _sizes(self) -> np.ndarray:
+        """Root mean squares of the covariates over all units."""
+        share = self.table_.counts.share
+        return np.sqrt(share.summed(np.sum(self.table_.x**2, axis=0)) / share.n)
+
     def _covariance(self, kind: Kind | None) -> np.ndarray:
         """Of the coefficients, (kp, kp); NaN of those that are infinite."""
-        design, size = self._design(self.table_), np.sqrt(np.mean(self.table_.x**2, axis=0))
+        design, size = self._design(self.table_), self._sizes()
         with precision(np.dtype(float)):
             loadings, posterior = self._double()
             scaled = loadings._replace(B=np.asarray(loadings.B) * size[:, None])

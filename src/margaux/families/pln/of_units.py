@@ -67,7 +67,7 @@ class OfUnits(Transformer):
             loadings = Loadings(*(jnp.asarray(leaf, float) for leaf in self._loadings))
             posterior = jax.tree.map(jnp.asarray, settled(_design(table), loadings))
             found = precise(_design(table), loadings, posterior, PROPOSAL, self.loglik_tol, self.random_state)
-        return float(found.loglik.mean())
+        return found.total[0] / table.counts.share.n
 
     def inverse_transform(
         self, scores: ArrayLike, covariates: Covariates | None = None, offsets: Offsets | None = None

@@ -38,6 +38,7 @@ import pandas as pd
 import scipy
 from jaxtyping import Float
 
+from ...engine.share import together
 from .counts import Counts
 
 if TYPE_CHECKING:
@@ -87,10 +88,11 @@ class ByName:
             hint = f'; did you mean "{known[near[0]]}"?' if near else ""
             raise ValueError(f'offsets="{name}" is none of {", ".join(SCHEMES)}, nor an array{hint}')
         self.name = known[name.lower()]
-        scheme = SCHEMES[self.name]
+        scheme, share = SCHEMES[self.name], counts.share
         self._reference, self._centre = scheme.reference(counts), 0.0
-        raw = self.of(counts, units)
-        self._centre = float(raw.mean()) if scheme.centred else 0.0
+        with together(not share.alone):
+            raw = self.of(counts, units)
+        self._centre = float(share.summed(raw.sum())) / share.n if scheme.centred else 0.0
         self.fitted = raw - self._centre
 
     def of(self, counts: Counts, units: pd.Index) -> Float[np.ndarray, "m 1"]:
@@ -131,10 +133,11 @@ def given(offsets: Offsets, n: int, p: int, units: pd.Index, features: pd.Index)
         raise TypeError(
             f"offsets must be numbers, one a unit or one an entry of the table, or a name ({', '.join(SCHEMES)})"
         ) from None
+    shape = values.shape
     values = values[:, None] if values.ndim == 1 else values
     if values.shape not in ((n, 1), (n, p)):
         turned = "; transpose them" if values.shape == (p, n) else ""
-        raise ValueError(f"offsets must have shape ({n},), ({n}, 1) or ({n}, {p}), got {np.shape(offsets)}{turned}")
+        raise ValueError(f"offsets must have shape ({n},), ({n}, 1) or ({n}, {p}), got {shape}{turned}")
     bad = ~(np.abs(values) <= LARGEST)
     if bad.any():
         i, j = np.argwhere(bad)[0]
@@ -158,8 +161,9 @@ def _with(table: Any, data: np.ndarray) -> Any:
     return type(table)((data, table.indices, table.indptr), shape=table.shape)
 
 
-def _column_sums(table: Any, data: np.ndarray) -> np.ndarray:
-    return np.bincount(table.indices, data, table.shape[1])
+def _column_sums(counts: Counts, table: Any, *data: np.ndarray) -> tuple[np.ndarray, ...]:
+    """Of entries of a table with the places of the counts, over the units of all processes."""
+    return counts.share.summed(tuple(np.bincount(table.indices, each, table.shape[1]) for each in data))
 
 
 def _row_medians(table: Any) -> np.ndarray:
@@ -194,13 +198,13 @@ def _nothing(counts: Counts) -> None:
 def _log_means(counts: Counts) -> np.ndarray:
     """Means over all units of the logs of positive counts, (p,)."""
     table = _table(counts)
-    return _column_sums(table, np.log(table.data, dtype=float)) / counts.n
+    return _column_sums(counts, table, np.log(table.data, dtype=float))[0] / counts.share.n
 
 
 def _log_means_of_complete(counts: Counts) -> np.ndarray:
     """Means of logs (p,), NaN for features with a zero."""
     table = _table(counts)
-    complete = np.bincount(table.indices, minlength=counts.p) == counts.n
+    complete = _column_sums(counts, table, np.ones(len(table.data)))[0] == counts.share.n
     if not complete.any():
         raise ValueError(
             'offsets="RLE" needs a feature with counts in every unit, and there is none; use "poscounts", "GMPR" or "TSS"'
@@ -215,6 +219,11 @@ def _median_ratios(counts: Counts, log_means: np.ndarray) -> np.ndarray:
 
 
 def _by_columns(counts: Counts) -> Any:
+    if not counts.share.alone:
+        raise ValueError(
+            'offsets="GMPR" compare every unit with every other, and each process has its own alone; compute them in one process '
+            'and pass them as an array, or use "poscounts"'
+        )
     return _table(counts).tocsc()
 
 
@@ -242,14 +251,15 @@ def _weights(counts: Counts) -> np.ndarray:
     """Weights of the proportions in Wrench's means, w / q (p,), with weights that add up to one."""
     table = _table(counts)
     shares = _proportions(table, counts.row_sums())
-    seen, logs = np.bincount(table.indices, minlength=counts.p), np.log(shares)
+    logs = np.log(shares)
+    seen, of_logs, of_shares = _column_sums(counts, table, np.ones(len(logs)), logs, shares)
     with np.errstate(divide="ignore", invalid="ignore"):
-        mean = _column_sums(table, logs) / seen
-        variance = _column_sums(table, (logs - mean[table.indices]) ** 2) / (seen - 1)
+        mean = of_logs / seen
+        variance = _column_sums(counts, table, (logs - mean[table.indices]) ** 2)[0] / (seen - 1)
         weights = np.where((seen > 1) & (variance > EXACT), 1 / variance, 0.0)
         if not weights.any():
             raise ValueError('offsets="Wrench" needs features whose proportions vary over units that have them; use "TSS"')
-        return weights / weights.sum() / (_column_sums(table, shares) / counts.n)
+        return weights / weights.sum() / (of_shares / counts.share.n)
 
 
 def _wrench(counts: Counts, weights: np.ndarray) -> np.ndarray:

@@ -24,7 +24,7 @@ WORDS = "Counts are Poisson; their logarithmic means are offset, covariates and 
 
 def heading(model: PLNPCA) -> tuple[str, str]:
     """Title and lead."""
-    n, p = model.table_.counts.n, model.table_.counts.p
+    n, p = model.table_.counts.share.n, model.table_.counts.p
     return f"Poisson log-normal PCA of rank {model.loadings_.shape[1]}", f"Counts of {p:,} features in {n:,} units."
 
 
@@ -62,7 +62,7 @@ def _what(model: PLNPCA) -> Section:
         facts.facts(
             ("Model", "PLNPCA"),
             ("In words", WORDS),
-            ("Units", f"{table.counts.n:,}"),
+            ("Units", f"{table.counts.share.n:,}"),
             ("Features", f"{table.counts.p:,}"),
             ("Covariates", listed(table.covariate_names)),
             ("Offsets", offsets),
@@ -89,7 +89,7 @@ def _ended(model: Any) -> list[Part]:
 
 
 def _affordable(model: PLNPCA, name: str) -> None:
-    size = model.table_.counts.n * model.table_.counts.p
+    size = model.table_.counts.share.n * model.table_.counts.p
     if size > ENTRIES and name not in model.__dict__:
         raise ValueError(f"for a table of {size:,} entries it takes long; ask the model for {name} first, and the page has it")
 
@@ -188,7 +188,7 @@ def _dense(values: Any) -> np.ndarray:
 
 
 def _latents(model: PLNPCA) -> list[Part]:
-    n, p = model.table_.counts.n, model.table_.counts.p
+    n, p = model.table_.counts.share.n, model.table_.counts.p
     rank = model.loadings_.shape[1]
     share = model.explained_variance_ratio_
     scores = np.asarray(model.scores_, float)

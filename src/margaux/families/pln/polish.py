@@ -106,7 +106,7 @@ def polish(design: Design, loadings: Loadings, posterior: Posterior, seed: int =
     Args:
         steps: at most; none measures the distance alone.
     """
-    n, p = design.counts.n, design.counts.p
+    n, p = design.share.n, design.counts.p
     plan = Plan(first_draws(n, p), 8, True, seed)
     # Posteriors come closer to Gaussians, which scores are told by, as features are more.
     draws = first_draws(n, p, 1 << int(np.ceil(np.log2(np.clip(TELLING / p, 64, 512)))))
@@ -198,11 +198,11 @@ def _size(replicates: Float[np.ndarray, "R m"]) -> tuple[float, float]:
 
 def informed(design: Design, loadings: Loadings, posterior: Posterior) -> Information:
     """The information at an estimate."""
-    (k, p), q, n = loadings.B.shape, loadings.C.shape[1], design.counts.n
+    (k, p), q, n = loadings.B.shape, loadings.C.shape[1], design.share.n
     C = np.asarray(loadings.C, float)
     few = affordable(n, p * (k + q)) is not None
     known, whole = observed(design, loadings, posterior) if few else (complete(design, loadings, posterior), None)
-    levels = two_levels(known, C, *(np.asarray(leaf, float) for leaf in (design.x, posterior.mean)))
+    levels = two_levels(known, C, *(np.asarray(leaf, float) for leaf in (design.x, posterior.mean)), share=design.share)
     if whole is not None:
         return _of_louis(whole, dense(levels, C, k) / n, rotations(C, k), (p, k + q), k)
     sd = np.sqrt(inverse_diagonal(levels, C, k) / n)

@@ -91,7 +91,7 @@ def pln_ranks(
         raise ValueError("ranks is empty; give at least one, such as range(1, 11)")
     table = read(counts, covariates, formula, offsets)
     for rank in wanted:
-        check_rank(rank, table.counts.n, table.counts.p)
+        check_rank(rank, table.counts.share.n, table.counts.p)
     models: dict[int, PLNPCA] = {}
     rows, below = {}, None
     message = diverging_message(table)

@@ -21,6 +21,7 @@ from ...algorithms.base import Algorithm
 from ...algorithms.memory import NoMemory
 from ...algorithms.updates import AbstractUpdate, Ascent, Optax
 from ...engine.outcome import RESULTS
+from ...engine.share import Shard
 from ...fitting import fit
 from ...problem.schedule import Constant, Polynomial
 from ...problem.space import Box
@@ -121,7 +122,7 @@ def check(settings: Refinement) -> None:
 
 def check_table(settings: Refinement | None, forced: bool, design: Design) -> None:
     """Raises ValueError for settings that a table does not allow, before anything is compiled."""
-    n, p = design.counts.n, design.counts.p
+    n, p = design.share.n, design.counts.p
     if settings is None or (n * p > WHOLE and not forced):
         return
     if settings.batch_size is not None and settings.batch_size > n:
@@ -154,7 +155,7 @@ def refine(
     """
     check(settings)
     check_table(settings, forced, design)
-    n, p = design.counts.n, design.counts.p
+    n, p = design.share.n, design.counts.p
     batch = settings.batch_size or (n if n * p <= WHOLE else max(min(n, BATCH // p), 1))
     start = _seen(design, loadings, posterior, seed)
     ended = _nothing_promised(start, settings)
@@ -228,9 +229,9 @@ def _likelihood(design: Design, place: _Here, draws: int, seed: int) -> _Here:
 
 def _seen(design: Design, loadings: Loadings, posterior: Posterior, seed: int) -> _Here:
     """The norm of the score and what a step promises, with their errors."""
-    n, C = design.counts.n, loadings.C
+    n, C = design.share.n, loadings.C
     known = complete(design, loadings, posterior)
-    information = two_levels(known, *(np.asarray(leaf, float) for leaf in (C, design.x, posterior.mean)))
+    information = two_levels(known, *(np.asarray(leaf, float) for leaf in (C, design.x, posterior.mean)), share=design.share)
     draws = first_draws(n, design.counts.p, 128)
     replicates = scores(design, loadings, posterior, "student", Plan(draws, 4, True, seed + 7))
     replicates = jax.tree.map(np.asarray, replicates)
@@ -263,7 +264,7 @@ def _ascended(
     warm: bool = False,
 ) -> tuple[_Here, RESULTS]:
     """Some epochs through `margaux.fit`."""
-    n = design.counts.n
+    n = design.share.n
     whole = batch == n
     length = epochs * max(n // batch, 1)
     if warm:
@@ -287,7 +288,7 @@ def _ascended(
 
 def _searched(design: Design, place: _Here, settings: Refinement, batch: int, seed: int) -> float:
     """The step of the grid after which two epochs leave the likelihood highest."""
-    n = design.counts.n
+    n = design.share.n
     length = 2 * max(n // batch, 1)
     best, chosen = -np.inf, GRID[0]
     for gain in GRID:
@@ -307,8 +308,8 @@ def _run(
     C = place.loadings.C
     dtype, q = np.asarray(C).dtype, C.shape[1]
     proposal, follow = VARIANTS[settings.variant]
-    data = units(design, place.posterior, dtype)
-    if batch == design.counts.n and scipy.sparse.issparse(design.counts.values):
+    data, whole, share = units(design, place.posterior, dtype), batch == design.share.n, design.share
+    if whole and scipy.sparse.issparse(design.counts.values):
         data["counts"] = data["counts"][np.arange(design.counts.n)]
     algorithm = Algorithm(
         statistic=ConditionalScore(moments=isinstance(update, InformationAscent)),
@@ -322,7 +323,7 @@ def _run(
     space = {name: Box(leaf - settings.radius, leaf + settings.radius) for name, leaf in params.items()}
     return fit(
         PLN(),
-        data,
+        data if share.alone else Shard(data, share),
         algorithm,
         estep,
         key=seed,
@@ -331,8 +332,8 @@ def _run(
         space=space,
         dtype=dtype,
         progress=progress,
-        batch_size=None if batch == design.counts.n else batch,
-        rows="device" if batch == design.counts.n else "host",
+        batch_size=None if whole else batch,
+        rows="device" if whole else "host",
         throw=False,
         polish=False,
     )

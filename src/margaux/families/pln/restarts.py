@@ -51,7 +51,7 @@ def best_of(
         The best solution, and a row a start: its kind, its bound when it was left, its sweeps, and whether it had converged.
     """
     n_starts, seed, dtype, tol, relative, max_sweeps, covariance = search
-    count = default_starts(design.counts.n, design.counts.p) if n_starts is None else n_starts
+    count = default_starts(design.share.n, design.counts.p) if n_starts is None else n_starts
     sweeping = Sweeps(design, np.dtype(dtype), covariance, tol, relative)
     sweeps = min(FIRST, max_sweeps) if count > 1 else max_sweeps
     runs: list[Run] = []

@@ -6,6 +6,7 @@ import itertools
 from collections.abc import Iterator
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array
@@ -94,14 +95,13 @@ class Scoring:
                 pulls[replicate] += found.pull[:p]
                 means[replicate][block.span], spreads[replicate][block.span] = block.emptied((found.mean, found.spread))
         self.visited = draws if self.kept else 0
-        observed = design.counts.transposed_times(np.asarray(design.x)).T
-        out = []
+        x = np.asarray(design.x)
+        observed, out = design.counts.own_transposed_times(x).T, []
         for pull, mean, spread in zip(pulls, means, spreads, strict=True):
-            C = design.counts.transposed_times(mean) - pull[:, k:]
-            slope, scale = span_score(np.asarray(design.x, dtype), mean, spread)
-            B = np.asarray(observed - pull[:, :k].T, dtype)
-            out.append({"B": B, "C": np.asarray(C, dtype), "slope": slope, "scale": scale})
-        return out
+            C = design.counts.own_transposed_times(mean) - pull[:, k:]
+            slope, scale = span_score(np.asarray(x, dtype), mean, spread)
+            out.append({"B": observed - pull[:, :k].T, "C": C, "slope": slope, "scale": scale})
+        return jax.tree.map(lambda leaf: np.asarray(leaf, dtype), design.share.summed(out))
 
     def _blocks(self) -> Iterator[Block]:
         return blocks(self.design, self.loadings, self.posterior, self.proposal, self.size)
@@ -109,7 +109,7 @@ class Scoring:
     def _weighted(self, block: Block, replicate: int, net: np.ndarray, plan: Plan) -> Weighted:
         """What the draws of a block of units say, with those that were visited before."""
         (full, units, gaussian), place = block.full, (block.span.start, replicate)
-        bits = at_zero(random_bits(plan, replicate, block.span, (plan.draws, net.shape[1])), len(units.x))
+        bits = at_zero(random_bits(plan, replicate, block.numbers, (plan.draws, net.shape[1])), len(units.x))
         sums = self.sums.get(place, nothing(len(units.x), full.C, self.control)) if self.kept else None
         numbers: Any = np.asarray(len(block.units.x), np.int32), np.asarray([self.visited, plan.draws], np.int32)
         found, sums = weighted(full, units, gaussian, bits, net, sums, *numbers, self.proposal, self.control)

@@ -28,34 +28,49 @@ from .counts import Counts
 SUSPECT, ZERO = 1e-6, 1e-8
 
 
+#: features times places of the covariates of which processes tell each other at once
+TOLD = 1 << 20
+
+
 def diverging(counts: Counts, x: Float[np.ndarray, "n k"]) -> Bool[np.ndarray, "k p"]:
-    """Coefficients without finite estimate.
+    """Coefficients without finite estimate. Every process looks at the covariates of all units, and at its own counts.
 
     >>> counts = Counts([[0, 4, 2], [0, 2, 0], [3, 1, 0], [2, 5, 0]])
     >>> x = np.column_stack([np.ones(4), [0.1, 0.4, 0.7, 0.9]])
     >>> diverging(counts, x).tolist()  # the last feature: at the smallest value alone
     [[False, False, True], [False, False, True]]
     """
-    n, k = x.shape
+    k, share = x.shape[1], counts.share
     out = np.zeros((k, counts.p), bool)
-    basis, R = orthonormal(x)
+    basis, R = orthonormal(share.joined(np.asarray(x, float)))
     a, b = np.tril_indices(k)
     gram = np.zeros((counts.p, k, k))
-    gram[:, a, b] = gram[:, b, a] = counts.transposed_times(basis[:, a] * basis[:, b], np.sign)
+    own = basis[share.first :][: counts.n]
+    gram[:, a, b] = gram[:, b, a] = counts.transposed_times(own[:, a] * own[:, b], np.sign)
     # With counts in enough different places nothing moves; that is all but a few features.
     suspects = np.flatnonzero(np.linalg.eigvalsh(gram)[:, 0] <= SUSPECT * np.einsum("pii->p", gram))
     if not suspects.size:
         return out
     rows, place = np.unique(basis, axis=0, return_inverse=True)
+    place = place.ravel()[share.first :][: counts.n]
     known: dict[bytes, np.ndarray] = {}
-    for j in suspects:
-        seen = np.zeros(len(rows), bool)
-        seen[place.ravel()[_units(counts, int(j))]] = True
-        key = seen.tobytes()
-        if key not in known:
-            known[key] = _moving(rows, seen, R)
-        out[:, j] = known[key]
+    size = max(TOLD // len(rows), 1)
+    for first in range(0, len(suspects), size):
+        some = suspects[first : first + size]
+        for j, seen in zip(some, _seen(counts, some, place, len(rows)), strict=True):
+            key = seen.tobytes()
+            if key not in known:
+                known[key] = _moving(rows, seen, R)
+            out[:, j] = known[key]
     return out
+
+
+def _seen(counts: Counts, features: np.ndarray, place: np.ndarray, places: int) -> Bool[np.ndarray, "f m"]:
+    """At which places of the covariates some unit, of any process, has counts of each feature."""
+    seen = np.zeros((len(features), places))
+    for row, j in zip(seen, features, strict=True):
+        row[place[_units(counts, int(j))]] = 1
+    return counts.share.summed(seen) > 0
 
 
 def _units(counts: Counts, feature: int) -> np.ndarray:

@@ -6,7 +6,6 @@ A unit without counts is data. It is left out only where its offset would be com
 from __future__ import annotations
 
 import dataclasses
-import sys
 import warnings
 from typing import TYPE_CHECKING, Any
 
@@ -14,13 +13,23 @@ import numpy as np
 import pandas as pd
 import scipy
 
-from ...tables.checks import is_number, listed
+from ...engine.share import Shard, together
+from ...tables.checks import listed
 from .checks import check_counts, check_design, check_names
 from .counts import Counts
 from .covariates import Spec, coded, coded_like, plain
-from .disk import from_disk, on_disk
-from .offsets import ByName, from_counts, given
+from .offsets import ByName, from_counts
 from .separation import diverging
+from .source import (
+    Source,
+    array_of_offsets,
+    check_alike,
+    covariates_of,
+    frame_of_all,
+    given_to,
+    own_frame,
+    source_of,
+)
 
 if TYPE_CHECKING:
     from .kinds import CountsLike, Covariates, Offsets
@@ -53,24 +62,14 @@ class Table:
     rule: ByName | None
 
 
-@dataclasses.dataclass(frozen=True)
-class _Given:
-    """Counts as an array or CSR, and what came with them."""
-
-    values: Any
-    features: pd.Index
-    units: pd.Index
-    named: bool
-    obs: pd.DataFrame | None
-
-
 def read(counts: CountsLike, covariates: Covariates | None = None, formula: str | None = None, offsets: Any = None) -> Table:
     """A table of counts, a row a unit and a column a feature, checked and coded.
 
     Args:
         counts: (n, p) whole numbers: an array or what NumPy makes one of (a list), a data frame, a SciPy sparse matrix, which
             stays sparse, a memory map, a zarr array or an HDF5 dataset, or an AnnData in memory or backed (its .X, .obs and
-            .var_names). What lies on disk is read a block of rows at a time: see `from_disk`.
+            .var_names). What lies on disk is read a block of rows at a time: see `from_disk`. Or a dictionary of counts,
+            covariates and offsets by these names. Of a fit over several processes, what `margaux.shard` makes of it.
         covariates: (n,) or (n, k), an array or a data frame without intercept; text and categories become dummies.
         formula: such as "~ site + depth", about the columns of `covariates` or of an AnnData's .obs.
         offsets: logs of size factors, (n,), (n, 1) or (n, p), or a name (see `margaux.families.pln.offsets`); zeros unless given.
@@ -91,20 +90,27 @@ def read(counts: CountsLike, covariates: Covariates | None = None, formula: str 
         >>> np.exp(table.offset).ravel().round(6).tolist()
         [3.0, 1.0, 6.0, 6.0]
     """
-    source = _counts(counts)
-    check_names(source.features)
-    check_counts(source.values, source.features, source.units)
-    whole = Counts(source.values)
+    several = any(isinstance(each, Shard) for each in (counts, covariates, offsets))
+    with together(several):
+        counts, covariates, offsets, share = given_to(counts, covariates, offsets)
+        source = source_of(counts, share)
+        check_names(source.features)
+        check_counts(source.values, source.features, source.units)
+        own = covariates_of(covariates, source, formula)
+        array = None if offsets is None or isinstance(offsets, str) else array_of_offsets(offsets, source)
+    check_alike(source, formula, own, offsets)
+    whole = Counts(source.values, source.share)
     columns = whole.column_sums() > 0
     if not columns.any():
         raise ValueError("every count is zero; there is nothing to fit")
     rows = whole.row_sums() > 0 if from_counts(offsets) else np.ones(whole.n, bool)
-    frame = _frame(covariates, source, formula is not None)
+    with together(several):
+        _check_some(rows, source, offsets)
     _warn_left_out(source, rows, columns, offsets)
-    x, names, spec = coded(formula, frame.loc[rows], source.units[rows])
-    array = None if offsets is None or isinstance(offsets, str) else _array_of_offsets(offsets, source)
-    kept, units = Counts(_with_counts(source.values, rows, columns)), source.units[rows]
-    check_design(x, names, units)
+    units = source.units[rows]
+    kept = Counts(_with_counts(source.values, rows, columns), source.share.some(int(rows.sum())))
+    x, names, spec = _coded_over_all(own, source, formula, rows)
+    x = x[kept.share.first :][: kept.n]
     rule = None if array is not None else ByName("none" if offsets is None else offsets, kept, units)
     return Table(
         counts=kept,
@@ -121,6 +127,26 @@ def read(counts: CountsLike, covariates: Covariates | None = None, formula: str 
         spec=spec,
         rule=rule,
     )
+
+
+def _coded_over_all(own: Any, source: Source, formula: str | None, rows: np.ndarray) -> tuple[np.ndarray, list[str], Spec]:
+    """Columns of the units of all processes that are kept, their names, and what codes new rows."""
+    share = source.share
+    units, kept = source.units, np.asarray(share.joined(rows))
+    if not share.alone:
+        first, *others = share.told(units)
+        units = first.append(others)
+    x, names, spec = coded(formula, frame_of_all(own, source).loc[kept], units[kept])
+    check_design(x, names, units[kept])
+    return x, names, spec
+
+
+def _check_some(rows: np.ndarray, source: Source, offsets: Any) -> None:
+    if not rows.any():
+        raise ValueError(
+            f'no unit of a process has counts ("{source.units[0]}" and others), and offsets="{offsets}" needs some; '
+            "share the units in another order, or give offsets as an array"
+        )
 
 
 def like(table: Table, counts: CountsLike, covariates: Covariates | None = None, offsets: Offsets | None = None) -> Table:
@@ -140,10 +166,19 @@ def like(table: Table, counts: CountsLike, covariates: Covariates | None = None,
         >>> new.counts.values.tolist(), new.x.tolist(), new.offset.round(3).tolist()
         ([[10, 2]], [[1.0]], [[1.195]])
     """
-    source = _counts(counts)
+    counts, covariates, offsets, share = given_to(counts, covariates, offsets)
+    with together(share is not None):
+        found = _like(table, source_of(counts, share), covariates, offsets)
+    if share is None:
+        return found
+    return dataclasses.replace(found, counts=Counts(found.counts.values, share.some(found.counts.n)))
+
+
+def _like(table: Table, source: Source, covariates: Covariates | None, offsets: Offsets | None) -> Table:
     check_counts(source.values, source.features, source.units)
     columns = _places(source, table)
-    frame = _frame(covariates, source, table.spec.columns is None)
+    formula = str(table.spec.design.formula) if table.spec.columns is None else None
+    frame = own_frame(covariates_of(covariates, source, formula), source)
     if covariates is None and source.obs is None and table.covariate_names != ["Intercept"]:
         raise ValueError(f"the fit had covariates ({listed(table.covariate_names)}); pass those of the new units by covariates=")
     x = coded_like(table.spec, frame, source.units)
@@ -153,7 +188,7 @@ def like(table: Table, counts: CountsLike, covariates: Covariates | None = None,
         )
     if offsets is None and table.rule is None:
         raise ValueError("the fit had offsets in an array, so new units need theirs; pass offsets")
-    array = None if offsets is None else _array_of_offsets(offsets, source)
+    array = None if offsets is None else array_of_offsets(offsets, source)
     whole = Counts(_subset(source.values, np.ones(len(x), bool), columns))
     rule = table.rule if array is None else None
     rows = whole.row_sums() > 0 if rule is not None and from_counts(rule.name) else np.ones(whole.n, bool)
@@ -201,80 +236,6 @@ def diverging_message(table: Table) -> str | None:
     )
 
 
-def _counts(counts: Any) -> _Given:
-    """Numbers and names of whatever holds counts."""
-    obs = features = units = None
-    anndata: Any = sys.modules.get("anndata")
-    if anndata is not None and isinstance(counts, anndata.AnnData):
-        obs, features, units = counts.obs, counts.var_names, counts.obs_names
-        counts = counts.X
-        if counts is None:
-            raise ValueError('the AnnData has no .X; put the raw counts there, often those in .layers["counts"]')
-        counts = counts.to_memory() if hasattr(counts, "to_memory") else counts
-    if isinstance(counts, pd.DataFrame):
-        features, units = counts.columns, counts.index
-        counts = _of_frame(counts)
-    elif on_disk(counts):
-        counts = from_disk(counts)
-    elif not scipy.sparse.issparse(counts):
-        counts = _of_array(counts)
-    if counts.dtype.kind not in "buif":
-        raise TypeError(f"counts must be whole numbers, got {counts.dtype}")
-    if counts.ndim != 2:
-        raise ValueError(f"counts must be a table, a row a unit and a column a feature, got shape {counts.shape}")
-    if counts.dtype == bool:
-        counts = counts.astype(np.uint8)
-    elif counts.dtype == np.float16:
-        counts = counts.astype(np.float32)
-    n, p = counts.shape
-    named = features is not None and not isinstance(features, pd.RangeIndex)
-    return _Given(
-        values=_csr(counts) if scipy.sparse.issparse(counts) else counts,
-        features=features if named and features is not None else pd.Index([f"y{j}" for j in range(p)]),
-        units=pd.RangeIndex(n) if units is None else units,
-        named=named,
-        obs=obs,
-    )
-
-
-def _of_frame(frame: pd.DataFrame) -> Any:
-    if len(frame.columns) and all(isinstance(dtype, pd.SparseDtype) for dtype in frame.dtypes):
-        return frame.sparse.to_coo()
-    for place, (name, dtype) in enumerate(frame.dtypes.items()):
-        column = frame.iloc[:, place]
-        if not pd.api.types.is_numeric_dtype(dtype) and not is_number(column):
-            seen = np.flatnonzero(column.notna())
-            stray = next((i for i in seen if not isinstance(column.iloc[i], (int, float, np.number))), 0)
-            raise TypeError(
-                f'counts hold {column.iloc[stray]!r} at unit "{frame.index[stray]}", feature "{name}"; '
-                "make names of units the index, and drop columns that are no counts"
-            )
-        if dtype.kind == "c":
-            raise TypeError(f'the column "{name}" is complex; counts are whole numbers')
-    alike = frame.dtypes.nunique() == 1 and isinstance(frame.dtypes.iloc[0], np.dtype) and frame.dtypes.iloc[0].kind in "buif"
-    return frame.to_numpy() if alike else frame.to_numpy(float, na_value=np.nan)
-
-
-def _of_array(counts: CountsLike) -> np.ndarray:
-    if isinstance(counts, np.ma.MaskedArray):
-        counts = np.ma.filled(counts.astype(float), np.nan)
-    try:
-        values = np.asarray(counts)
-    except ValueError:
-        raise ValueError("the rows of counts differ in length; give as many counts to each unit") from None
-    return _of_frame(pd.DataFrame(values)) if values.dtype.kind in "OUS" and values.ndim == 2 else values
-
-
-def _csr(counts: CountsLike) -> Any:
-    """A CSR array without duplicates, stored zeros and disorder; what was given is left as it is."""
-    table = scipy.sparse.csr_array(counts)
-    if not table.has_canonical_format or not table.data.all():
-        table = table.copy()
-        table.sum_duplicates()
-        table.eliminate_zeros()
-    return table
-
-
 def _with_counts(values: Any, rows: np.ndarray, columns: np.ndarray) -> Any:
     """Rows and columns that have counts, by masks; a sparse table stores nothing of the others, so its entries are shared."""
     if not scipy.sparse.issparse(values):
@@ -298,7 +259,7 @@ def _subset_of_offsets(array: Any, rows: np.ndarray, columns: np.ndarray) -> np.
     return array[rows] if array.shape[1] == 1 else array[rows][:, columns]
 
 
-def _warn_left_out(source: _Given, rows: np.ndarray, columns: np.ndarray, offsets: Offsets | None) -> None:
+def _warn_left_out(source: Source, rows: np.ndarray, columns: np.ndarray, offsets: Offsets | None) -> None:
     """What is left out, and what that does to the answers."""
 
     def those(kept: np.ndarray, names: pd.Index, what: str) -> str:
@@ -321,31 +282,7 @@ def _from(rule: ByName | None) -> str:
     return "" if rule is None else f'offsets="{rule.name}"'
 
 
-def _check_aligned(index: pd.Index, source: _Given, what: str) -> None:
-    """Labels of rows, where both sides have some, are the same in the same order."""
-    if len(index) != len(source.units) or index.equals(source.units):
-        return
-    numbered = isinstance(index, pd.RangeIndex) or isinstance(source.units, pd.RangeIndex)
-    if numbered and not index.sort_values().equals(source.units.sort_values()):
-        return
-    place = int(np.flatnonzero(index.to_numpy(object) != source.units.to_numpy(object))[0])
-    raise ValueError(
-        f'row {place} is "{source.units[place]}" in counts and "{index[place]}" in {what}; put them in one order with '
-        f"{what} = {what}.loc[counts.index]"
-    )
-
-
-def _array_of_offsets(offsets: Any, source: _Given) -> np.ndarray:
-    n, p = source.values.shape
-    if isinstance(offsets, (pd.Series, pd.DataFrame)):
-        _check_aligned(offsets.index, source, "offsets")
-    wide = isinstance(offsets, pd.DataFrame) and offsets.shape[1] == p > 1
-    if wide and source.named and not isinstance(offsets.columns, pd.RangeIndex) and not offsets.columns.equals(source.features):
-        raise ValueError("the columns of offsets are not those of counts in their order; use offsets[counts.columns]")
-    return given(offsets, n, p, source.units, source.features)
-
-
-def _places(source: _Given, table: Table) -> np.ndarray:
+def _places(source: Source, table: Table) -> np.ndarray:
     """Columns of new counts that hold the features of the fit: by name where both have names."""
     if not (source.named and table.named):
         if len(source.features) != len(table.all_features):
@@ -361,16 +298,3 @@ def _places(source: _Given, table: Table) -> np.ndarray:
         what = f"lack {len(lost)} of its features" if len(lost) else f"have {len(extra)} features that it had not"
         raise ValueError(f"the new counts {what} ({listed(lost if len(lost) else extra)}); give the features of the fit")
     return places
-
-
-def _frame(covariates: Covariates | None, source: _Given, by_formula: bool) -> pd.DataFrame:
-    """Covariates of the units of a table; of an AnnData, .obs for a formula."""
-    if covariates is None:
-        own = source.obs if by_formula else None
-        return plain(pd.DataFrame(index=range(len(source.units))) if own is None else own)
-    if isinstance(covariates, (pd.Series, pd.DataFrame)):
-        _check_aligned(covariates.index, source, "covariates")
-    frame = plain(covariates)
-    if len(frame) != len(source.units):
-        raise ValueError(f"covariates have {len(frame)} rows and counts {len(source.units)}; they must agree")
-    return frame

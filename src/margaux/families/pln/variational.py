@@ -64,11 +64,22 @@ class Units(NamedTuple):
 
 
 class Basis(NamedTuple):
-    """Covariates of all units, their pseudo-inverse, and one for each unit, zero for one that fills the table up."""
+    """Covariates of the units of this process, their part of the pseudo-inverse, and one for each unit, zero for one that fills
+    the table up; the Gram matrix of the covariates of all units and the number of these."""
 
     x: Float[Array, "n k"]
     inverse: Float[Array, "k n"]
     real: Float[Array, " n"]
+    gram: Float[Array, "k k"]
+    count: Array
+
+
+class Moments(NamedTuple):
+    r"""Over units: $X^+M$, $M^\top M$ and $\sum_iS_i$ in packed form."""
+
+    slope: Float[Array, "k q"]
+    square: Float[Array, "q q"]
+    spread: Float[Array, " t"]
 
 
 class Sums(NamedTuple):
@@ -105,10 +116,10 @@ def product(left: Float[Array, "b r"], right: Float[Array, "r p"]) -> Float[Arra
 
 
 def unit_steps(
-    loadings: Loadings, posterior: Posterior, units: Units, steps: int, diagonal: bool = False
+    loadings: Loadings, posterior: Posterior, units: Units, steps: int, diagonal: bool = False, slack: float = 0.0
 ) -> tuple[Posterior, Array, Array]:
-    r"""Newton steps of each unit's m with $S = (I + C^\top\mathrm{diag}(A)C)^{-1}$, a quarter as long where the bound would fall.
-    A diagonal S has the inverses of the diagonal.
+    r"""Newton steps of each unit's m with $S = (I + C^\top\mathrm{diag}(A)C)^{-1}$, a quarter as long where the bound would fall
+    by more than `slack`, relative to the unit's rates. A diagonal S has the inverses of the diagonal.
 
     Returns:
         The posterior, its rates, and each unit's part of the bound less what is linear in y and B.
@@ -132,7 +143,7 @@ def unit_steps(
         tried = Posterior(posterior.mean + share[:, None] * step, posterior.spread + share[:, None] * (spread - posterior.spread))
         moved = rates(loadings, tried, units)
         there = value(tried, moved)
-        good = there >= best
+        good = there >= best - slack * (1 + jnp.sum(A, axis=1))
 
         def keep(new, old):
             return jnp.where(good.reshape(-1, *[1] * (new.ndim - 1)), new, old)
@@ -190,17 +201,23 @@ def feature_steps(loadings: Loadings, linear: Loadings, sums: Sums) -> tuple[Loa
 
 
 @compiled
+def moments(posterior: Posterior, basis: Basis) -> Moments:
+    """Of the units of this process."""
+    m = posterior.mean
+    return Moments(basis.inverse @ m, m.T @ m, basis.real @ posterior.spread)
+
+
+@compiled
 def whitened(
-    loadings: Loadings, posterior: Posterior, basis: Basis, past: Place, diagonal: bool = False
+    loadings: Loadings, posterior: Posterior, of_all: Moments, basis: Basis, past: Place, diagonal: bool = False
 ) -> tuple[Loadings, Posterior, Place]:
     r"""The same predictors with m free of X and $\frac1n\sum_i(m_im_i^\top + S_i) = I$, which raises the bound (parameter
     expansion: Liu, Rubin and Wu 1998); and a past place in these coordinates. Where S stays diagonal, only the diagonal is that
     of I."""
     m, S = posterior.mean, symmetric(posterior.spread)
     j, k, _ = lower_indices(m.shape[1])
-    slope = basis.inverse @ m
-    free = m - basis.x @ slope
-    second = (free.T @ free + symmetric(basis.real @ posterior.spread)) / jnp.sum(basis.real)
+    slope = of_all.slope
+    second = (of_all.square - slope.T @ basis.gram @ slope + symmetric(of_all.spread)) / basis.count
     root = jnp.diag(jnp.sqrt(jnp.diag(second))) if diagonal else jnp.linalg.cholesky(second)
     back = jnp.linalg.inv(root)
     turned = jnp.einsum("ij,njk,lk->nil", back, S, back)[:, j, k]

@@ -187,7 +187,8 @@ def _in_closed_form(A: Array, C: Array, units: Units, gaussian: Posterior) -> Fl
     return jnp.concatenate([own[:, :k], own[:, k : k + q] + moved], axis=1)
 
 
-def span_score(x: Any, mean: Any, spread: Any) -> tuple[Float[Array, "k q"], Float[Array, " t"]]:
-    r"""$\sum_ix_iE[w_i]^\top$ and the lower triangle of $\sum_iE[w_iw_i^\top] - I$."""
+def span_score(x: Any, mean: Any, spread: Any, present: Any = None) -> tuple[Float[Array, "k q"], Float[Array, " t"]]:
+    r"""$\sum_ix_iE[w_i]^\top$ and the lower triangle of $\sum_iE[w_iw_i^\top] - I$, over units that are present."""
     a, b, _ = lower_indices(mean.shape[1])
-    return x.T @ mean, (spread + mean[:, a] * mean[:, b] - np.asarray(a == b, mean.dtype)).sum(axis=0)
+    second = spread + mean[:, a] * mean[:, b] - np.asarray(a == b, mean.dtype)
+    return x.T @ mean, (second if present is None else second * present[:, None]).sum(axis=0)

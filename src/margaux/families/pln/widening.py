@@ -13,6 +13,7 @@ from jaxtyping import Array, Float
 
 from ...numerics.compiling import compiled
 from ...numerics.packing import lower_indices, symmetric
+from .basis import factored
 from .filling import at_zero
 from .fitting import Design
 from .importance import blocks
@@ -27,7 +28,7 @@ SPREAD = 0.1
 
 def widened(design: Design, loadings: Loadings, posterior: Posterior, rank: int, seed: int = 0) -> tuple[Loadings, Posterior]:
     """The same fit with more components, the leading ones of its residuals."""
-    C, n, dtype = loadings.C, design.counts.n, loadings.C.dtype
+    C, n, dtype = loadings.C, design.share.n, loadings.C.dtype
     extra = rank - C.shape[1]
     u, d, v = _residual(design, loadings, posterior, extra, seed)
     wider = jnp.asarray(np.concatenate([C, v * d / np.sqrt(n)], axis=1), dtype)
@@ -58,12 +59,16 @@ def _residual(
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Leading singular vectors and values of the residuals, by block power steps (Halko, Martinsson and Tropp 2011), each of
     which sees a block of units at a time."""
-    n, p = design.counts.n, design.counts.p
+    n, p = design.share.n, design.counts.p
     v = np.linalg.qr(np.random.default_rng(seed).normal(size=(p, min(rank + MORE, n, p))))[0]
     for _ in range(PASSES):
         v = np.linalg.qr(_through(design, loadings, posterior, v)[1])[0]
-    u, d, turn = np.linalg.svd(_through(design, loadings, posterior, v)[0], full_matrices=False)
-    return u[:, :rank], d[:rank], (v @ turn.T)[:, :rank]
+    basis, triangle = factored(_through(design, loadings, posterior, v)[0], design.share)
+    u, d, turn = np.linalg.svd(triangle)
+    found = (v @ turn.T)[:, :rank]
+    # As in `start`, factors of shares have other signs than those of the whole.
+    sign = np.sign(np.take_along_axis(found, np.argmax(np.abs(found), axis=0)[None], axis=0)[0])
+    return (basis @ u)[:, :rank] * sign, d[:rank], found * sign
 
 
 def _through(design: Design, loadings: Loadings, posterior: Posterior, v: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -78,7 +83,7 @@ def _through(design: Design, loadings: Loadings, posterior: Posterior, v: np.nda
         some, back = _block(full, gaussian, units, at_zero(y, rows, wide), at_zero(basis, wide))
         left.append(block.emptied(some).astype(float))
         right += np.asarray(back)[: len(v)]
-    return np.concatenate(left), right
+    return np.concatenate(left), design.share.summed(right)
 
 
 @compiled
