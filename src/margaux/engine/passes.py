@@ -13,6 +13,7 @@ from jaxtyping import PyTree
 
 from ..numerics.arrays import as_array, resized
 from ..numerics.ladder import rung
+from ..numerics.threads import in_turn
 from .loop import INIT, Settings, begin, first_state, init_rows, latent_struct, visit_all
 from .rows import PART_BYTES, DeviceRows, HostRows, Place, empty_rows, row_bytes
 from .share import Share
@@ -27,10 +28,12 @@ MOST = 4096
 class Passes:
     """Passes over the n units of the runs whose keys are given. `units` gives the data of some, of `size` bytes a unit.
 
-    Of several processes each visits its own, and sums are those of all.
+    Blocks of units are visited side by side and put away in their order: the same bits on any number of threads. Of several
+    processes each visits its own units, and sums are those of all.
     """
 
     settings: Settings
+    dtype: np.dtype
     n: int
     keys: list[Any]
     units: Callable[[np.ndarray], PyTree]
@@ -81,8 +84,12 @@ class Passes:
         kind, blocks = type(store), self.blocks(_bytes((one, own)))
         rows = kind(store.tree[0])
         for r, (key, p) in enumerate(zip(self.keys, params, strict=True)):
-            for ids in blocks:
-                rows = rows.put(ids + r * n, make(key, p, self.units(ids), ids))
+
+            def made_of(ids, key=key, p=p):
+                return jax.block_until_ready(make(key, p, self.units(ids), ids))
+
+            for ids, made in zip(blocks, in_turn(made_of, blocks, self.dtype), strict=True):
+                rows = rows.put(ids + r * n, made)
         return kind((rows.tree, store.tree[1])), [first_state(self.settings, p, unit) for p in params]
 
     def visit(self, params: list[PyTree], store: HostRows | DeviceRows, k: int) -> tuple[Any, list[PyTree]]:
@@ -92,9 +99,17 @@ class Passes:
             key = jax.random.fold_in(key, _PASS)
             # In double precision: what is lost here stays lost, in a running total.
             total = jax.tree.map(lambda leaf: np.zeros(leaf.shape[1:]), store.tree[1])
-            for ids in blocks:
-                rows = type(store)(store.tree[0]).take(ids + r * n)
-                visited, part = visit_all(self.settings, key, p, rows, self.units(ids), ids + self.first, as_array(k))
+
+            def taken(r=r):
+                for ids in blocks:  # rows are read on this thread, which writes them
+                    yield ids, type(store)(store.tree[0]).take(ids + r * n)
+
+            def visited_in(part, key=key, p=p):
+                ids, rows = part
+                units = self.units(ids)
+                return jax.block_until_ready(visit_all(self.settings, key, p, rows, units, ids + self.first, as_array(k)))
+
+            for ids, (visited, part) in zip(blocks, in_turn(visited_in, taken(), self.dtype), strict=True):
                 store = store.put(ids + r * n, visited)
                 jax.tree.map(lambda sum, leaf: np.add(sum, leaf, out=sum), total, part)
             totals.append(jax.tree.map(lambda leaf, row: jnp.asarray(leaf, row.dtype), self.summed(total), store.tree[1]))

@@ -18,6 +18,7 @@ from ..numerics.compiling import compiled, shapes_of
 from ..numerics.keys import key_of
 from ..numerics.naming import path_name
 from ..problem.model import AbstractModel
+from .rows import release
 
 if TYPE_CHECKING:
     from jaxtyping import Array
@@ -91,13 +92,14 @@ def check_data(data: PyTree) -> int:
     return n
 
 
-def _check_finite(name: str, leaf: Array | np.ndarray, block: int = 1 << 22) -> None:
+def _check_finite(name: str, leaf: Array | np.ndarray, block: int = 1 << 20) -> None:
     """By blocks of units, so that a memmap is never in memory as a whole."""
     width = max(int(np.prod(leaf.shape[1:])), 1)
     rows = max(block // width, 1)
     for first in range(0, leaf.shape[0], rows):
         part = np.asarray(leaf[first : first + rows])
         bad = ~np.isfinite(part)
+        release(leaf)
         if bad.any():
             where = np.argwhere(bad)[0]
             value = part[tuple(where)]
