@@ -12,10 +12,11 @@ from jaxtyping import Array, PRNGKeyArray, PyTree
 from ..numerics.arrays import as_array
 from ..numerics.compiling import compiled
 from .permutation import images
-from .rows import row_bytes
+from .rows import in_spans, row_bytes
 
-#: iterations a compiled chunk holds at most, and bytes a mini-batch one streams
-CHUNK, CHUNK_BYTES = 1024, 1 << 26
+#: iterations a compiled chunk holds at most, and bytes a mini-batch one streams: more from files, all of whose pages a chunk may
+#: have to look at
+CHUNK, CHUNK_BYTES, FROM_FILES = 1024, 1 << 26, 2
 #: units up to which permutations are written out; those of more units are keyed ones, worked out where they are visited
 WRITTEN_OUT = 100_000
 
@@ -110,7 +111,8 @@ def buffer_capacity(rows: PyTree, n: int, b: int) -> int:
 
 def chunk_size(data: PyTree, rows: PyTree, n: int, b: int, runs: int, capacity: int, reshuffled: bool) -> int:
     """Iterations a compiled mini-batch chunk may hold: bounded in bytes, and by the repeats its buffer has room for."""
-    size = CHUNK_BYTES / ((row_bytes(data) + 2 * row_bytes(rows) + 8) * b * runs)
+    from_files = any(in_spans(leaf) for leaf in jax.tree.leaves((data, rows)))
+    size = CHUNK_BYTES * (FROM_FILES if from_files else 1) / ((row_bytes(data) + 2 * row_bytes(rows) + 8) * b * runs)
     if capacity < n:
         fresh = n if reshuffled else (2 * n * max(capacity, 1)) ** 0.5
         size = min(size, (fresh + capacity) / b)

@@ -50,8 +50,8 @@ class Ahead(NamedTuple):
     """A planned chunk with its rows as they were before the chunk before it, and where that chunk has newer ones.
 
     Attributes:
-        rows, held: of the visits, and of the buffer's owners; None where rows stay on the device. newer: of both, places and where
-            they are among the rows that the chunk before writes.
+        rows, held: of the visits, and of the buffer's owners; None where rows stay on the device. newer: of both, places and
+            where they are among the rows that the chunk before writes.
     """
 
     planned: Planned

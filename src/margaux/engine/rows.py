@@ -103,18 +103,23 @@ def entries(leaf: np.ndarray, ids: np.ndarray, dtype: np.dtype | None = None, le
     return out
 
 
+def in_spans(leaf: Array | np.ndarray) -> bool:
+    """Whether an array is a map of a file too large to be mapped as a whole."""
+    return getattr(leaf, "_mmap", None) is not None and leaf.nbytes > SPAN_BYTES
+
+
 def _spans(leaf: np.ndarray, ids: np.ndarray) -> Iterator[slice | np.ndarray]:
     """Places in some ids of a memmap, by spans of the file that are read or written together; of an array in memory all."""
-    if getattr(leaf, "_mmap", None) is None or leaf.nbytes <= SPAN_BYTES or not ids.size:
+    if not in_spans(leaf) or not ids.size:
         yield slice(None)
         return
-    order = np.argsort(ids, kind="stable")
+    order = np.argsort(ids)
     span = max(SPAN_BYTES // row_bytes(leaf), 1)
     cuts = np.searchsorted(ids[order], np.arange(span, leaf.shape[0], span))
     yield from (places for places in np.split(order, cuts) if places.size)
 
 
-def release(leaf: np.ndarray) -> None:
+def release(leaf: Array | np.ndarray) -> None:
     """Pages of a memmap go from the process's memory; what was written to them stays (the system writes it to the file)."""
     mapped = getattr(leaf, "_mmap", None)
     # What was written to a private map ("c") is nowhere else.
