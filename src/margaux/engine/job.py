@@ -38,7 +38,17 @@ from .settings import FitSettings
 from .settling import has_settled
 from .sharding import placed, units_mesh
 from .share import Share, split, together
-from .validate import check_data, check_distinct, check_key, check_model, check_params, check_same, check_types, whole
+from .validate import (
+    check_data,
+    check_distinct,
+    check_key,
+    check_model,
+    check_params,
+    check_same,
+    check_stored,
+    check_types,
+    whole,
+)
 
 if TYPE_CHECKING:
     from jaxtyping import Array
@@ -68,6 +78,8 @@ class Job:
             raise ValueError(f"batch_size {self.batch_size} exceeds the {self.n} units; pass at most {self.n}, or None for all")
         if self.batch_size == self.n:
             self.batch_size = None
+        if self.batch_size is not None:
+            check_stored(data)
         sampling = algorithm.sampling if asked.sampling is None else asked.sampling
         if sampling not in ("reshuffled", "uniform"):
             raise ValueError(f'sampling must be "reshuffled" or "uniform", got {sampling!r}')

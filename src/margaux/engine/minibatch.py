@@ -189,6 +189,8 @@ class MiniBatch:
 
     def _planned(self, job: Job, first: int, count: int) -> Planned:
         part, runs, total, capacity, n = self.part, self.runs, self.total, self.capacity, self.n
+        if job.reshuffled and self.period >= total:  # no further than the epoch, in which nothing repeats
+            count = min(count, self.period - (first - 1) % self.period)
         visited = visits(self.visit_keys, job.n, self.b, first, count, total, job.reshuffled)
         fresh = job.reshuffled and same_epoch(first, first + count - 1, self.period)
         if part is not None:

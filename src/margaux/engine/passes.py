@@ -86,8 +86,7 @@ class Passes:
             ids = blocks.block(0)
             units = self.units(ids)
             begun = [
-                begin(self.settings, key, p, units, ids + self.first, unit)
-                for key, p in zip(self.keys, params, strict=True)
+                begin(self.settings, key, p, units, ids + self.first, unit) for key, p in zip(self.keys, params, strict=True)
             ]
             made, states = map(list, zip(*begun, strict=True))
             made = [jax.tree.map(lambda leaf: resized(leaf, n), rows) for rows in made]

@@ -8,7 +8,7 @@ import shutil
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import equinox as eqx
 import jax
@@ -127,9 +127,14 @@ def release(leaf: Array | np.ndarray) -> None:
         mapped.madvise(mmap.MADV_DONTNEED)
 
 
+def is_chunked(leaf: Any) -> bool:
+    """Whether an array is stored in chunks elsewhere (zarr, HDF5)."""
+    return hasattr(leaf, "chunks") and not isinstance(leaf, np.ndarray | jax.Array)
+
+
 def row_bytes(rows: PyTree) -> int:
     """Bytes of one unit."""
-    return max(sum(leaf.nbytes // leaf.shape[0] for leaf in jax.tree.leaves(rows)), 1)
+    return max(sum(int(np.prod(leaf.shape[1:])) * leaf.dtype.itemsize for leaf in jax.tree.leaves(rows)), 1)
 
 
 def empty_rows(struct: PyTree, n: int, where: Place) -> DeviceRows | HostRows:

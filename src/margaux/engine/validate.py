@@ -18,7 +18,7 @@ from ..numerics.compiling import compiled, shapes_of
 from ..numerics.keys import key_of
 from ..numerics.naming import path_name
 from ..problem.model import AbstractModel
-from .rows import release
+from .rows import is_chunked, release
 
 if TYPE_CHECKING:
     from jaxtyping import Array
@@ -90,6 +90,17 @@ def check_data(data: PyTree) -> int:
         if np.issubdtype(leaf.dtype, np.floating):
             _check_finite(f"data {path_name(path)}".strip(), leaf)
     return n
+
+
+def check_stored(data: PyTree) -> None:
+    """Raises: TypeError: single units cannot be read from where the data are stored, as mini-batches want them."""
+    for path, leaf in jax.tree_util.tree_flatten_with_path(data)[0]:
+        if is_chunked(leaf):
+            raise TypeError(
+                f"data {path_name(path)} is a {type(leaf).__name__}, which is read in whole chunks, and a mini-batch has units "
+                "of all of them; copy it once by margaux.on_disk(data, folder) and pass what that returns, or numpy.asarray of "
+                "it where there is memory"
+            )
 
 
 def _check_finite(name: str, leaf: Array | np.ndarray, block: int = 1 << 20) -> None:
