@@ -33,6 +33,8 @@ JOBS = {
     "memmap": {},
     "memmap, rows in a folder": {},
     "memmap, no thread": {"MARGAUX_THREADS": "1"},
+    "Parquet, copied once": {},
+    "zarr, copied once": {},
 }
 
 
@@ -61,6 +63,43 @@ def written(folder: Path, n: int) -> Path:
     return path
 
 
+def stored(path: Path, kind: str) -> Path:
+    """The same units as a Parquet file in groups of 1,000,000 rows, or a zarr array in chunks of 10,000."""
+    other, units = path.with_suffix(f".{kind}"), np.load(path, mmap_mode="r")
+    if other.exists():
+        return other
+    part = path.with_suffix(f".{kind}.part")
+    if kind == "parquet":
+        import pyarrow as pa
+        import pyarrow.parquet as parquet
+
+        def table(first: int) -> pa.Table:
+            return pa.table({f"x{j}": np.array(units[first : first + 1_000_000, j]) for j in range(FEATURES)})
+
+        with parquet.ParquetWriter(part, table(0).schema) as writer:
+            for first in range(0, len(units), 1_000_000):
+                writer.write_table(table(first))
+    else:
+        import zarr
+
+        array = zarr.create_array(part, shape=units.shape, chunks=(10_000, FEATURES), dtype=units.dtype)
+        for first in range(0, len(units), 100_000):
+            array[first : first + 100_000] = units[first : first + 100_000]
+    part.rename(other)
+    return other
+
+
+def opened(job: str, path: Path, folder: str) -> Any:
+    """What the fit is given."""
+    if job.startswith("Parquet"):
+        return mx.on_disk(path.with_suffix(".parquet"), folder)
+    if job.startswith("zarr"):
+        import zarr
+
+        return mx.on_disk(zarr.open_array(path.with_suffix(".zarr"), mode="r"), folder)
+    return np.load(path, mmap_mode=None if job == "memory" else "r")
+
+
 def memory(name: str) -> float:
     """MiB of this process: VmRSS now, or VmHWM at most."""
     lines = Path("/proc/self/status").read_text().splitlines()
@@ -69,8 +108,10 @@ def memory(name: str) -> float:
 
 def measured(job: str, path: Path, iterations: int, batch: int, steps: int, before: float) -> dict[str, Any]:
     """One fit, in this process."""
-    data = np.load(path, mmap_mode=None if job == "memory" else "r")
     with tempfile.TemporaryDirectory(dir=path.parent) as folder:
+        began = time.perf_counter()
+        data = opened(job, path, folder)
+        opening, copied = time.perf_counter() - began, memory("VmHWM") - before
         rows = folder if "folder" in job else "device"
         began = time.process_time()
         fit = mx.fit(Intercept(), data, mx.soul(), mx.MCMC(mx.MALA(), n_steps=steps), params={"mu": 0.0, "spread": 0.0},
@@ -79,6 +120,8 @@ def measured(job: str, path: Path, iterations: int, batch: int, steps: int, befo
     counted = len(fit.trace["params"]) - 32  # the first chunk compiles
     return {
         "peak": memory("VmHWM") - before,
+        "opening": opening,
+        "copied": copied,
         "rate": batch * counted / spent,
         "wait": fit.timings["wait"] / spent,
         "cpu": time.process_time() - began,
@@ -101,6 +144,9 @@ def main() -> None:
     if args.one:
         print("RESULT" + json.dumps(measured(args.one, path, args.iterations, args.batch, args.steps[0], before)))
         return
+    for kind in ("parquet", "zarr"):
+        if any(job.lower().startswith(kind) for job in args.jobs):
+            stored(path, kind)
     for steps in args.steps:
         print(f"{steps} transitions a unit and iteration, {args.units:,} units in batches of {args.batch:,}")
         rate = None
@@ -113,9 +159,10 @@ def main() -> None:
                 raise SystemExit(f"{job} failed:\n{done.stderr[-3000:]}")
             one = json.loads(done.stdout.split("RESULT")[1])
             rate = one["rate"] if rate is None else rate
+            copying = f"; copied in {one['opening']:.1f} s with {one['copied']:.0f} MiB" if "copied" in job else ""
             print(
                 f"  {job:26} peak {one['peak']:6.0f} MiB, {one['rate']:10,.0f} units/s, waited {one['wait']:5.1%}, "
-                f"{one['cpu']:6.1f} CPU s, {one['rate'] / rate:5.2f} of memory's; estimate {one['found']}",
+                f"{one['cpu']:6.1f} CPU s, {one['rate'] / rate:5.2f} of memory's; estimate {one['found']}{copying}",
                 flush=True,
             )
 

@@ -22,7 +22,7 @@ Place: TypeAlias = str | Path
 #: bytes of data and rows handled at a time, where all units are visited, saved or read
 PART_BYTES = 1 << 23
 #: bytes of a file that are mapped into memory at a time
-SPAN_BYTES = 1 << 25
+SPAN_BYTES = 1 << 23
 
 
 class DeviceRows(eqx.Module):

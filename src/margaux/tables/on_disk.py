@@ -80,12 +80,14 @@ def on_disk(
 
 def _from_parquet(path: Path, folder: Path, columns: Any, dtype: DTypeLike | None) -> Any:
     try:
+        import pyarrow as pa
         import pyarrow.parquet as parquet
     except ImportError as problem:
         raise ImportError(f"{path.name} needs pyarrow; install it via: pip install 'margaux[parquet]'") from problem
     if not path.is_file():
         raise FileNotFoundError(f"there is no file {path}")
-    with parquet.ParquetFile(path) as table:
+    # Through a buffer, not a group's columns as a whole.
+    with parquet.ParquetFile(path, buffer_size=1 << 20) as table:
         wanted = columns if isinstance(columns, Mapping) else {"": list(table.schema_arrow.names if columns is None else columns)}
         names = list(dict.fromkeys(name for group in wanted.values() for name in _listed(group)))
         kinds = _kinds(table.schema_arrow, names, path)
@@ -112,6 +114,7 @@ def _from_parquet(path: Path, folder: Path, columns: Any, dtype: DTypeLike | Non
                         one = part[group] if isinstance(group, str) else np.stack([part[name] for name in group], axis=1)
                         one.astype(kind, copy=False).tofile(file)
             (folder / RECORD).write_text(json.dumps(record))
+    pa.default_memory_pool().release_unused()
     maps = _maps(folder, len(wanted))
     return dict(zip(wanted, maps, strict=True)) if isinstance(columns, Mapping) else maps[0]
 
