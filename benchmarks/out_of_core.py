@@ -25,6 +25,7 @@ import numpy as np
 from jax.scipy.stats import norm
 
 import margaux as mx
+from margaux.engine.rows import release
 
 FEATURES, MIB = 20, 1 << 20
 
@@ -58,6 +59,7 @@ def written(folder: Path, n: int) -> Path:
         for first in range(0, n, 100_000):
             block = units[first : first + 100_000]
             block[:] = rng.random(block.shape) < 1 / (1 + np.exp(-(0.3 + rng.normal(size=(len(block), 1)))))
+            release(units)
         units.flush()
         part.rename(path)
     return path
