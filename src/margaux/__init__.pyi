@@ -64,6 +64,7 @@ from .problem.space import Ball, Box, Positive, PositiveDefinite, Product, Real,
 from .problem.units import one_unit, pad_ragged
 from .replicating.replicates import ReplicateError, Replicates
 from .replicating.study import replicate
+from .tables.on_disk import on_disk
 
 __version__: str
 __all__ = [
@@ -147,6 +148,7 @@ __all__ = [
     "mcem",
     "miso",
     "misso",
+    "on_disk",
     "one_unit",
     "online_em",
     "pad_ragged",

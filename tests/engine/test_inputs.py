@@ -176,7 +176,7 @@ MANY = [
 @pytest.mark.parametrize("row", range(len(MANY)))
 def test_bad_input(row, monkeypatch):
     action, error, pieces = MANY[row]
-    for program in ("chunks.full_chunk", "chunks.batch_chunk", "passes.init_rows", "passes.visit_all"):
+    for program in ("chunks.full_chunk", "minibatch.batch_chunk", "passes.init_rows", "passes.visit_all"):
         monkeypatch.setattr(f"margaux.engine.{program}", lambda *a, **k: pytest.fail("compiled before the input was refused"))
     with pytest.raises(error) as caught:
         action()

@@ -145,7 +145,7 @@ def running(n_iter=10, failure=None, interrupt=None, traces=()):
     """A job whose chunks are of three iterations, each a value of the parameter."""
     stub = object.__new__(Job)
     stub.k, stub.n_iter, stub.length, stub.traces, stub.names = 0, n_iter, 3, list(traces), ["a"]
-    stub.timings, stub.compiled, stub.key = {"compile": 0.0, "run": 0.0}, False, None
+    stub.timings, stub.compiled, stub.key = {"compile": 0.0, "run": 0.0, "wait": 0.0}, False, None
     stub.algorithm = SimpleNamespace(refresh_epochs=None)
 
     def run(job, length):
@@ -157,7 +157,7 @@ def running(n_iter=10, failure=None, interrupt=None, traces=()):
         return length, {"params": values}
 
     carry = Carry({"a": np.array([0])}, "state", (None, {"a": np.array([0.0])}), ())
-    stub.chunks = SimpleNamespace(total=8, run=run, period=1, carry=carry)
+    stub.chunks = SimpleNamespace(total=8, run=run, period=1, carry=carry, waited=0.0, close=lambda: None)
     stub._pace = lambda spent: setattr(stub, "compiled", True)
     stub._failure = lambda latest: failure if failure is not None and stub.k >= 6 else None
     return stub

@@ -197,7 +197,7 @@ def test_continued_in_the_middle_of_an_epoch(algorithm, rows, tmp_path, monkeypa
     for stop in (17, 19):
         # A chunk ends here; nothing else is refreshed.
         with monkeypatch.context() as patch:
-            patch.setattr(Job, "_until_pause", lambda self, stop=stop: stop - self.k)
+            patch.setattr(Job, "_until_pause", lambda self, done=0, stop=stop: stop - self.k - done)
             held = go(checkpoint=mx.Checkpoint(path, seconds=0), stop=Stop(stop))
         assert held.n_iter == stop and stop % 7
     for file in folder.glob("*"):

@@ -11,10 +11,15 @@ from jaxtyping import Array, PRNGKeyArray, PyTree
 
 from ..numerics.arrays import as_array
 from ..numerics.compiling import compiled
-from .rows import row_bytes
+from .permutation import images
+from .rows import in_spans, row_bytes
 
-#: iterations a compiled chunk holds at most, and bytes a mini-batch one streams
-CHUNK, CHUNK_BYTES = 1024, 1 << 26
+#: iterations a compiled chunk holds at most, and bytes a mini-batch one streams: more from files, all of whose pages a chunk may
+#: have to look at
+CHUNK, CHUNK_BYTES, FROM_FILES = 1024, 1 << 26, 2
+#: units up to which permutations are written out; those of more units are keyed ones, worked out where they are visited
+WRITTEN_OUT = 100_000
+
 #: bytes of rows that a chunk of single-unit batches keeps for units that repeat in it
 BUFFER_BYTES = 1 << 16
 
@@ -24,10 +29,15 @@ def visits(keys: PRNGKeyArray, n: int, b: int, first: int, count: int, most: int
 
     Reshuffled epochs are slices of a fresh permutation (its last n mod b units wait for another epoch);
     uniform draws are without replacement within an iteration. `keys` (runs,) has one key a run. What is compiled
-    serves every count up to `most`.
+    serves every count up to `most`. Beyond `WRITTEN_OUT` units nothing is of the size n: neither time nor memory.
     """
+    per_epoch = n // b
+    if n > WRITTEN_OUT:
+        turns = first - 1 + np.arange(most) if reshuffled else first + np.arange(most)
+        epochs, offsets = np.divmod(turns, per_epoch) if reshuffled else (turns, np.zeros_like(turns))
+        places = b * offsets[:, None] + np.arange(b)
+        return np.asarray(images(keys, epochs.astype(np.int32), places.astype(np.int32), n))[:, :count]
     if reshuffled:
-        per_epoch = n // b
         epoch, offset = divmod(first - 1, per_epoch)
         orders = _orders(_Keys(keys), n, epoch, -(-(offset + count) // per_epoch), (most - 2) // per_epoch + 2)
         return orders[:, :, : per_epoch * b].reshape(len(orders), -1, b)[:, offset : offset + count]
@@ -101,11 +111,33 @@ def buffer_capacity(rows: PyTree, n: int, b: int) -> int:
 
 def chunk_size(data: PyTree, rows: PyTree, n: int, b: int, runs: int, capacity: int, reshuffled: bool) -> int:
     """Iterations a compiled mini-batch chunk may hold: bounded in bytes, and by the repeats its buffer has room for."""
-    size = CHUNK_BYTES / ((row_bytes(data) + 2 * row_bytes(rows) + 8) * b * runs)
+    from_files = any(in_spans(leaf) for leaf in jax.tree.leaves((data, rows)))
+    size = CHUNK_BYTES * (FROM_FILES if from_files else 1) / ((row_bytes(data) + 2 * row_bytes(rows) + 8) * b * runs)
     if capacity < n:
         fresh = n if reshuffled else (2 * n * max(capacity, 1)) ** 0.5
         size = min(size, (fresh + capacity) / b)
     return int(2 ** np.floor(np.log2(np.clip(size, 1, CHUNK))))
+
+
+def same_epoch(first: int, last: int, period: int) -> bool:
+    """Whether iterations from `first` to `last` lie in one epoch of `period` of them: reshuffled, they repeat no unit."""
+    return (first - 1) // period == (last - 1) // period
+
+
+def drawn_by(n: int, reshuffled: bool) -> str:
+    """How ids are drawn, in a word that differs where they do."""
+    return ("reshuffled" if reshuffled else "uniform") + (", keyed" if n > WRITTEN_OUT else "")
+
+
+def earlier_visits(ids: np.ndarray) -> np.ndarray:
+    """How often each unit of visits (T, b) was visited before."""
+    flat = ids.ravel()
+    order = np.argsort(flat, kind="stable")
+    sorted_ids = flat[order]
+    starts = np.r_[True, sorted_ids[1:] != sorted_ids[:-1]]
+    rank = np.empty(flat.size, np.int64)
+    rank[order] = np.arange(flat.size) - np.maximum.accumulate(np.where(starts, np.arange(flat.size), 0))
+    return rank.reshape(ids.shape)
 
 
 def plan_chunk(ids: np.ndarray, capacity: int) -> tuple[int, np.ndarray, np.ndarray]:
@@ -121,13 +153,7 @@ def plan_chunk(ids: np.ndarray, capacity: int) -> tuple[int, np.ndarray, np.ndar
         length <= T; slot (T, b), `capacity` where there is none; the unit of each slot (capacity,), -1 if unused.
     """
     count, b = ids.shape
-    flat = ids.ravel()
-    order = np.argsort(flat, kind="stable")
-    sorted_ids = flat[order]
-    starts = np.r_[True, sorted_ids[1:] != sorted_ids[:-1]]
-    rank_sorted = np.arange(flat.size) - np.maximum.accumulate(np.where(starts, np.arange(flat.size), 0))
-    rank = np.empty(flat.size, np.int64)
-    rank[order] = rank_sorted
+    flat, rank = ids.ravel(), earlier_visits(ids).ravel()
     repeats = np.cumsum((rank == 1).reshape(count, b).sum(axis=1))
     length = int(np.searchsorted(repeats, capacity, side="right"))
     owners = np.unique(flat[: length * b][rank[: length * b] == 1])

@@ -16,6 +16,7 @@ from jaxtyping import PyTree
 
 from ..algorithms.base import Visit
 from . import fingerprint, storage
+from .batches import drawn_by
 from .loop import Carry, draw_noise, latent_struct, one_iteration, settings_of
 
 if TYPE_CHECKING:
@@ -125,7 +126,7 @@ def signature(job: Job) -> dict[str, str]:
         "units": str(job.n),
         "dtype": str(job.dtype),
         "batch_size": str(job.batch_size),
-        "sampling": "reshuffled" if job.reshuffled else "uniform",
+        "sampling": drawn_by(job.n, job.reshuffled),
         "runs": str(job.runs),
     }
     if job.starts is None:

@@ -1,8 +1,8 @@
-"""The two ways of running a chunk: all units every iteration, or some of them whose rows are streamed."""
+"""Chunks of iterations that visit all units, and what they share with those that visit some (`margaux.engine.minibatch`)."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import jax
 import jax.numpy as jnp
@@ -12,19 +12,14 @@ from jaxtyping import PyTree
 from ..numerics.arrays import as_array, on_host, reshaped, resized
 from ..numerics.ladder import rung
 from ..problem.model import AbstractBatchSurrogate, AbstractWeighted
-from .batches import CHUNK, buffer_capacity, chunk_size, plan_chunk, visits
-from .loop import INIT, Carry, Visits, batch_chunk, full_chunk
+from .batches import CHUNK
+from .loop import Carry, full_chunk
 from .rows import DeviceRows, HostRows
-from .share import Part
 
 if TYPE_CHECKING:
-    from jaxtyping import Array
-
     from .job import Job
     from .share import Share
 
-
-_IDS = INIT - 2
 
 #: rows of all runs and units, flat
 Store = DeviceRows | HostRows
@@ -41,6 +36,8 @@ class FullBatch:
     """
 
     period = 1
+    #: seconds in which the device had nothing to do, of the latest chunk
+    waited = 0.0
 
     def __init__(self, job: Job, carry: Carry, store: Store) -> None:
         self.total, self.keys = CHUNK, stacked(job.keys)
@@ -91,80 +88,8 @@ class FullBatch:
         rows = (estep, own) if self.share is None else self.share.spread((estep, own), 1)
         self.carry = self.carry._replace(rows=rows)
 
-
-class MiniBatch:
-    """Every iteration visits b units: the ids of a chunk are drawn first, their rows streamed through it and scattered after it.
-
-    Units that repeat within a chunk are read from a small buffer in the carry, where there is room for it. Of several processes
-    all draw the ids of the whole batch, and each visits those of its own units.
-    """
-
-    def __init__(self, job: Any, carry: Carry, store: Store) -> None:
-        self.store, self.b, self.runs = store, job.batch_size, len(job.keys)
-        self.part = Part(job.share, self.b) if job.share is not None else None
-        self.period = max(job.n // self.b, 1)
-        self.visit_keys = jnp.stack([jax.random.fold_in(key, _IDS) for key in job.keys])
-        self.capacity = buffer_capacity(store.tree, job.n, self.b)
-        buffer = jax.tree.map(self._empty_buffer, store.tree) if self.capacity else ()
-        self.carry = carry._replace(rows=buffer if self.part is None else self.part.spread(buffer, 1))
-        self.total = chunk_size(job.data, store.tree, job.n, self.b, self.runs, self.capacity, job.reshuffled)
-
-    def _empty_buffer(self, leaf: Array | np.ndarray) -> Any:
-        return jnp.zeros((self.runs, self.capacity + 1, *leaf.shape[1:]), leaf.dtype)
-
-    def run(self, job: Job, length: int) -> tuple[int, PyTree]:
-        """At most `length` iterations: how many there were, and their trace."""
-        part, runs, total, capacity = self.part, self.runs, self.total, self.capacity
-        visited = visits(self.visit_keys, job.n, self.b, job.k + 1, length, total, job.reshuffled)
-        # Numbers from n on are of no unit.
-        visited, n = (visited, job.n) if part is None else (part.own(visited), part.share.size)
-        b = visited.shape[-1]
-        ids = np.zeros((runs, total, b), np.int32)
-        ids[:, :length] = visited
-        planned = length
-        plans = [plan_chunk(ids[r, :length], capacity) for r in range(runs)]
-        length = min(plan[0] for plan in plans)
-        length = length if part is None else int(part.share.least(length))
-        if length < planned:
-            plans = [plan_chunk(ids[r, :length], capacity) for r in range(runs)]
-        slots = np.full((runs, total, b), capacity, np.int32)
-        slots[:, :length] = [plan[1] for plan in plans]
-        owners = np.stack([plan[2] for plan in plans])
-        offset = n * np.arange(runs)[:, None]
-        if capacity:
-            held = self.store.take(np.where(owners >= 0, owners + offset, 0))
-            buffer = self.carry.rows if part is None else part.local(self.carry.rows, 1)
-            filled = jax.tree.map(lambda old, new: old.at[:, : new.shape[1]].set(new), buffer, held)
-            self.carry = self.carry._replace(rows=filled if part is None else part.spread(filled, 1))
-
-        def times(leaf):
-            return np.moveaxis(leaf, 0, 1)
-
-        there = np.minimum(ids, n - 1)
-        flat = there + offset[:, :, None]
-        named = times(ids if part is None else part.names(ids))
-        streamed = Visits(jnp.asarray(named), jnp.asarray(times(slots)), job.units(times(there)), self.store.take(times(flat)))
-        kept, moving = apart(self.carry)
-        inputs = (job.settings, jnp.stack(job.keys), streamed, as_array(job.k + 1), as_array(length), kept)
-        if part is None:
-            self.carry, (trace, rows) = batch_chunk(inputs, moving, total=total)
-        else:
-            spread = (*inputs[:2], part.spread(streamed, 2), *inputs[3:])
-            self.carry, (trace, rows) = batch_chunk(spread, moving, total=total, mesh=job.mesh, b=self.b)
-            self.carry, rows = of_process(self.carry, part.share), part.local(rows, 2)
-        jax.block_until_ready(trace)  # what the chunk needed is gone before its rows are put back
-        outside = runs * n
-        once = (slots == capacity) & (np.arange(total) < length)[None, :, None] & (ids < n)
-        self.store = self.store.put(times(np.where(once, flat, outside)), rows)
-        if capacity:
-            buffer = self.carry.rows if part is None else part.local(self.carry.rows, 1)
-            held = jax.tree.map(lambda leaf: leaf[:, :-1], buffer)
-            self.store = self.store.put(np.where(owners >= 0, owners + offset, outside), held)
-        return length, trace
-
-    def keep(self, store: Store) -> None:
-        """Rows in place of those that are there."""
-        self.store = store
+    def close(self) -> None:
+        """Nothing goes on beside the chunks."""
 
 
 def apart(carry: Carry) -> tuple[tuple[PyTree, PyTree], Carry]:

@@ -19,7 +19,7 @@ from ..algorithms.base import AbstractAlgorithm
 from ..algorithms.recipes import describe
 from ..algorithms.updates import Problem
 from ..esteps import AbstractEStep
-from ..numerics.arrays import taken
+from ..numerics.arrays import is_key, on_host, taken
 from ..numerics.naming import scalar_names
 from ..numerics.precision import precision, settle
 from ..problem.model import AbstractModel
@@ -28,16 +28,27 @@ from ..problem.space import as_space, boundary_flags
 from ..problem.space import validate as validate_space
 from . import checkpoints
 from .callbacks import AbstractCallback, Checkpoint, Progress
-from .chunks import FullBatch, MiniBatch, may_be_padded, stacked
+from .chunks import FullBatch, may_be_padded, stacked
 from .loop import INIT, TRACED, Carry, settings_of, statistic_struct
+from .minibatch import MiniBatch
 from .outcome import RESULTS, Outcome
 from .passes import Passes
-from .rows import check_place, row_bytes
+from .rows import check_place, entries, row_bytes
 from .settings import FitSettings
 from .settling import has_settled
 from .sharding import placed, units_mesh
 from .share import Share, split, together
-from .validate import check_data, check_distinct, check_key, check_model, check_params, check_same, check_types, whole
+from .validate import (
+    check_data,
+    check_distinct,
+    check_key,
+    check_model,
+    check_params,
+    check_same,
+    check_stored,
+    check_types,
+    whole,
+)
 
 if TYPE_CHECKING:
     from jaxtyping import Array
@@ -67,6 +78,8 @@ class Job:
             raise ValueError(f"batch_size {self.batch_size} exceeds the {self.n} units; pass at most {self.n}, or None for all")
         if self.batch_size == self.n:
             self.batch_size = None
+        if self.batch_size is not None:
+            check_stored(data)
         sampling = algorithm.sampling if asked.sampling is None else asked.sampling
         if sampling not in ("reshuffled", "uniform"):
             raise ValueError(f'sampling must be "reshuffled" or "uniform", got {sampling!r}')
@@ -114,7 +127,7 @@ class Job:
         self.average = algorithm.average if asked.average is None else asked.average
         self.params0, self.raw_data = as_floats, data
         self.pauses: list[int] = []
-        self.k, self.traces, self.timings, self.compiled = 0, [], {"compile": 0.0, "run": 0.0}, False
+        self.k, self.traces, self.timings, self.compiled = 0, [], {"compile": 0.0, "run": 0.0, "wait": 0.0}, False
 
     @property
     def held(self) -> int:
@@ -162,15 +175,18 @@ class Job:
 
     def _passes(self) -> Passes:
         # Not kept: it refers to the job, and a job that ends is to go at once, with its rows.
-        return Passes(self.settings, self.held, self.keys, self.units, row_bytes(self.raw_data), self.share)
+        return Passes(self.settings, self.dtype, self.held, self.keys, self.units, row_bytes(self.raw_data), self.share)
 
-    def units(self, ids: np.ndarray, first: bool = False) -> PyTree:
-        """Data of some units as arrays of the fit's precision."""
+    def units(self, ids: np.ndarray, first: bool = False, length: int | None = None) -> PyTree:
+        """Data of some units as arrays of the fit's precision; zeros beyond the first `length` of the leading axis of the ids."""
         whole_data = not first and len(ids) == self.held and np.array_equal(ids, np.arange(self.held))
 
         def one(leaf: Array | np.ndarray) -> Any:
+            kind = self.dtype if jnp.issubdtype(leaf.dtype, jnp.floating) else None
+            if not (first or whole_data or is_key(leaf)) and on_host(leaf):
+                held = leaf if isinstance(leaf, np.ndarray) else np.asarray(leaf)
+                return jax.device_put(entries(held, ids, kind, length))
             part = np.asarray(leaf[:1])[0] if first else leaf if whole_data else taken(leaf, ids)
-            kind = self.dtype if jnp.issubdtype(part.dtype, jnp.floating) else None
             # What NumPy holds goes to the device as it is: jnp.asarray would copy it twice.
             return jax.device_put(np.asarray(part, kind)) if isinstance(part, np.ndarray) else jnp.asarray(part, kind)
 
@@ -196,11 +212,14 @@ class Job:
                 return RESULTS.stopped  # it was met when the checkpoint was saved
             while self.k < self.n_iter:
                 began, before = time.perf_counter(), self.chunks.carry
-                asked_for = min(self.length, self.chunks.total, self.n_iter - self.k, self._until_pause())
-                length, trace = self.chunks.run(self, asked_for)
+                length, trace = self.chunks.run(self, self.asked_for())
                 trace = jax.tree.map(np.asarray, trace)
                 spent = self.largest_of_all(time.perf_counter() - began)
-                self.timings["run" if self.compiled else "compile"] += spent
+                if self.compiled:
+                    self.timings["run"] += spent - self.chunks.waited
+                    self.timings["wait"] += self.chunks.waited
+                else:
+                    self.timings["compile"] += spent
                 latest = {name: leaf[:length] for name, leaf in trace.items()}
                 self._record(latest)
                 self.k += length
@@ -222,6 +241,8 @@ class Job:
                     return ending
         except KeyboardInterrupt:
             return RESULTS.interrupted
+        finally:
+            self.chunks.close()
         return RESULTS.successful if stop is None else RESULTS.max_iterations
 
     def largest_of_all(self, value: float) -> float:
@@ -248,10 +269,14 @@ class Job:
             last, before = self.traces.pop(), self.traces.pop()
             self.traces.append({name: np.concatenate([before[name], last[name]]) for name in last})
 
-    def _until_pause(self) -> int:
-        """Iterations before the next refresh, or the next call that a hook has asked for."""
+    def asked_for(self, done: int = 0) -> int:
+        """Iterations of the chunk after `done` more of them."""
+        return min(self.length, self.chunks.total, self.n_iter - self.k - done, self._until_pause(done))
+
+    def _until_pause(self, done: int = 0) -> int:
+        """Iterations from then on before the next refresh, or the next call that a hook has asked for."""
         periods = [p for p in (self._period(), *self.pauses) if p is not None]
-        return min((p - self.k % p for p in periods), default=self.n_iter)
+        return min((p - (self.k + done) % p for p in periods), default=self.n_iter)
 
     def _period(self) -> int | None:
         epochs = self.algorithm.refresh_epochs

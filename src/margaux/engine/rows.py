@@ -8,7 +8,7 @@ import shutil
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import equinox as eqx
 import jax
@@ -21,6 +21,8 @@ Place: TypeAlias = str | Path
 
 #: bytes of data and rows handled at a time, where all units are visited, saved or read
 PART_BYTES = 1 << 23
+#: bytes of a file that are mapped into memory at a time
+SPAN_BYTES = 1 << 23
 
 
 class DeviceRows(eqx.Module):
@@ -41,13 +43,11 @@ class HostRows(eqx.Module):
     tree: PyTree
 
     def take(self, ids: np.ndarray) -> PyTree:
-        def read(leaf: np.ndarray) -> Array:
-            out = _aligned(ids.shape + leaf.shape[1:], leaf.dtype)
-            np.take(leaf, ids, axis=0, out=out, mode="clip")  # the mode that needs no second buffer
-            release(leaf)
-            return jax.device_put(out)
+        return jax.tree.map(jax.device_put, self.read(ids))
 
-        return jax.tree.map(read, self.tree)
+    def read(self, ids: np.ndarray, length: int | None = None) -> PyTree:
+        """As `take`, in arrays of NumPy's that a device array can be without a copy; see `entries`."""
+        return jax.tree.map(lambda leaf: entries(leaf, ids, length=length), self.tree)
 
     def put(self, ids: np.ndarray, rows: PyTree) -> HostRows:
         flat = np.ravel(ids)
@@ -58,8 +58,9 @@ class HostRows(eqx.Module):
             count = int(inside.sum())
             # A slice is a view, a mask a copy.
             kept = slice(count) if inside[:count].all() else inside
-            leaf[flat[kept]] = values[kept]
-            release(leaf)
+            for places in _spans(leaf, flat[kept]):
+                leaf[flat[kept][places]] = values[kept][places]
+                release(leaf)
             return leaf
 
         return HostRows(jax.tree.map(write, self.tree, rows))
@@ -83,16 +84,57 @@ def _aligned(shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
     return raw[first : first + size].view(dtype).reshape(shape)
 
 
-def release(leaf: np.ndarray) -> None:
+def entries(leaf: np.ndarray, ids: np.ndarray, dtype: np.dtype | None = None, length: int | None = None) -> np.ndarray:
+    """Entries by number along the leading axis (*ids.shape, ...), in an array of `_aligned`; of the first `length` of the leading
+    axis of the ids alone, the others being zero.
+
+    What a memmap has is read in the order of the file, a span at a time: of random entries all pages would be in memory.
+    """
+    out = _aligned(ids.shape + leaf.shape[1:], np.dtype(leaf.dtype if dtype is None else dtype))
+    length = len(ids) if length is None else length
+    out[length:] = 0
+    flat, target = np.ravel(ids[:length]), out[:length].reshape((-1,) + leaf.shape[1:])
+    for places in _spans(leaf, flat):
+        if isinstance(places, slice) and out.dtype == leaf.dtype:
+            np.take(leaf, flat, axis=0, out=target, mode="clip")  # the mode that needs no second buffer
+        else:
+            target[places] = np.take(leaf, flat[places], axis=0, mode="clip")
+        release(leaf)
+    return out
+
+
+def in_spans(leaf: Array | np.ndarray) -> bool:
+    """Whether an array is a map of a file too large to be mapped as a whole."""
+    return getattr(leaf, "_mmap", None) is not None and leaf.nbytes > SPAN_BYTES
+
+
+def _spans(leaf: np.ndarray, ids: np.ndarray) -> Iterator[slice | np.ndarray]:
+    """Places in some ids of a memmap, by spans of the file that are read or written together; of an array in memory all."""
+    if not in_spans(leaf) or not ids.size:
+        yield slice(None)
+        return
+    order = np.argsort(ids)
+    span = max(SPAN_BYTES // row_bytes(leaf), 1)
+    cuts = np.searchsorted(ids[order], np.arange(span, leaf.shape[0], span))
+    yield from (places for places in np.split(order, cuts) if places.size)
+
+
+def release(leaf: Array | np.ndarray) -> None:
     """Pages of a memmap go from the process's memory; what was written to them stays (the system writes it to the file)."""
     mapped = getattr(leaf, "_mmap", None)
-    if mapped is not None and hasattr(mmap, "MADV_DONTNEED"):
+    # What was written to a private map ("c") is nowhere else.
+    if mapped is not None and getattr(leaf, "mode", None) != "c" and hasattr(mmap, "MADV_DONTNEED"):
         mapped.madvise(mmap.MADV_DONTNEED)
+
+
+def is_chunked(leaf: Any) -> bool:
+    """Whether an array is stored in chunks elsewhere (zarr, HDF5)."""
+    return hasattr(leaf, "chunks") and not isinstance(leaf, np.ndarray | jax.Array)
 
 
 def row_bytes(rows: PyTree) -> int:
     """Bytes of one unit."""
-    return max(sum(leaf.nbytes // leaf.shape[0] for leaf in jax.tree.leaves(rows)), 1)
+    return max(sum(int(np.prod(leaf.shape[1:])) * leaf.dtype.itemsize for leaf in jax.tree.leaves(rows)), 1)
 
 
 def empty_rows(struct: PyTree, n: int, where: Place) -> DeviceRows | HostRows:

@@ -8,6 +8,7 @@ from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 from jaxtyping import PyTree
 
 from ..numerics.precision import settle
+from .rows import is_chunked
 
 
 def units_mesh(devices: int) -> Mesh:
@@ -27,7 +28,7 @@ def units_mesh(devices: int) -> Mesh:
 
 def placed(data: PyTree, dtype: np.dtype, mesh: Mesh | None) -> PyTree:
     """Data as device arrays of the given precision, spread over the mesh's devices if there is one."""
-    data = jax.tree.map(lambda leaf: np.asarray(leaf) if isinstance(leaf, np.memmap) else leaf, data)
+    data = jax.tree.map(lambda leaf: np.asarray(leaf) if isinstance(leaf, np.memmap) or is_chunked(leaf) else leaf, data)
     data = settle(data, dtype)
     if mesh is None:
         return data

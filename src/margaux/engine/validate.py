@@ -18,6 +18,7 @@ from ..numerics.compiling import compiled, shapes_of
 from ..numerics.keys import key_of
 from ..numerics.naming import path_name
 from ..problem.model import AbstractModel
+from .rows import is_chunked, release
 
 if TYPE_CHECKING:
     from jaxtyping import Array
@@ -91,13 +92,25 @@ def check_data(data: PyTree) -> int:
     return n
 
 
-def _check_finite(name: str, leaf: Array | np.ndarray, block: int = 1 << 22) -> None:
+def check_stored(data: PyTree) -> None:
+    """Raises: TypeError: single units cannot be read from where the data are stored, as mini-batches want them."""
+    for path, leaf in jax.tree_util.tree_flatten_with_path(data)[0]:
+        if is_chunked(leaf):
+            raise TypeError(
+                f"data {path_name(path)} is a {type(leaf).__name__}, which is read in whole chunks, and a mini-batch has units "
+                "of all of them; copy it once by margaux.on_disk(data, folder) and pass what that returns, or numpy.asarray of "
+                "it where there is memory"
+            )
+
+
+def _check_finite(name: str, leaf: Array | np.ndarray, block: int = 1 << 20) -> None:
     """By blocks of units, so that a memmap is never in memory as a whole."""
     width = max(int(np.prod(leaf.shape[1:])), 1)
     rows = max(block // width, 1)
     for first in range(0, leaf.shape[0], rows):
         part = np.asarray(leaf[first : first + rows])
         bad = ~np.isfinite(part)
+        release(leaf)
         if bad.any():
             where = np.argwhere(bad)[0]
             value = part[tuple(where)]

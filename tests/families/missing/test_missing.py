@@ -11,7 +11,7 @@ import pytest
 from scipy import special, stats
 
 import margaux as mx
-from margaux.engine import chunks
+from margaux.engine import minibatch
 from margaux.families.missing.conditional import at_places, conditionals, group_rows, in_rows, sweep
 from margaux.families.missing.exact import moments, score
 from margaux.families.missing.families import FAMILIES
@@ -287,13 +287,13 @@ def test_misso_works_row_by_row():
 
 
 def test_the_table_of_surrogates_stays_out_of_the_compiled_iterations(monkeypatch):
-    data, original, captured = simulated("logistic", n=211, p=12), chunks.batch_chunk, []
+    data, original, captured = simulated("logistic", n=211, p=12), minibatch.batch_chunk, []
 
     def spy(inputs, carry, **static):
         captured.append(original.lower(inputs, carry, **static).compile().compiled.as_text())
         return original(inputs, carry, **static)
 
-    monkeypatch.setattr(chunks, "batch_chunk", spy)
+    monkeypatch.setattr(minibatch, "batch_chunk", spy)
     fitted(data, "tight", mx.misso(), mx.Quadrature(5), n_iter=20, batch_size=1)
     # Its rows come and go by chunks: nothing there has one entry a unit, the table least of all.
     assert captured and not re.search(r"\[(\d+,)*211[,\]]", captured[0])
