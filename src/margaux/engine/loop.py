@@ -126,9 +126,8 @@ def _block_size(settings: Settings, struct: PyTree, b: int, total: int, runs: in
 
 def one_iteration(settings: Settings, carry: Carry, visit: Visit) -> tuple[PyTree, PyTree, PyTree, PyTree, PyTree]:
     """One iteration of one run on a batch: carry without rows -> (params, state, average), rows, trace."""
-    model = settings.problem.model
-    if visit.present is not None and isinstance(model, AbstractWeighted):
-        visit = visit._replace(batch=model.counted(visit.batch, visit.present))
+    if visit.present is not None and isinstance(settings.problem.model, AbstractWeighted):
+        visit = visit._replace(batch=settings.problem.model.counted(visit.batch, visit.present))
     params, state, rows, info = settings.algorithm.step(settings.problem, settings.estep, carry.params, carry.state, visit)
     average = averaging.include(settings.average, carry.average, params, visit.k, settings.burn_in)
     leaves = jax.tree.leaves(params)
