@@ -59,7 +59,8 @@ def beyond(run, short, long, told):
     fit = run(long)
     wall, cpu = (time.perf_counter() - 2 * middle[0] + at[0], time.process_time() - 2 * middle[1] + at[1])
     said = {"process": jax.process_index(), "wall": wall, "cpu": cpu, "found": told(fit), "peak": peak()}
-    print("RESULT" + json.dumps(said), flush=True)
+    sys.stdout.write("RESULT" + json.dumps(said) + "\\n")
+    sys.stdout.flush()
 
 def peak():
     '''Memory that this process has had at once, in MiB.'''
@@ -86,7 +87,8 @@ def whole_fit():
     wall, cpu = time.perf_counter() - began[0], time.process_time() - began[1]
     found = [model.elbo_, f"{model.n_sweeps_} sweeps", counts.data.nnz if hasattr(counts, "share") else counts.nnz]
     said = {"process": jax.process_index(), "wall": wall, "cpu": cpu, "found": found, "peak": peak()}
-    print("RESULT" + json.dumps(said), flush=True)
+    sys.stdout.write("RESULT" + json.dumps(said) + "\\n")
+    sys.stdout.flush()
 
 def plnpca(sweeps, **settings):
     model = mx.PLNPCA(rank=5, method="variational", n_starts=1, max_sweeps=sweeps, verbose=False, **settings)

@@ -5,10 +5,16 @@ import time
 
 import count_faults
 import counts
+import jax
 import numpy as np
 import pandas as pd
 import pytest
 from test_processes import launched
+
+from margaux.engine.share import Share
+from margaux.families.pln.counts import Counts
+from margaux.families.pln.fitting import Design, Sweeps
+from margaux.families.pln.start import by_log_counts
 
 FEW = ("auto",)
 
@@ -53,6 +59,29 @@ def test_two_processes_find_what_one_finds(tmp_path):
 def test_every_kind_of_fit_is_the_same_over_processes(processes, sizes, tmp_path):
     names = tuple(counts.parts())
     same(of_processes(processes, sizes, tmp_path, names), names)
+
+
+def test_a_sweep_has_one_sum_over_the_processes_whose_size_is_not_that_of_the_cells(monkeypatch):
+    sent, sizes = [], []
+
+    def summed(self, tree):
+        sent.append(sum(np.size(leaf) for leaf in jax.tree.leaves(tree)))
+        return tree
+
+    monkeypatch.setattr(Share, "alone", False)  # as if there were others, whose sums are zero
+    monkeypatch.setattr(Share, "summed", summed)
+    monkeypatch.setattr(Share, "joined", lambda self, own: own)
+    for n in (40, 80):
+        table, _, offset = counts.table(n)
+        design = Design(Counts(table), np.ones((n, 1)), offset[:, None])
+        with jax.enable_x64(True):
+            sweeps = Sweeps(design, np.dtype(float), tol=1e-300, relative=0)
+            run = sweeps.begin(*by_log_counts(design, 2))
+            before = len(sent)
+            made = sweeps.on(run, 5).sweeps
+        assert made == 5 and len(sent) - before == 5
+        sizes.append(set(sent[before:]))
+    assert sizes[0] == sizes[1] and len(sizes[0]) == 1
 
 
 REFUSED = {

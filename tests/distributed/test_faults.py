@@ -67,7 +67,8 @@ def test_units_that_each_process_has_read_for_itself(tmp_path):
 
 SLEEPER = """
 import sys, time
-print("here", flush=True)
+sys.stdout.write("here\\n")  # at once: prints of two processes may run into each other
+sys.stdout.flush()
 if len(sys.argv) > 1:
     sys.exit(int(sys.argv[1]))
 time.sleep(60)
