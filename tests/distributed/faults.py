@@ -120,6 +120,7 @@ def spoilt(fault, folder, problem):
     """A fit goes on from a checkpoint of which the file of process 1 is not as it was."""
     path = folder / fault
     fitted("resume", folder, problem, path, n_iter=200)
+    everyones(np.zeros(1))  # what came before is removed
     (file,) = folder.glob(f"{fault}.*.1-of-{jax.process_count()}")
     everyones(np.zeros(1))  # nobody touches it before all have seen it
     if jax.process_index() == 0 and fault == "missing shard":

@@ -148,14 +148,16 @@ everyones(np.zeros(1))
 """
 
 
-@pytest.mark.parametrize(("what", "code"), [("error", 1), ("interrupt", 130)])
-def test_an_error_of_one_process_alone_ends_the_others_soon(what, code, tmp_path):
+@pytest.mark.parametrize("what", ["error", "interrupt"])
+def test_an_error_of_one_process_alone_ends_the_others_soon(what, tmp_path):
     script = tmp_path / "lonely.py"
     script.write_text(LONELY)
     began = time.monotonic()
     done = launched(2, script, what, timeout=100)
-    assert time.monotonic() - began < 60 and done.returncode in (1, code)  # both may have ended when the launcher looks
-    assert "has lost another process" in done.stderr
+    assert time.monotonic() - began < 60 and done.returncode != 0
+    # The other one is told by the broken connection, or ended by jax's service, whichever comes first.
+    assert "has lost another process" in done.stderr or "another task died" in done.stderr
+    assert ("KeyboardInterrupt" if what == "interrupt" else "LookupError: of one process alone") in done.stderr
 
 
 @pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="looks at /proc")
@@ -172,6 +174,7 @@ def test_processes_end_with_their_launcher(tmp_path):
         pids += [int(word) for word in running.stdout.readline().split() if word.isdigit() and int(word) > 9]
     running.kill()
     running.wait()
+    running.stdout.close()
     deadline = time.monotonic() + 30
     while any(alive(pid) for pid in pids):
         assert time.monotonic() < deadline, pids

@@ -7,6 +7,7 @@ what is small where units are many.
 from __future__ import annotations
 
 import dataclasses
+import math
 import re
 
 from .rates import TURN, Rates
@@ -169,6 +170,11 @@ def _shares(plan: Plan) -> tuple[float, float]:
     return share, min(share, (plan.batch or plan.n) / plan.processes)
 
 
+def _order(plan: Plan) -> float:
+    """Draws that the order of an epoch costs as much as, a batch: it is sorted, and every process works out all of it."""
+    return plan.batch * math.log2(plan.n) if plan.batch and plan.batch < plan.n else 0.0
+
+
 def _chains(plan: Plan, latents: float, specials: float) -> Work:
     """Chains of each unit's latents: transitions, each with a gradient, and the score; `specials` an answer and evaluation."""
     held, visited = _shares(plan)
@@ -178,7 +184,7 @@ def _chains(plan: Plan, latents: float, specials: float) -> Work:
     return Work(
         flops=visited * evaluations * plan.p * 8,
         specials=visited * evaluations * plan.p * specials,
-        draws=visited * TRANSITIONS * (1 + (d - 1) / 4),
+        draws=visited * TRANSITIONS * (1 + (d - 1) / 4) + _order(plan),
         moved=visited * evaluations * (plan.p + 4 * d) * s,
         message=(parameters + 2) * s,
         held=held * (plan.p + 4 * d) * s + 2 * visited * TRANSITIONS * (d + 1) * s,
@@ -251,7 +257,10 @@ def lines(plan: Plan, rates: Rates) -> list[tuple[str, str]]:
         ("flops an iteration and process", f"{done.flops:.3g}, and {done.specials:.3g} exponentials, {done.draws:.3g} draws"),
         ("moved through memory", _bytes(done.moved)),
         ("all-reduced an iteration", _bytes(done.message) if several else "nothing: one process"),
-        ("an iteration", f"{_time(each)}" + (f", {_time(each - done.seconds(rates, False))} of them for the sum" if several else "")),
+        (
+            "an iteration",
+            f"{_time(each)}" + (f", {_time(each - done.seconds(rates, False))} of them for the sum" if several else ""),
+        ),
         (f"{turns:g} iterations", _time(turns * each)),
         (
             "by rates of this machine",
@@ -267,11 +276,9 @@ def lines(plan: Plan, rates: Rates) -> list[tuple[str, str]]:
 def _bytes(size: float) -> str:
     for unit in ("bytes", "KiB", "MiB", "GiB"):
         if size < 1024:
-            break
+            return f"{size:.3g} {unit}"
         size /= 1024
-    else:
-        unit = "TiB"
-    return f"{size:.3g} {unit}"
+    return f"{size:.3g} TiB"
 
 
 def _time(seconds: float) -> str:

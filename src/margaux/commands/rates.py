@@ -18,8 +18,8 @@ from ..numerics.precision import precision
 
 #: seconds that a rate is measured for
 SECONDS = 0.15
-#: seconds that a message takes however short it is, and its bytes a second, where there is nobody to send one to: processes on one
-#: machine by loopback, which `benchmarks/scale.py messages` measures
+#: seconds that a message takes however short it is, and its bytes a second, where there is nobody to send one to: those of two
+#: processes on one machine, by benchmarks/messages.py
 LATENCY, BANDWIDTH = 4e-4, 5e8
 #: seconds of an iteration in which a compiled loop does nothing
 TURN = 5e-6
@@ -44,12 +44,12 @@ class Rates:
 
 def measured(dtype: np.dtype) -> Rates:
     """The rates of this process, in a precision."""
-    size, many = 256, 1 << 17
+    size, many = 192, 1 << 15
     with precision(dtype):
         square = jax.device_put(np.full((size, size), 1e-3, dtype))
         line = jax.device_put(np.linspace(0.1, 1.0, many).astype(dtype))
-        large = jax.device_put(np.zeros(1 << 22, dtype))
-        ids = jax.device_put(np.arange(1 << 15, dtype=np.int32))
+        large = jax.device_put(np.zeros(1 << 21, dtype))
+        ids = jax.device_put(np.arange(1 << 12, dtype=np.int32))
         products = 2 * size**3 / _seconds(_products, square)
         specials = 2 * many / _seconds(_specials, line)
         draws = len(ids) / _seconds(_draws, key_of(0), ids)
