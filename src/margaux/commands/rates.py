@@ -48,7 +48,7 @@ def measured(dtype: np.dtype) -> Rates:
     with precision(dtype):
         square = jax.device_put(np.full((size, size), 1e-3, dtype))
         line = jax.device_put(np.linspace(0.1, 1.0, many).astype(dtype))
-        large = jax.device_put(np.zeros(1 << 21, dtype))
+        large = jax.device_put(np.zeros(1 << 22, dtype))
         ids = jax.device_put(np.arange(1 << 12, dtype=np.int32))
         products = 2 * size**3 / _seconds(_products, square)
         specials = 2 * many / _seconds(_specials, line)
