@@ -2,7 +2,7 @@
 PYTHON ?= python3
 PIP := .venv/bin/python -m pip --disable-pip-version-check -q
 
-.PHONY: demo test test-slow verdicts lint docs bench mutate clean
+.PHONY: demo test test-slow test-gpu verdicts lint docs bench mutate clean
 
 demo: .venv/.demo
 	.venv/bin/margaux demo
@@ -13,6 +13,10 @@ test: .venv/.test
 
 test-slow: .venv/.test
 	.venv/bin/python -m pytest -n 2 -m slow -rP tests
+
+# Tests of numerics on a GPU; without one it says so and is done. The CPU is there to compare with.
+test-gpu: .venv/.test
+	JAX_PLATFORMS=cuda,cpu XLA_PYTHON_CLIENT_PREALLOCATE=false .venv/bin/python -m pytest -n 0 -m "gpu and not slow" tests
 
 # As PROBLEMS=60 (600 by default), SEED=1, ONLY='core nlme/emax'.
 verdicts: .venv/.test

@@ -14,6 +14,9 @@ import json
 import jax
 import pytest
 
+if "cuda" in os.environ["JAX_PLATFORMS"] and jax.default_backend() != "gpu":
+    pytest.exit("JAX_PLATFORMS asks for cuda, and jax finds no GPU here (is jax[cuda13] installed?): nothing was tested", 0)
+
 import margaux.engine.job
 from margaux.numerics import compiling, programs
 
@@ -29,6 +32,20 @@ if SHIFT := int(os.environ.get("MARGAUX_SEED", "0")):
 def _folder(name: str, override: str | None = None) -> Path | None:
     path = Path(override) if override else ROOT.parent / "shared" / name
     return path if path.is_dir() else None
+
+
+#: folders whose tests are of numbers, which an accelerator must find as well
+NUMERICS = ("numerics", "kernels", "esteps", "algorithms", "engine")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Tests of numerics are those of `make test-gpu`. Those marked gpu in their file need an accelerator."""
+    for item in items:
+        if item.get_closest_marker("gpu") is None:
+            if item.path.parent.name in NUMERICS:
+                item.add_marker(pytest.mark.gpu)
+        elif jax.default_backend() != "gpu":
+            item.add_marker(pytest.mark.skip(reason="needs a GPU: run by `make test-gpu` where there is one"))
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -6,8 +6,12 @@ All of them return the same fit. `margaux launch -n 4 script.py` starts local pr
 
 from __future__ import annotations
 
+import atexit
 import os
 import sys
+import threading
+import time
+from types import TracebackType
 from typing import Any
 
 import jax
@@ -48,7 +52,43 @@ def initialize(
     if count == 1 or (address is None and count is None and not scheduled):
         return
     settings.setdefault("heartbeat_timeout_seconds", 30)
+    # It would swallow SIGTERM, and wait for a program that asks it.
+    jax.config.update("jax_enable_preemption_service", False)
     jax.distributed.initialize(address, count, index, **settings)
+    _leave_after_errors()
+    if "MARGAUX_LAUNCHER" in env:
+        _leave_with(int(env["MARGAUX_LAUNCHER"]))
+
+
+def _leave_after_errors() -> None:
+    """Have a process that an error ends leave the others at once.
+
+    When a process of jax ends it waits for all others to end as well. They are in the middle of a sum with this one, and would
+    wait for it in turn: five minutes.
+    """
+    show = sys.excepthook
+
+    def leave(code: int) -> None:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+
+    def note(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+        show(kind, error, trace)
+        atexit.register(leave, 130 if issubclass(kind, KeyboardInterrupt) else 1)  # registered last, it is run first
+
+    sys.excepthook = note
+
+
+def _leave_with(launcher: int) -> None:
+    """End this process soon after the one that started it, by `kill -9` say: it would be nobody's."""
+
+    def watch() -> None:
+        while os.getppid() == launcher:
+            time.sleep(1.0)
+        os._exit(1)
+
+    threading.Thread(target=watch, daemon=True).start()
 
 
 def _whole(text: str | None) -> int | None:

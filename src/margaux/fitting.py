@@ -140,16 +140,15 @@ def fit(
         if not isinstance(hook, AbstractCallback):
             raise TypeError(f"callbacks and stop must be margaux callbacks, got {hook!r}; inherit from mx.AbstractCallback")
     if checkpoint is not None:
-        check_path(checkpoint.path)
+        with together(share is not None):
+            check_path(checkpoint.path)
     if progress and jax.process_index() == 0:
         hooks.append(ProgressBar(describe(algorithm, estep, model)))
     with precision(dtype):
         to_polish = polish is not False and isinstance(job.problem.penalty, NoPenalty)
         job.prepare((lambda start: ahead(job.problem.model, job.estep, start, data)) if to_polish else None)
         if checkpoint is not None and job.largest_of_all(checkpoint.path.exists()):
-            _ = job.signature  # which the processes work out with each other
-            with together(share is not None):
-                job.restore(checkpoint.path)
+            job.restore(checkpoint.path)
         try:
             with losses() if share is not None else contextlib.nullcontext():
                 result = job.run(hooks, stop, checkpoint)

@@ -44,9 +44,16 @@ class Finding:
 def doctor(
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
     quick: Annotated[bool, typer.Option("--quick", help="Leave out the fit against an exact answer.")] = False,
+    plan: Annotated[
+        str | None,
+        typer.Option(help='What a fit would cost instead: "pln 1e6 x 2e4 rank 20, 64 processes", "soul 1e7 x 6 batch 10,000".'),
+    ] = None,
 ) -> None:
     """Look at this installation: versions, devices, precision, cache, and a fit against its exact answer. Exit code 1 if
-    something is wrong."""
+    something is wrong. With --plan: bytes, flops, messages and seconds of a fit, by what this machine does in a second."""
+    if plan is not None:
+        planned(plan, as_json)
+        return
     findings = list(examined(quick))
     fine = not any(one.ok is False for one in findings)
     if as_json:
@@ -56,6 +63,33 @@ def doctor(
         show(findings)
     if not fine:
         raise typer.Exit(FAILED)
+
+
+def planned(text: str, as_json: bool) -> None:
+    """What a fit would cost."""
+    import numpy as np
+    from rich.markup import escape
+    from rich.table import Table
+
+    from .plan import lines, parsed, work
+    from .rates import measured
+
+    try:
+        plan = parsed(text)
+    except ValueError as error:
+        raise typer.BadParameter(str(error), param_hint="--plan") from error
+    rates = measured(np.dtype(np.float32 if plan.single else np.float64))
+    if as_json:
+        done, several = work(plan), plan.processes > 1
+        figures = dataclasses.asdict(done) | {"seconds": done.seconds(rates, several)}
+        typer.echo(to_json({"plan": dataclasses.asdict(plan), "iteration": figures, "rates": dataclasses.asdict(rates)}))
+        return
+    table = Table(title=escape(text), show_header=False)
+    table.add_column(no_wrap=True)
+    table.add_column(overflow="fold")
+    for name, figure in lines(plan, rates):
+        table.add_row(name, escape(figure))
+    console().print(table)
 
 
 def examined(quick: bool = False) -> Iterator[Finding]:

@@ -18,6 +18,9 @@ from ..numerics.threads import usable_cores
 #: were asked to
 PAUSE, PATIENCE, MERCY = 0.1, 60.0, 10.0
 
+#: those that are passed on; a closed terminal's is not known everywhere
+SIGNALS = [signal.SIGINT, signal.SIGTERM, *([signal.SIGHUP] if hasattr(signal, "SIGHUP") else [])]
+
 
 def launch(
     script: Annotated[str, typer.Argument(help="A Python script that calls margaux.distributed.initialize() first.")],
@@ -32,6 +35,7 @@ def launch(
     # Each process has its share of the cores.
     cores = str(max(usable_cores() // processes, 1))
     shared = {"JAX_COORDINATOR_ADDRESS": address, "JAX_NUM_PROCESSES": str(processes), "MARGAUX_THREADS": cores}
+    shared["MARGAUX_LAUNCHER"] = str(os.getpid())  # without which they end
     running = [
         subprocess.Popen(
             [sys.executable, script, *(arguments or [])],
@@ -48,7 +52,7 @@ def launch(
             if one.poll() is None:
                 one.send_signal(number)
 
-    before = {number: signal.signal(number, pass_on) for number in (signal.SIGINT, signal.SIGTERM)}
+    before = {number: signal.signal(number, pass_on) for number in SIGNALS}
     try:
         code = _awaited(running)
     finally:

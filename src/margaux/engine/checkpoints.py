@@ -15,9 +15,10 @@ import numpy as np
 from jaxtyping import PyTree
 
 from ..algorithms.base import Visit
-from . import fingerprint, storage
+from . import fingerprint, generations, storage
 from .batches import drawn_by
 from .loop import Carry, draw_noise, latent_struct, one_iteration, settings_of
+from .share import together
 
 if TYPE_CHECKING:
     from jaxtyping import Array
@@ -46,23 +47,8 @@ def save(job: Job, path: Path) -> None:
         "versions": _versions(),
     }
     state, rows = _state(job)
-    if job.share is not None:
-        rows = _of_all(job, rows)
-        if job.share.index > 0:
-            return
-    storage.write(path, header, storage.flatten("state", state) | storage.flatten("rows", rows) | trace)
-
-
-def _of_all(job: Job, rows: PyTree) -> PyTree:
-    """Rows of the units of all processes, flat over runs and units: another number of processes can go on with them."""
-    share: Any = job.share
-
-    def one(leaf: Array | np.ndarray) -> np.ndarray:
-        by_run = np.asarray(leaf).reshape(len(job.keys), share.size, *leaf.shape[1:])
-        every = [share.gathered(run, np.arange(share.n)) for run in by_run]
-        return np.concatenate(every)
-
-    return jax.tree.map(one, rows)
+    common = storage.flatten("state", state) | trace
+    generations.write(path, header, common, storage.flatten("rows", rows), job.share)
 
 
 def restore(job: Job, path: Path) -> None:
@@ -71,7 +57,23 @@ def restore(job: Job, path: Path) -> None:
     Raises:
         ValueError: no checkpoint, one of another fit (what differs is named), or of more iterations than are asked for.
     """
-    header, arrays = storage.read(path, without="rows/")
+    _ = job.signature  # which the processes work out with each other
+    with together(job.share is not None):
+        header, arrays = generations.read(path)
+        _check_same_fit(job, path, header)
+    generations.check_agreed(path, header, job.share)
+    with together(job.share is not None):
+        _take(job, path, header, arrays)
+    if header["k"] == header["n_iter"]:
+        job.refresh()  # which the last iteration of a fit leaves out
+
+
+def _check_same_fit(job: Job, path: Path, header: dict[str, Any]) -> None:
+    """Have the job take up the burn-in of a checkpoint that it can go on from.
+
+    Raises:
+        ValueError: as `restore`.
+    """
     if header.get("kind") != "checkpoint":
         raise ValueError(f"{path} is a {header.get('kind')}, not a checkpoint; pass another path")
     if "versions" not in header:
@@ -95,13 +97,10 @@ def restore(job: Job, path: Path) -> None:
             f"the fit goes on from iteration {header['k']} of a checkpoint, and averages its iterates from iteration "
             f"{header['burn_in']} on as it began: a burn-in of {header['share']:g} of n_iter = {job.n_iter} would be "
             f"{job.burn_in}. The result is that of a burn-in of {header['burn_in']} iterations",
-            stacklevel=4,
+            stacklevel=5,
         )
         job.burn_in = header["burn_in"]
         job.settings = settings_of(job.parts, job.burn_in)
-    _take(job, path, header, arrays)
-    if header["k"] == header["n_iter"]:
-        job.refresh()  # which the last iteration of a fit leaves out
 
 
 def check_path(path: Path) -> None:
@@ -134,7 +133,7 @@ def signature(job: Job) -> dict[str, str]:
         out |= {"spread": str(job.spread)} if job.runs else {}
     else:
         out |= fingerprint.of_data(job.starts, "runs")
-    out |= fingerprint.of_data(job.raw_data, "data") if job.share is None else fingerprint.of_shares(job.raw_data, job.share)
+    out |= fingerprint.of_units(job.raw_data, job.share)
     for name, part in (
         ("model", problem.model),
         ("algorithm", algorithm),
@@ -250,20 +249,11 @@ def _take(job: Job, path: Path, header: dict[str, Any], arrays: dict[str, np.nda
     # Written part by part over the rows that are there: there is no second table in memory.
     for i, leaf in enumerate(leaves):
         one = kind(leaf)
-        whole = leaf if job.share is None else np.broadcast_to(leaf.dtype.type(0), (len(job.keys) * job.n, *leaf.shape[1:]))
-        for ids, part in storage.read_parts(path, f"rows/{i}", whole):
-            one = one.put(*(ids, part) if job.share is None else _of_own(job, ids, part))
+        for ids, part in generations.read_rows(path, header, f"rows/{i}", leaf, len(job.keys), job.n, job.share):
+            one = one.put(ids, part)
         leaves[i] = one.tree
     if job.share is not None:
         moved = job.share.here(moved)
     job.chunks.keep(kind(jax.tree.unflatten(structure, leaves)))
     job.chunks.carry = Carry(*moved, rows=job.chunks.carry.rows)
     job.k, job.timings = header["k"], header["timings"]
-
-
-def _of_own(job: Job, ids: np.ndarray, part: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Of rows numbered over runs and all units, those of this process, by its own numbers."""
-    share: Any = job.share
-    run, unit = np.divmod(ids, share.n)
-    own = share.owners(unit) == share.index
-    return (run * share.size + unit - share.first)[own], part[own]

@@ -56,20 +56,26 @@ def of_data(tree: PyTree, name: str) -> dict[str, str]:
     return {".".join(filter(None, (name, path_name(path)))): of_array(leaf) for path, leaf in leaves}
 
 
-def of_shares(tree: PyTree, share: Share) -> dict[str, str]:
-    """As `of_data`, of the units of all processes, however they are shared."""
+def of_units(tree: PyTree, share: Share | None) -> dict[str, str]:
+    """Data unit by unit, so that the same units in the same order are told to be the same however they are shared."""
+    first, n = (0, None) if share is None else (share.first, share.n)
 
     def one(leaf: Any) -> str:
-        total = np.uint64(0)
-        first = share.first
+        leaf = jax.random.key_data(leaf) if is_key(leaf) else leaf
+        total, unit = 0, first
         for part in parts(leaf):
-            rows = np.ascontiguousarray(part).reshape(len(part), -1).view(np.uint8)
-            hashes = [xxhash.xxh3_64_intdigest(row.tobytes(), seed=first + i) for i, row in enumerate(rows)]
-            total += np.sum(np.array(hashes, np.uint64), dtype=np.uint64)
-            first += len(part)
-        every = everyones(np.array([total]).view(np.uint32)).view(np.uint64)
-        shape = (share.n, *leaf.shape[1:])
-        return f"{leaf.dtype}{shape} #{int(np.sum(every, dtype=np.uint64)):x}"
+            rows = np.ascontiguousarray(part)
+            hashes = [xxhash.xxh3_64_intdigest(row.tobytes(), seed=unit + i) for i, row in enumerate(rows)]
+            total = (total + sum(hashes)) % 2**64
+            unit += len(part)
+        # Sums modulo 2^64 do not depend on who has which units.
+        every = (
+            [total]
+            if share is None
+            else map(int, everyones(np.array([total], np.uint64).view(np.uint32)).view(np.uint64).ravel())
+        )
+        shape = ",".join(map(str, (n or leaf.shape[0], *leaf.shape[1:])))
+        return f"{leaf.dtype}[{shape}] #{sum(every) % 2**64:x}"
 
     leaves = jax.tree_util.tree_flatten_with_path(tree)[0]
     return {".".join(filter(None, ("data", path_name(path)))): one(leaf) for path, leaf in leaves}

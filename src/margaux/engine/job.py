@@ -29,6 +29,7 @@ from ..problem.space import validate as validate_space
 from . import checkpoints
 from .callbacks import AbstractCallback, Checkpoint, Progress
 from .chunks import FullBatch, may_be_padded, stacked
+from .interrupts import Interrupts
 from .loop import INIT, TRACED, Carry, settings_of, statistic_struct
 from .minibatch import MiniBatch
 from .outcome import RESULTS, Outcome
@@ -208,42 +209,70 @@ class Job:
         """Chunks until n_iter, a stopping rule, a failure or an interrupt."""
         self.pauses = [hook.period for hook in [*hooks, *([stop] if stop else [])] if hook.period is not None]
         try:
-            if self.traces and stop is not None and stop(self._progress(self.traces[-1])):
-                return RESULTS.stopped  # it was met when the checkpoint was saved
-            while self.k < self.n_iter:
-                began, before = time.perf_counter(), self.chunks.carry
-                length, trace = self.chunks.run(self, self.asked_for())
-                trace = jax.tree.map(np.asarray, trace)
-                spent = self.largest_of_all(time.perf_counter() - began)
-                if self.compiled:
-                    self.timings["run"] += spent - self.chunks.waited
-                    self.timings["wait"] += self.chunks.waited
-                else:
-                    self.timings["compile"] += spent
-                latest = {name: leaf[:length] for name, leaf in trace.items()}
-                self._record(latest)
-                self.k += length
-                self._pace(spent)
-                failure = self._failure(latest)
-                if failure in (RESULTS.diverged, RESULTS.undefined):
-                    kept = self.chunks.carry._replace(params=before.params, average=before.average)
-                    self.chunks.carry = kept
-                if failure is not None:
-                    return failure
-                self.refresh()
-                seen = self._progress(latest)
-                asked = [hook(seen) for hook in hooks]
-                met = stop is not None and stop(seen)
-                ending = RESULTS.stopped if met else RESULTS.halted if self.largest_of_all(any(asked)) else None
-                if checkpoint is not None:
-                    checkpoint(dataclasses.replace(seen, ends=ending is not None or self.k >= self.n_iter))
-                if ending is not None:
-                    return ending
+            if self.share is None:
+                return self._run(hooks, stop, checkpoint, Interrupts(False))
+            with Interrupts(True) as interrupts:
+                return self._run(hooks, stop, checkpoint, interrupts)
         except KeyboardInterrupt:
-            return RESULTS.interrupted
+            if self.share is None:
+                return RESULTS.interrupted
+            raise
         finally:
             self.chunks.close()
+
+    def _run(
+        self,
+        hooks: list[AbstractCallback],
+        stop: AbstractCallback | None,
+        checkpoint: Checkpoint | None,
+        interrupts: Interrupts,
+    ) -> RESULTS:
+        if self.traces and stop is not None and stop(self._progress(self.traces[-1])):
+            return RESULTS.stopped  # it was met when the checkpoint was saved
+        while self.k < self.n_iter:
+            began, before = time.perf_counter(), self.chunks.carry
+            length, trace = self.chunks.run(self, self.asked_for())
+            trace = jax.tree.map(np.asarray, trace)
+            spent = self.largest_of_all(time.perf_counter() - began)
+            if self.compiled:
+                self.timings["run"] += spent - self.chunks.waited
+                self.timings["wait"] += self.chunks.waited
+            else:
+                self.timings["compile"] += spent
+            latest = {name: leaf[:length] for name, leaf in trace.items()}
+            self._record(latest)
+            self.k += length
+            self._pace(spent)
+            failure = self._failure(latest)
+            if failure in (RESULTS.diverged, RESULTS.undefined):
+                kept = self.chunks.carry._replace(params=before.params, average=before.average)
+                self.chunks.carry = kept
+            if failure is not None:
+                return failure
+            self.refresh()
+            seen = self._progress(latest)
+            ending = self._ending(seen, hooks, stop, interrupts)
+            if checkpoint is not None:
+                checkpoint(dataclasses.replace(seen, ends=ending is not None or self.k >= self.n_iter))
+            if ending is not None:
+                return ending
         return RESULTS.successful if stop is None else RESULTS.max_iterations
+
+    def _ending(
+        self, seen: Progress, hooks: list[AbstractCallback], stop: AbstractCallback | None, interrupts: Interrupts
+    ) -> RESULTS | None:
+        """How the fit is to end now, if it is: the same in all processes."""
+        asked, met = [], False
+        with together(self.share is not None):
+            try:
+                asked = [hook(seen) for hook in hooks]
+                met = stop is not None and stop(seen)
+            except KeyboardInterrupt:
+                if self.share is None:
+                    raise
+                interrupts.asked = True
+        endings = [None, RESULTS.halted, RESULTS.stopped, RESULTS.interrupted]
+        return endings[int(self.largest_of_all(3 if interrupts.asked else 2 if met else 1 if any(asked) else 0))]
 
     def largest_of_all(self, value: float) -> float:
         """The largest of all processes: what they do next is the same everywhere."""

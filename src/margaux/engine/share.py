@@ -247,7 +247,11 @@ def losses() -> Iterator[None]:
 
 @contextlib.contextmanager
 def together(several: bool) -> Iterator[None]:
-    """What one process raises, all raise: none waits for one that has given up. With one process nothing is done."""
+    """What one process raises, all raise: none waits for one that has given up. With one process nothing is done.
+
+    Raises:
+        OSError: files failed another process. RuntimeError: anything else did.
+    """
     if not several:
         yield
         return
@@ -256,16 +260,17 @@ def together(several: bool) -> Iterator[None]:
         yield
     except Exception as error:
         own = error
-    text = "" if own is None else f"{type(own).__name__}: {own}"
-    told = np.zeros(SENTENCE, np.uint8)
-    data = np.frombuffer(text.encode()[:SENTENCE], np.uint8)
-    told[: len(data)] = data
+    told = np.zeros(SENTENCE + 1, np.uint8)
+    if own is not None:
+        data = np.frombuffer(f"{type(own).__name__}: {own}".encode()[:SENTENCE], np.uint8)
+        told[0], told[1 : len(data) + 1] = 1 + isinstance(own, OSError), data
     every = everyones(told)
     if own is not None:
         raise own
-    for process, sentence in enumerate(every):
-        if sentence.any():
-            raise RuntimeError(f"process {process} gave up: {bytes(sentence[sentence > 0]).decode(errors='replace')}")
+    for process, (kind, *sentence) in enumerate(every):
+        if kind:
+            raised = OSError if kind == 2 else RuntimeError
+            raise raised(f"process {process} gave up: {bytes(c for c in sentence if c).decode(errors='replace')}")
 
 
 def check_alike(data: PyTree, *settings: Any) -> None:

@@ -31,6 +31,9 @@ except ImportError:  # Windows
 
 FORMAT = 1
 
+#: what to do about a file that cannot be read
+MEND = "delete it or pass another path"
+
 
 def write(path: str | Path, header: dict[str, Any], arrays: dict[str, Any]) -> None:
     """Write to a neighbour and rename, so that a kill leaves the old file or the new one.
@@ -40,6 +43,17 @@ def write(path: str | Path, header: dict[str, Any], arrays: dict[str, Any]) -> N
 
     Raises:
         OSError: it cannot be written, or another process is writing it.
+    """
+    with staged(path, header, arrays):
+        pass
+
+
+@contextlib.contextmanager
+def staged(path: str | Path, header: dict[str, Any], arrays: dict[str, Any]) -> Iterator[None]:
+    """As `write`, of a file that takes its place where the block ends without an error, and is gone where it does not.
+
+    Raises:
+        OSError: as `write`.
     """
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -60,10 +74,22 @@ def write(path: str | Path, header: dict[str, Any], arrays: dict[str, Any]) -> N
                             member.write(part.tobytes())
             file.flush()
             os.fsync(file.fileno())
+            yield
         except BaseException:
             temporary.unlink(missing_ok=True)
             raise
     os.replace(temporary, path)
+    _settle_names(path.parent)
+
+
+def _settle_names(folder: Path) -> None:
+    """Have a rename outlive a power cut before anything counts on it, where the system can."""
+    with contextlib.suppress(OSError):  # of systems that open no folders, or sync none
+        descriptor = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
 
 
 def _claim(file: Any) -> None:
@@ -91,23 +117,23 @@ class _Mismatch(ValueError):
 
 
 @contextlib.contextmanager
-def _readable(path: str | Path) -> Iterator[None]:
-    """Whatever a damaged file raises becomes one error that names the file."""
+def _readable(path: str | Path, mend: str = MEND) -> Iterator[None]:
+    """Whatever a damaged file raises becomes one error that names the file, and how to mend it."""
     try:
         yield
     except (FileNotFoundError, _Mismatch):
         raise
     except Exception as error:
-        raise ValueError(f"{path} is not a margaux file, or is damaged ({error}); delete it or pass another path") from error
+        raise ValueError(f"{path} is not a margaux file, or is damaged ({error}); {mend}") from error
 
 
-def read(path: str | Path, without: str | None = None) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
-    """Header and arrays of a file by `write`, but for those whose names begin with `without`.
+def read(path: str | Path, without: str | None = None, mend: str = MEND) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
+    """Header and arrays of a file by `write`, but for those whose names begin with `without`. `mend` as in `read_parts`.
 
     Raises:
         FileNotFoundError, ValueError: no such file, or one that is not ours.
     """
-    with _readable(path), np.load(path, allow_pickle=False) as file:
+    with _readable(path, mend), np.load(path, allow_pickle=False) as file:
         names = [name for name in file.files if without is None or not name.startswith(without)]
         arrays = {name: file[name] for name in names}
         header = json.loads(bytes(arrays.pop("__header__")).decode())
@@ -116,13 +142,14 @@ def read(path: str | Path, without: str | None = None) -> tuple[dict[str, Any], 
     return header, arrays
 
 
-def read_parts(path: str | Path, name: str, template: PyTree) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """One array part by part, with where it goes on the leading axis; its shape and dtype are those of `template`.
+def read_parts(path: str | Path, name: str, template: PyTree, mend: str = MEND) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    """One array part by part, with where it goes on the leading axis; its shape and dtype are those of `template`. `mend` says
+    what to do about a damaged file.
 
     Raises:
         ValueError: another shape or dtype, or a damaged file.
     """
-    with _readable(path), zipfile.ZipFile(path) as archive:
+    with _readable(path, mend), zipfile.ZipFile(path) as archive:
         if f"{name}.npy" not in archive.namelist():
             raise _Mismatch(name, template, None)
         with archive.open(f"{name}.npy") as member:

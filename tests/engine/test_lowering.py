@@ -1,0 +1,89 @@
+"""The library's programs lower for CUDA, on any machine: no step of theirs is of a CPU alone."""
+
+import jax
+import numpy as np
+import pytest
+
+import margaux as mx
+from helpers import random_intercept
+from margaux.answers import posterior
+from margaux.engine import chunks, loop
+from margaux.families.pln import fitting
+from margaux.families.pln.counts import Counts
+from margaux.families.pln.fitting import Design, Sweeps
+from margaux.families.pln.start import by_log_counts
+
+PROBLEM = random_intercept(20, 3)
+
+
+def lowered(program, *args, **static):
+    """The text of a program for CUDA, given the arguments of one call."""
+    import equinox as eqx
+
+    arrays, rest = eqx.partition((args, static), eqx.is_array)
+
+    def whole(arrays):
+        args, static = eqx.combine(arrays, rest)
+        return eqx.filter(program.__wrapped__(*args, **static), eqx.is_array)
+
+    with jax.enable_x64(True):
+        return jax.jit(whole).trace(arrays).lower(lowering_platforms=("cuda",)).as_text()
+
+
+def seen(module, name, call, patched=None):
+    """The arguments of the first call of a program."""
+    calls, program = [], getattr(module, name)
+
+    def spy(*args, **static):
+        if not calls:
+            kept = jax.tree.map(lambda leaf: leaf.copy() if isinstance(leaf, jax.Array) else leaf, (args, static))
+            calls.append(kept)
+        return program(*args, **static)
+
+    spy.ahead = lambda *args: None
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(patched or module, name, spy)
+        call()
+    return program, *calls[0]
+
+
+def fitted(polish=False, **settings):
+    return mx.fit(PROBLEM.model, PROBLEM.data, mx.soul(), mx.MCMC(), params=PROBLEM.start, space=PROBLEM.space, n_iter=20,
+                  polish=polish, progress=False, **settings)  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "settings"), [("full_chunk", {}), ("batch_chunk", {"batch_size": 5})])
+@pytest.mark.parametrize("dtype", ["float64", "float32"])
+def test_a_chunk_of_a_fit(name, settings, dtype):
+    program, args, static = seen(loop, name, lambda: fitted(dtype=dtype, **settings), chunks)
+    text = lowered(program, *args, **static)
+    assert "stablehlo.while" in text and "f64" in text if dtype == "float64" else "f32" in text
+
+
+def test_proposals_and_blocks_of_units():
+    for name in ("_proposals", "_block"):
+        program, args, static = seen(posterior, name, lambda: fitted().loglik())
+        assert "stablehlo" in lowered(program, *args, **static)
+
+
+def test_a_sweep_of_pln():
+    y = np.random.default_rng(0).poisson(2.0, (30, 8)).astype(float)
+    design = Design(Counts(y), np.ones((30, 1)), np.zeros((30, 1)))
+
+    def swept(block):
+        with jax.enable_x64(True):
+            sweeps = Sweeps(design, np.dtype(float), block=block)
+            sweeps.on(sweeps.begin(*by_log_counts(design, 2)), 3)
+
+    for name, block in (("_whole", 1 << 22), ("visit", 80), ("_judged", 80)):
+        program, args, static = seen(fitting, name, lambda block=block: swept(block))
+        assert "dot_general" in lowered(program, *args, **static)
+
+
+@pytest.mark.gpu
+def test_the_same_fit_on_the_accelerator():
+    """In single precision a fit is that of the CPU to the rounding of its sums."""
+    there = fitted(dtype="float32").trace["params"]
+    with jax.default_device(jax.devices("cpu")[0]):
+        here = fitted(dtype="float32").trace["params"]
+    np.testing.assert_allclose(there, here, rtol=2e-3)
