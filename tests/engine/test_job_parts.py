@@ -17,6 +17,7 @@ from margaux.engine.job import Job, run_alone
 from margaux.engine.loop import Carry
 from margaux.engine.outcome import RESULTS
 from margaux.engine.settings import FitSettings
+from margaux.engine.traces import joined, record
 from margaux.problem.space import as_space
 
 PROBLEM = random_intercept()
@@ -47,14 +48,14 @@ def test_chunks_take_about_half_a_second(spent, compiled, length, after):
 
 
 def test_traces_of_chunks_are_joined_the_shorter_with_the_next():
-    stub, at, counts = SimpleNamespace(traces=[]), 0, []
+    parts, at, counts = [], 0, []
     for length in (4, 2, 1, 1, 8, 3):
-        Job._record(stub, {"a": np.arange(at, at + length), "b": -np.arange(at, at + length)})
+        record(parts, {"a": np.arange(at, at + length), "b": -np.arange(at, at + length)})
         at += length
-        counts.append([len(part["a"]) for part in stub.traces])
+        counts.append([len(part["a"]) for part in parts])
     assert counts == [[4], [4, 2], [4, 2, 1], [8], [16], [16, 3]]
-    np.testing.assert_array_equal(np.concatenate([part["a"] for part in stub.traces]), np.arange(19))
-    np.testing.assert_array_equal(np.concatenate([part["b"] for part in stub.traces]), -np.arange(19))
+    np.testing.assert_array_equal(joined(parts)["a"], np.arange(19))
+    np.testing.assert_array_equal(joined(parts)["b"], -np.arange(19))
 
 
 @pytest.mark.parametrize(("k", "period", "pauses", "left"), [

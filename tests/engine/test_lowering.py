@@ -7,7 +7,7 @@ import pytest
 import margaux as mx
 from helpers import random_intercept
 from margaux.answers import posterior
-from margaux.engine import chunks, loop
+from margaux.engine import chunks, loop, minibatch
 from margaux.families.pln import fitting
 from margaux.families.pln.counts import Counts
 from margaux.families.pln.fitting import Design, Sweeps
@@ -52,10 +52,12 @@ def fitted(polish=False, **settings):
                   polish=polish, progress=False, **settings)  # fmt: skip
 
 
-@pytest.mark.parametrize(("name", "settings"), [("full_chunk", {}), ("batch_chunk", {"batch_size": 5})])
+@pytest.mark.parametrize(
+    ("where", "name", "settings"), [(chunks, "full_chunk", {}), (minibatch, "batch_chunk", {"batch_size": 5})]
+)
 @pytest.mark.parametrize("dtype", ["float64", "float32"])
-def test_a_chunk_of_a_fit(name, settings, dtype):
-    program, args, static = seen(loop, name, lambda: fitted(dtype=dtype, **settings), chunks)
+def test_a_chunk_of_a_fit(where, name, settings, dtype):
+    program, args, static = seen(loop, name, lambda: fitted(dtype=dtype, **settings), where)
     text = lowered(program, *args, **static)
     assert "stablehlo.while" in text and "f64" in text if dtype == "float64" else "f32" in text
 

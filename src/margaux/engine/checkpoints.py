@@ -19,6 +19,7 @@ from . import fingerprint, generations, storage
 from .batches import drawn_by
 from .loop import Carry, draw_noise, latent_struct, one_iteration, settings_of
 from .share import together
+from .traces import joined
 
 if TYPE_CHECKING:
     from jaxtyping import Array
@@ -35,7 +36,7 @@ NAMED = 6
 
 def save(job: Job, path: Path) -> None:
     """Write the state of a fit between two chunks."""
-    trace = {f"trace/{name}": np.concatenate([part[name] for part in job.traces]) for name in job.traces[0]}
+    trace = {f"trace/{name}": figures for name, figures in joined(job.traces).items()}
     header = {
         "kind": "checkpoint",
         "k": job.k,

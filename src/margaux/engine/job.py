@@ -39,6 +39,7 @@ from .settings import FitSettings
 from .settling import has_settled
 from .sharding import placed, units_mesh
 from .share import Share, split, together
+from .traces import joined, record
 from .validate import (
     check_data,
     check_distinct,
@@ -240,7 +241,7 @@ class Job:
             else:
                 self.timings["compile"] += spent
             latest = {name: leaf[:length] for name, leaf in trace.items()}
-            self._record(latest)
+            record(self.traces, latest)
             self.k += length
             self._pace(spent)
             failure = self._failure(latest)
@@ -287,17 +288,6 @@ class Job:
         elif spent > 1.0:
             self.length = max(self.length // 2, 1)
 
-    def _record(self, latest: dict[str, np.ndarray]) -> None:
-        """Traces of chunks, the shorter joined as they come: a few long ones remain, and each figure is copied few times."""
-        self.traces.append(latest)
-
-        def length(part):
-            return len(next(iter(part.values())))
-
-        while len(self.traces) > 1 and length(self.traces[-2]) <= length(self.traces[-1]):
-            last, before = self.traces.pop(), self.traces.pop()
-            self.traces.append({name: np.concatenate([before[name], last[name]]) for name in last})
-
     def asked_for(self, done: int = 0) -> int:
         """Iterations of the chunk after `done` more of them."""
         return min(self.length, self.chunks.total, self.n_iter - self.k - done, self._until_pause(done))
@@ -340,7 +330,7 @@ class Job:
         def params() -> np.ndarray:
             return np.concatenate([np.asarray(leaf).reshape(len(leaf), -1) for leaf in jax.tree.leaves(means)], axis=1)
 
-        trace = functools.partial(_joined, traces)
+        trace = functools.partial(joined, traces)
         return Progress(self.k, self.n_iter, self.names, latest, self.save, params, trace, agreed=self.largest_of_all)
 
     # -- saving and ending ----------------------------------------------------------------------
@@ -368,7 +358,7 @@ class Job:
             return jax.tree.map(lambda leaf: leaf.mean(axis=0), tree)
 
         params = mean(run_params)
-        trace = _joined(self.traces) if self.traces else {}
+        trace = joined(self.traces) if self.traces else {}
         if "log_marginal" in trace:
             trace = trace | {"log_marginal": trace["log_marginal"] * self.n}
         moved = trace.get("params", trace.get("norm"))
@@ -413,8 +403,3 @@ def run_alone(
 def _apart(tree: PyTree) -> list[PyTree]:
     """Of each run."""
     return [jax.tree.map(lambda leaf, r=r: leaf[r], tree) for r in range(len(jax.tree.leaves(tree)[0]))]
-
-
-def _joined(parts: list[dict[str, np.ndarray]]) -> dict[str, np.ndarray]:
-    """Traces by name (iterations, runs, ...)."""
-    return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
