@@ -82,7 +82,7 @@ def _slope(spent: Callable[[int], float], few: int, many: int) -> float:
 POINTS: dict[str, Callable[[], float]] = {
     "soul 20,000 x 6": lambda: of_fit(20_000, 6, 10, 50),
     "soul 100,000 x 6": lambda: of_fit(100_000, 6, 3, 13),
-    "soul 100,000 x 6 batch 10,000": lambda: of_fit(100_000, 6, 10, 60, batch_size=10_000),
+    "soul 100,000 x 6 batch 10,000": lambda: of_fit(100_000, 6, 50, 250, batch_size=10_000),
     "soul 5,000 x 50": lambda: of_fit(5_000, 50, 10, 50),
     "pln 1,000 x 300 rank 5": lambda: of_pln(1_000, 300, 5),
     "pln 2,000 x 2,000 rank 5": lambda: of_pln(2_000, 2_000, 5),

@@ -12,6 +12,7 @@ import sys
 import time
 import warnings
 from pathlib import Path
+from typing import Any
 from unittest import mock
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
@@ -108,12 +109,12 @@ def units(fault, problem):
     return mx.shard(data)
 
 
-def fitted(fault, folder, problem, path=None, **more):
+def fitted(fault, folder, problem, path=None, n_iter=400):
     callbacks = [Fault(ACTIONS[fault])] if fault in ACTIONS else []
     saved = mx.Checkpoint(path or folder / ("checkpoint" if fault in KEPT else fault), seconds=3600.0 * (fault == "clocks"))
-    settings = {"n_iter": 400, "batch_size": 8} | more
     return mx.fit(problem.model, units(fault, problem), mx.saga(0.1), mx.MCMC(), params=problem.start, space=problem.space,
-                  key=1, polish=False, progress=False, callbacks=callbacks, checkpoint=saved, **settings)  # fmt: skip
+                  key=1, n_iter=n_iter, batch_size=8, polish=False, progress=False, callbacks=callbacks,
+                  checkpoint=saved)  # fmt: skip
 
 
 def spoilt(fault, folder, problem):
@@ -132,15 +133,15 @@ def spoilt(fault, folder, problem):
         content[content.index(b"rows/0.npy") + 200] ^= 1
         file.write_bytes(content)
     everyones(np.zeros(1))
-    fitted("resume", folder, problem, path)
+    return fitted("resume", folder, problem, path)
 
 
 def main():
-    mx.distributed.initialize(heartbeat_timeout_seconds=10)
+    mx.distributed.initialize(heartbeat_timeout_seconds=20)
     folder, faults = Path(sys.argv[1]), sys.argv[2:]
     index, problem = jax.process_index(), random_intercept(41, 3)
     for fault in faults:
-        found = {}
+        found: dict[str, Any] = {}
         with SURROUNDINGS.get(fault, contextlib.nullcontext)(), warnings.catch_warnings(record=True) as said:
             warnings.simplefilter("always")
             try:

@@ -35,7 +35,7 @@ def fit(folder: Path) -> None:
     from helpers import random_intercept
 
     # The others of a process that is killed before it has joined wait for it.
-    mx.distributed.initialize(heartbeat_timeout_seconds=4, initialization_timeout=30)
+    mx.distributed.initialize(heartbeat_timeout_seconds=10, initialization_timeout=30)
     import jax
 
     problem, began = random_intercept(41, 3), []
@@ -124,7 +124,7 @@ def soak(kills: int, seed: int, told=print) -> None:
         folder = Path(name)
         assert life(folder, random_, None), (folder / "log.0").read_text()[-2000:]
         straight = dict(np.load(folder / "end.0.npz"))
-        made, ends, met = 0, 0, 0
+        made, ends, met, resumed = 0, 0, 0, False
         shutil.rmtree(folder)
         folder.mkdir()
         since = time.monotonic()
@@ -134,8 +134,10 @@ def soak(kills: int, seed: int, told=print) -> None:
         folder.mkdir()
         told(f"a fit takes {whole:.1f} s", flush=True)
         while made < kills or ends == 0:
+            since = time.monotonic()
             ended = life(folder, random_, random_.uniform(0.0, whole) if made < kills else None)
-            made += not ended
+            whole = min(whole, time.monotonic() - since) if ended and not resumed else whole
+            resumed, made = not ended, made + (not ended)
             met += not ended and (folder / "fit").exists()
             if ended:
                 ends += 1

@@ -138,7 +138,7 @@ LONELY = """
 import sys
 import numpy as np
 import margaux as mx
-mx.distributed.initialize(heartbeat_timeout_seconds=10)
+mx.distributed.initialize(heartbeat_timeout_seconds=20)
 import jax
 from margaux.engine.share import everyones
 everyones(np.zeros(1))

@@ -14,9 +14,13 @@ from .rates import TURN, Rates
 
 #: transitions of the default E-step, and evaluations of a unit's density beyond one each: where chains begin, and the score
 TRANSITIONS, BEYOND = 5, 2
-#: exponentials, logarithms and quotients of an answer (a logistic one has one each, forwards and backwards), and of an
-#: observation in a curve of pharmacokinetics; nodes along a row's linear predictor
-ANSWER, CURVE, NODES = 3, 12, 32
+#: exponentials or logarithms that a logistic answer takes as long as, by measured points, and those of an observation in a curve
+#: of pharmacokinetics; nodes along a row's linear predictor
+ANSWER, CURVE, NODES = 1 / 2, 10, 32
+#: draws that a transition takes as long as, with the arithmetic around its own; and the order of an epoch, for each comparison
+TRANSITION, COMPARISON = 3, 1 / 2
+#: bytes of a table that stays in a core's cache, whose passes move nothing
+CACHE = 1 << 22
 
 WORDS = {
     "fit": "n units x p answers: SOUL, SAEM and the like by chains of `latents` (1)",
@@ -172,7 +176,7 @@ def _shares(plan: Plan) -> tuple[float, float]:
 
 def _order(plan: Plan) -> float:
     """Draws that the order of an epoch costs as much as, a batch: it is sorted, and every process works out all of it."""
-    return plan.batch * math.log2(plan.n) if plan.batch and plan.batch < plan.n else 0.0
+    return COMPARISON * plan.batch * math.log2(plan.n) if plan.batch and plan.batch < plan.n else 0.0
 
 
 def _chains(plan: Plan, latents: float, specials: float) -> Work:
@@ -184,8 +188,8 @@ def _chains(plan: Plan, latents: float, specials: float) -> Work:
     return Work(
         flops=visited * evaluations * plan.p * 8,
         specials=visited * evaluations * plan.p * specials,
-        draws=visited * TRANSITIONS * (1 + (d - 1) / 4) + _order(plan),
-        moved=visited * evaluations * (plan.p + 4 * d) * s,
+        draws=visited * TRANSITIONS * TRANSITION * (1 + (d - 1) / 4) + _order(plan),
+        moved=visited * 2 * (plan.p + 4 * d) * s,
         message=(parameters + 2) * s,
         held=held * (plan.p + 4 * d) * s + 2 * visited * TRANSITIONS * (d + 1) * s,
     )
@@ -226,7 +230,7 @@ def _pln(plan: Plan) -> Work:
         flops=cells * (p * entry + 2 * q**3) + p * (k + q) ** 3,
         specials=2 * cells * p,
         draws=0.0,
-        moved=10 * cells * p * s,
+        moved=6 * cells * p * s if cells * p * s > CACHE else 0.0,
         message=sums * s,
         held=held * (p * plan.density * (s if plan.density == 1 else s + 4) + 3 * (q + t) * s) + 8 * sums * s,
     )

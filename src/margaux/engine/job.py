@@ -210,10 +210,8 @@ class Job:
         """Chunks until n_iter, a stopping rule, a failure or an interrupt."""
         self.pauses = [hook.period for hook in [*hooks, *([stop] if stop else [])] if hook.period is not None]
         try:
-            if self.share is None:
-                return self._run(hooks, stop, checkpoint, Interrupts(False))
-            with Interrupts(True) as interrupts:
-                return self._run(hooks, stop, checkpoint, interrupts)
+            with Interrupts(self.share is not None) as self.interrupts:
+                return self._run(hooks, stop, checkpoint)
         except KeyboardInterrupt:
             if self.share is None:
                 return RESULTS.interrupted
@@ -221,13 +219,7 @@ class Job:
         finally:
             self.chunks.close()
 
-    def _run(
-        self,
-        hooks: list[AbstractCallback],
-        stop: AbstractCallback | None,
-        checkpoint: Checkpoint | None,
-        interrupts: Interrupts,
-    ) -> RESULTS:
+    def _run(self, hooks: list[AbstractCallback], stop: AbstractCallback | None, checkpoint: Checkpoint | None) -> RESULTS:
         if self.traces and stop is not None and stop(self._progress(self.traces[-1])):
             return RESULTS.stopped  # it was met when the checkpoint was saved
         while self.k < self.n_iter:
@@ -252,16 +244,14 @@ class Job:
                 return failure
             self.refresh()
             seen = self._progress(latest)
-            ending = self._ending(seen, hooks, stop, interrupts)
+            ending = self._ending(seen, hooks, stop)
             if checkpoint is not None:
                 checkpoint(dataclasses.replace(seen, ends=ending is not None or self.k >= self.n_iter))
             if ending is not None:
                 return ending
         return RESULTS.successful if stop is None else RESULTS.max_iterations
 
-    def _ending(
-        self, seen: Progress, hooks: list[AbstractCallback], stop: AbstractCallback | None, interrupts: Interrupts
-    ) -> RESULTS | None:
+    def _ending(self, seen: Progress, hooks: list[AbstractCallback], stop: AbstractCallback | None) -> RESULTS | None:
         """How the fit is to end now, if it is: the same in all processes."""
         asked, met = [], False
         with together(self.share is not None):
@@ -271,9 +261,9 @@ class Job:
             except KeyboardInterrupt:
                 if self.share is None:
                     raise
-                interrupts.asked = True
+                self.interrupts.asked = True
         endings = [None, RESULTS.halted, RESULTS.stopped, RESULTS.interrupted]
-        return endings[int(self.largest_of_all(3 if interrupts.asked else 2 if met else 1 if any(asked) else 0))]
+        return endings[int(self.largest_of_all(3 if self.interrupts.asked else 2 if met else 1 if any(asked) else 0))]
 
     def largest_of_all(self, value: float) -> float:
         """The largest of all processes: what they do next is the same everywhere."""

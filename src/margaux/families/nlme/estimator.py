@@ -147,8 +147,7 @@ class NLME(Parameters, Fitted):
         outcome, individual = self._outcome(), self._individual()
         if y is None:
             raise ValueError("name the column of the outcome: fit(data, id=..., time=..., y=...)")
-        roles = {"id": id, "time": time, "y": y, "dose": dose}
-        self.data_: LongData = group(data, roles, outcome)
+        self.data_: LongData = group(data, {"id": id, "time": time, "y": y, "dose": dose}, outcome)
         blocks = self._blocks(individual)
 
         def build(individual: dict[str, Individual]) -> tuple[MixedEffects, dict]:
@@ -217,8 +216,7 @@ class NLME(Parameters, Fitted):
         for block in self.omega:
             for name in block:
                 if name not in random or name in seen:
-                    raise ValueError(f"omega names {name!r}, which is no parameter with a random effect, or is named twice; "
-                                     f"they are {random}")  # fmt: skip
+                    raise ValueError(f"omega names {name!r}, which has no random effect, or is named twice; they are {random}")
                 seen.add(name)
             out.append(tuple(block))
         return out
@@ -227,10 +225,10 @@ class NLME(Parameters, Fitted):
         super()._keep(fit)
         for name in ("individual_", "_table", "certificate_"):
             vars(self).pop(name, None)
-        names = answers.natural_names(self.model_, self._design.labels, self._dropped)
         with precision(np.dtype(float)):
             params = jax.tree.map(lambda leaf: np.asarray(leaf, float), fit.params)
             values = np.asarray(answers.natural_jacobian(self.model_, params, self._dropped)[0])
+        names = answers.natural_names(self.model_, self._design.labels, self._dropped)
         self.params_ = dict(zip(names, values.tolist(), strict=True))
         if about := flipflop.note(self.structural, self.params_):
             self.message_ = f"{fit.message.rstrip('.')}; {about}."

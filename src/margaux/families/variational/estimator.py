@@ -118,8 +118,8 @@ class BayesianNetwork(Stored, Judged, WeightPosterior, Conventional, abc.ABC):
         prior = self.prior if isinstance(self.prior, AbstractWeightPrior) else Normal(self.prior)
         draws = default_draws(network, weights, prior) if self.draws is None else as_draws(self.draws)
         settings.checkpoint, settings.shared = checkpoint, shared
-        apart = None if held is None else (self._scaled(held[0]), held[1])
-        trained = train(network, weights, self._likelihood(), prior, draws, self._scaled(x), outcome, settings, apart, patience)
+        apart, scaled = None if held is None else (self._scaled(held[0]), held[1]), self._scaled(x)
+        trained = train(network, weights, self._likelihood(), prior, draws, scaled, outcome, settings, apart, patience)
         self.n_observations_, self._data, self._held_out = len(x), (x, outcome), held
         stopped, fit = self.early_stopping and trained.best is not None, trained.fit
         verdict = None if stopped or fit.result.failed else course(fit.trace["log_joint"].ravel(), settings.n_blocks)
@@ -127,16 +127,16 @@ class BayesianNetwork(Stored, Judged, WeightPosterior, Conventional, abc.ABC):
         params: Any = trained.best if stopped else fit.params
         own = self.method == "adam" and self.step is None and self.average is None
         if ended and own:
-            params = climbed(trained.model, params, self._scaled(x), outcome)
+            params = climbed(trained.model, params, scaled, outcome)
             fit = dataclasses.replace(fit, params=jax.tree.map(lambda leaf: np.asarray(leaf, fit.dtype), params))
         self._keep(trained.model, params, fit.dtype)
         self._certificate = None
         self.result_, self.history_, self.step_, self.curvature_ = fit, trained.history, trained.step, trained.curvature
         self.n_iter_, self.converged_, self.message_ = fit.n_iter, fit.converged, fit.message
-        if verdict is not None:
-            self.converged_, self.message_ = False, verdict
         if ended and own and one_dimensional(trained.model) and self._at_maximum:
             self.converged_, self.message_ = True, MAXIMUM
+        elif verdict is not None:
+            self.converged_, self.message_ = False, verdict
         if verdict == FELL or fit.result.failed:
             warnings.warn(f"{type(self).__name__}: {self.message_}", RuntimeWarning, stacklevel=2)
         return self
