@@ -106,8 +106,7 @@ class BayesianNetwork(Stored, Judged, WeightPosterior, Conventional, abc.ABC):
         X, y, shared = pooled(X, y)
         x = inputs(X)
         outcome = self._outcome(y, len(x))
-        self.n_features_in_ = int(np.prod(x.shape[1:]))
-        self._shape, self._columns = x.shape[1:], columns(X)
+        self.n_features_in_, self._shape, self._columns = int(np.prod(x.shape[1:])), x.shape[1:], columns(X)
         held = None if validation is None else self._held(*validation)
         patience = whole("n_iter_no_change", self.n_iter_no_change, 1) if self.early_stopping else None
         if self.early_stopping and held is None:
@@ -130,9 +129,8 @@ class BayesianNetwork(Stored, Judged, WeightPosterior, Conventional, abc.ABC):
             params = climbed(trained.model, params, scaled, outcome)
             fit = dataclasses.replace(fit, params=jax.tree.map(lambda leaf: np.asarray(leaf, fit.dtype), params))
         self._keep(trained.model, params, fit.dtype)
-        self._certificate = None
         self.result_, self.history_, self.step_, self.curvature_ = fit, trained.history, trained.step, trained.curvature
-        self.n_iter_, self.converged_, self.message_ = fit.n_iter, fit.converged, fit.message
+        self._certificate, self.n_iter_, self.converged_, self.message_ = None, fit.n_iter, fit.converged, fit.message
         if ended and own and one_dimensional(trained.model) and self._at_maximum:
             self.converged_, self.message_ = True, MAXIMUM
         elif verdict is not None:
