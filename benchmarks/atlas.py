@@ -92,7 +92,8 @@ def main() -> None:
 def epoch(design: Design, loadings: Loadings, posterior: Posterior, n_draws: int = 128, batch_size: int = 64) -> None:
     """Every unit once, through the engine, after some that compile."""
     began = time.process_time()
-    information = two_levels(complete(design, loadings, posterior), *map(np.asarray, (loadings.C, design.x, posterior.mean)))
+    c, mean = np.asarray(loadings.C), np.asarray(posterior.mean)
+    information = two_levels(complete(design, loadings, posterior), c, np.asarray(design.x), mean)
     print(f"information of the features: {time.process_time() - began:.0f} CPU s; {peak()}", flush=True)
     size = len(design.x) / batch_size
     update, average = InformationAscent(mx.Polynomial(size**-0.4, 0.6, size), information), mx.PolyakRuppert()

@@ -7,6 +7,7 @@ from jax.scipy.stats import norm
 
 import margaux as mx
 from helpers import gamma_poisson, logistic_normal, random_intercept
+from margaux import algorithms
 from margaux.algorithms.newton import Newton, _Point, _positive, _step
 
 
@@ -49,7 +50,7 @@ def test_draws_keep_their_noise():
 def test_the_polish_adds_nothing():
     problem = random_intercept()
     fit = run(problem, mx.Quadrature(15), polish=None)
-    assert fit.certificate.word == "certified" and fit.polished.moved < 1e-6
+    assert fit.polished is not None and fit.polished.moved < 1e-6 and fit.certificate.word == "certified"
 
 
 class Shifted(mx.AbstractModel):
@@ -108,4 +109,4 @@ def test_a_step_is_held_to_its_region():
 
 
 def test_its_class_is_public():
-    assert isinstance(mx.newton(), Newton) and mx.algorithms.Newton is Newton
+    assert isinstance(mx.newton(), Newton) and algorithms.Newton is Newton

@@ -8,10 +8,10 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 import numpy as np
 import pandas as pd
-from margaux.nlme import LogNormal, oral1cpt
 
 import margaux as mx
 from margaux.datasets import load_theophylline
+from margaux.families.nlme import LogNormal, oral1cpt
 
 
 def regression(n, p, family="logistic"):
@@ -99,7 +99,7 @@ def main():
         return mx.shard(part[cuts[index] : cuts[index + 1]], local=True) if count > 1 else table
 
     found = {f"{name}/{key}": np.asarray(value) for name in names for key, value in JOBS[name](uneven).items()}
-    np.savez(out.with_suffix(f".{index}.npz"), **found)
+    np.savez(out.with_suffix(f".{index}.npz"), **found)  # pyright: ignore[reportArgumentType]
 
 
 if __name__ == "__main__":

@@ -105,8 +105,8 @@ def saem(
     algorithm, estep = settings.algorithm(settings.n_burn), settings.estep(len(units["mask"]))
     vanishing = [name for name, one in individual.items() if not one.random]
 
-    def settled(*what: Any) -> Settled | None:
-        return Settled(*what, settings.n_burn, slack) if settings.stop else None
+    def settled(model: MixedEffects, units: dict, start: dict) -> Settled | None:
+        return Settled(model, units, start, settings.n_burn, slack) if settings.stop else None
 
     if settings.fixed_effects == "newton" or not vanishing:
         stop = settled(model, units, start)
