@@ -17,6 +17,8 @@ TRANSITIONS, BEYOND = 5, 2
 #: exponentials or logarithms that a logistic answer takes as long as, by measured points, and those of an observation in a curve
 #: of pharmacokinetics; nodes along a row's linear predictor
 ANSWER, CURVE, NODES = 1 / 2, 10, 32
+#: and a rate of a count, which is bounded, summed and written
+RATE = 2
 #: draws that a transition takes as long as, with the arithmetic around its own; and the order of an epoch, for each comparison
 TRANSITION, COMPARISON = 3, 1 / 2
 #: bytes of a table that stays in a core's cache, whose passes move nothing
@@ -228,7 +230,7 @@ def _pln(plan: Plan) -> Work:
     sums = p * (2 + k + kk + k * q + 2 * q + 2 * t)
     return Work(
         flops=cells * (p * entry + 2 * q**3) + p * (k + q) ** 3,
-        specials=2 * cells * p,
+        specials=2 * RATE * cells * p,
         draws=0.0,
         moved=6 * cells * p * s if cells * p * s > CACHE else 0.0,
         message=sums * s,

@@ -20,7 +20,7 @@ from ..numerics.precision import precision
 SECONDS = 0.15
 #: seconds that a message takes however short it is, and its bytes a second, where there is nobody to send one to: those of two
 #: processes on one machine, by benchmarks/messages.py
-LATENCY, BANDWIDTH = 4e-4, 5e8
+LATENCY, BANDWIDTH = 8e-4, 6e8
 #: seconds of an iteration in which a compiled loop does nothing
 TURN = 5e-6
 
