@@ -58,6 +58,13 @@ def test_what_one_process_refuses_all_refuse(tmp_path):
 
 
 @pytest.mark.slow
+def test_kills_at_random_instants_lose_nothing():
+    script = Path(__file__).with_name("soak.py")
+    done = subprocess.run([sys.executable, script, "--kills", "8"], capture_output=True, text=True, env=ENVIRONMENT, check=False)
+    assert done.returncode == 0, done.stderr[-2000:]
+
+
+@pytest.mark.slow
 def test_shapes_that_differ_between_processes_are_refused(tmp_path):
     done = launched(2, SCRIPT, tmp_path, "shapes")
     assert done.returncode == 1 and "differ between processes" in done.stderr
