@@ -72,11 +72,15 @@ def _free_port() -> int:
 
 
 def _awaited(running: list[subprocess.Popen]) -> int:
-    """The exit code of the first process that fails; the others are given time to say what they know of it."""
+    """The exit code of the first process that fails; the others are given time to say what they know of it.
+
+    Of several that have ended since the last look one that was killed is the first: the others have lost it.
+    """
     failed, since = 0, 0.0
     while True:
         going = [one for one in running if one.poll() is None]
-        index = next((index for index, one in enumerate(running) if one.returncode), None)
+        ended = [index for index, one in enumerate(running) if one.returncode]
+        index = min(ended, key=lambda index: running[index].returncode > 0, default=None)
         if index is not None and not failed:
             failed, since = running[index].returncode, time.monotonic()
             how = f"was killed by signal {-failed}" if failed < 0 else f"ended with code {failed}"
