@@ -119,12 +119,8 @@ def shard(data: PyTree, *, local: bool = False) -> Any:
             size = _units(data)
         sizes = tuple(int(size) for size in everyones(np.asarray(size)))
         return Shard(data, Share(sizes, index))
-    n = _units(data)
-    if n < count:
-        raise ValueError(f"{n} units cannot be shared by {count} processes: start fewer")
-    cuts = [n * p // count for p in range(count + 1)]
-    share = Share(tuple(int(size) for size in np.diff(cuts)), index)
-    return Shard(jax.tree.map(lambda leaf: _part(leaf, cuts[index], cuts[index + 1]), data), share)
+    share = Share.equal(_units(data))
+    return Shard(jax.tree.map(lambda leaf: _part(leaf, share.first, share.first + share.size), data), share)
 
 
 def _units(data: PyTree) -> int:

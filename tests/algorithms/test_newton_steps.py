@@ -38,6 +38,14 @@ def test_several_runs_each_reach_it():
         np.testing.assert_allclose(fit.run_params[name], truth, atol=1e-3 * problem.se[name])
 
 
+def test_single_precision_ends_where_it_can_tell_no_more():
+    problem = random_intercept()
+    fit = run(problem, mx.Quadrature(9), dtype="float32")
+    assert fit.result is mx.RESULTS.stopped
+    for name, truth in problem.mle.items():
+        assert abs(fit.params[name] - truth) < 0.01 * problem.se[name]
+
+
 def test_draws_keep_their_noise():
     problem = logistic_normal()
     fit, other = (run(problem, mx.ImportanceSampling(n, quasi=True), key=2) for n in (256, 4096))

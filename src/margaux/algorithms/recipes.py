@@ -98,8 +98,8 @@ def newton(radius: float = 1000.0, average: AbstractAverage | None = None) -> Ab
 
     For E-steps that give the likelihood: `Quadrature`, `Exact` of a discrete latent, and `ImportanceSampling`, whose draws keep
     their noise (the estimate is then that of a sample average approximation, and the polish goes on with more). Ten iterations
-    are usually enough; the fit ends where a step is shorter than a millionth of a standard error: see
-    `margaux.algorithms.Newton`.
+    are usually enough; the fit ends where a step is shorter than a millionth of a standard error (a thousandth in single
+    precision): see `margaux.algorithms.Newton`.
 
     Args:
         radius: of the region at first, in standard errors.

@@ -122,15 +122,13 @@ class EarlyStopping(AbstractCallback):
 
 
 class Short(AbstractCallback):
-    """Stops when what is left of Newton's steps, in standard errors, is shorter than `length` in every run."""
+    """Stops when what is left of Newton's steps, in standard errors, is as short as the precision can tell in every run."""
 
     period = 4
 
-    def __init__(self, length: float = 1e-6) -> None:
-        self.length = length
-
     def __call__(self, progress: Progress) -> bool:
-        return bool(np.all(progress.latest["newton"][-1] < self.length))
+        left = progress.latest["newton"][-1]
+        return bool(np.all(left < (1e-6 if left.dtype == np.float64 else 1e-3)))
 
     def close(self) -> None:
         return None

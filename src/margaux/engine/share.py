@@ -41,6 +41,19 @@ class Share:
     index: int
     whole: bool = False
 
+    @staticmethod
+    def equal(n: int) -> Share:
+        """Of n units, as equal as may be over the processes that there are.
+
+        Raises:
+            ValueError: fewer units than processes.
+        """
+        count = jax.process_count()
+        if n < count:
+            raise ValueError(f"{n} units cannot be shared by {count} processes: start fewer")
+        cuts = [n * p // count for p in range(count + 1)]
+        return Share(tuple(int(size) for size in np.diff(cuts)), jax.process_index())
+
     @property
     def alone(self) -> bool:
         """Whether no other process has units."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import jax
 import numpy as np
 from jaxtyping import PyTree
 
@@ -37,12 +36,7 @@ def equal(n: int, shared: bool) -> Share:
     Raises:
         ValueError: fewer units than processes.
     """
-    if not shared:
-        return ALONE
-    count = jax.process_count()
-    if n < count:
-        raise ValueError(f"{n} units cannot be shared by {count} processes: start fewer")
-    return Share(tuple(int(size) for size in np.diff([n * p // count for p in range(count + 1)])), jax.process_index())
+    return Share.equal(n) if shared else ALONE
 
 
 def fit_by_shares(model: Any, units: PyTree, share: Share, *parts: Any, **settings: Any) -> Fit:
