@@ -96,10 +96,6 @@ def plnpca(sweeps, **settings):
 """
 
 JOBS = {
-    "SOUL, 1,000,000 units, batches of 10,000": """
-        data = mx.shard(simulated(1_000_000))
-        report(100, 600, batch_size=10_000)
-    """,
     "SOUL, 100,000 units, all of them": """
         data = mx.shard(simulated(100_000))
         report(20, 120)
