@@ -8,6 +8,7 @@ from .algorithms.recipes import (
     incremental_em,
     ipla,
     isgd,
+    lbfgs,
     mcem,
     miso,
     misso,
@@ -29,7 +30,7 @@ from .bridges.numpyro.entry import fit_numpyro, from_numpyro
 from .distributed import shard
 from .engine.callbacks import AbstractCallback, Checkpoint, EarlyStopping
 from .engine.outcome import RESULTS, FitError
-from .esteps import MCMC, AbstractEStep, Exact, ImportanceSampling, Noise, Quadrature
+from .esteps import MCMC, AbstractEStep, Exact, ImportanceSampling, Laplace, Noise, Quadrature
 from .families.empirical_bayes.estimator import EmpiricalBayesLogistic
 from .families.inverse.estimator import SparseInverse
 from .families.missing.estimator import MissingGLM, MissingLinear, MissingLogistic
@@ -57,7 +58,8 @@ from .kernels import (
     UnadjustedHMC,
     Underdamped,
 )
-from .problem.model import AbstractConjugate, AbstractDiscrete, AbstractExponentialFamily, AbstractModel
+from .numerics.structures import Band, Blocks
+from .problem.model import AbstractConjugate, AbstractDiscrete, AbstractExponentialFamily, AbstractModel, AbstractStructured
 from .problem.penalty import L1, L2, ElasticNet, Huber, NoPenalty
 from .problem.schedule import Constant, ConstantThenDecay, Growth, Polynomial
 from .problem.space import Ball, Box, Positive, PositiveDefinite, Product, Real, Simplex
@@ -75,13 +77,16 @@ __all__ = [
     "AbstractExponentialFamily",
     "AbstractKernel",
     "AbstractModel",
+    "AbstractStructured",
     "Algorithm",
     "Alternating",
     "Ball",
+    "Band",
     "BayesianClassifier",
     "BayesianRegressor",
     "BlackJAX",
     "Blocked",
+    "Blocks",
     "Box",
     "Checkpoint",
     "Constant",
@@ -100,6 +105,7 @@ __all__ = [
     "IndependenceMH",
     "L1",
     "L2",
+    "Laplace",
     "LastIterate",
     "LinearlyWeighted",
     "MALA",
@@ -144,6 +150,7 @@ __all__ = [
     "incremental_em",
     "ipla",
     "isgd",
+    "lbfgs",
     "load",
     "mcem",
     "miso",

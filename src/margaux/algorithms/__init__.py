@@ -7,12 +7,14 @@ from .average import PolyakRuppert as PolyakRuppert
 from .average import StepWeighted as StepWeighted
 from .base import AbstractAlgorithm as AbstractAlgorithm
 from .base import Algorithm as Algorithm
+from .lbfgs import LBFGS as LBFGS
 from .newton import Newton as Newton
 from .particles import ParticleLangevin as ParticleLangevin
 from .recipes import aisgd as aisgd
 from .recipes import incremental_em as incremental_em
 from .recipes import ipla as ipla
 from .recipes import isgd as isgd
+from .recipes import lbfgs as lbfgs
 from .recipes import mcem as mcem
 from .recipes import miso as miso
 from .recipes import misso as misso

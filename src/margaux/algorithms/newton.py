@@ -9,11 +9,9 @@ import jax.numpy as jnp
 from jax.flatten_util import ravel_pytree
 from jaxtyping import Array, Float
 
-from ..problem.model import log_joints
-from ..problem.penalty import L2, NoPenalty
 from .average import AbstractAverage
 from .base import AbstractRowless, summed
-from .scaled import EDGE
+from .objective import coordinates, curvature, penalised, smooth
 from .statistics import Score
 
 if TYPE_CHECKING:
@@ -66,9 +64,7 @@ class Newton(AbstractRowless):
     average: AbstractAverage
 
     def requires(self, problem):
-        if isinstance(problem.penalty, NoPenalty | L2):
-            return None
-        return f"{type(problem.penalty).__name__} has a kink, where Newton's steps are none; use margaux.soul, or the penalty L2"
+        return smooth(problem)
 
     def init(self, problem, params, per_unit):
         u, _ = ravel_pytree(problem.space.to_unconstrained(params))
@@ -84,40 +80,17 @@ class Newton(AbstractRowless):
         return Score().per_unit(problem.model, params, z, w, batch)
 
     def step(self, problem, estep, params, state, visit):
-        estep_rows, own_rows = visit.rows
+        _, own_rows = visit.rows
         b = visit.size(problem)
-        flat, unravel = ravel_pytree(problem.space.to_unconstrained(params))
-        flat = jnp.where(jnp.isfinite(flat), flat, jnp.sign(flat) * EDGE)
+        flat, back = coordinates(problem, params)
         best: _Point = state
 
-        def back(u):
-            return problem.space.from_unconstrained(unravel(u))
-
-        def read(z, w):
-            def value(u):
-                return log_joints(problem.model, back(u), z, visit.batch)
-
-            gradients = jax.jacfwd(value)(flat)
-            hessian = jax.hessian(lambda u: jnp.sum(w * value(u)))(flat)
-            square = jnp.einsum("mb,mbi,mbj->ij", w, gradients, gradients)
-            return jnp.einsum("mb,mbi->bi", w, gradients), -hessian - square
-
-        # Draws that keep their noise: the units' scores do not depend on the iteration.
-        k = jnp.ones_like(visit.k)
-        found, estep_rows, info = visit.counting(estep).expect(
-            read, visit.noise, problem.model, params, estep_rows, visit.batch, k
-        )
-        if "log_marginal" not in info:
-            raise TypeError(
-                f"{type(estep).__name__} gives no likelihood for Newton's steps to climb; use margaux.Quadrature, "
-                "margaux.ImportanceSampling, or margaux.Exact of a discrete latent"
-            )
-        scores, complete = found
+        (scores, louis), estep_rows, info = curvature(problem, estep, visit, params, flat, back)
         own = scores.T @ scores
-        (score, louis, bhhh), info = summed((jnp.sum(scores, axis=0), complete + own, own), info, visit.axis)
-        value, gradient, curvature = _penalised(problem, back, flat)
+        (score, louis, bhhh), info = summed((jnp.sum(scores, axis=0), louis, own), info, visit.axis)
+        value, gradient, bent = penalised(problem, back, flat)
         value, gradient = info["log_marginal"] - value, score - gradient
-        matrix = _positive(louis + curvature, bhhh + curvature)
+        matrix = _positive(louis + bent, bhhh + bent)
 
         gained = value - best.value
         first = best.length < 0
@@ -137,22 +110,15 @@ class Newton(AbstractRowless):
         return moved, now, (estep_rows, own_rows), figures | {"newton": length}
 
 
-def _penalised(problem, back, u: Array) -> tuple[Array, Array, Array]:
-    """g with its derivatives in the coordinates."""
-
-    def value(u):
-        return problem.penalty.value(back(u)) + jnp.zeros((), u.dtype)
-
-    if isinstance(problem.penalty, NoPenalty):
-        return jnp.zeros((), u.dtype), jnp.zeros_like(u), jnp.zeros((u.size, u.size), u.dtype)
-    return value(u), jax.grad(value)(u), jax.hessian(value)(u)
-
-
 def _positive(louis: Array, bhhh: Array) -> Array:
-    """The first, or where it is not positive definite the second."""
-    scale = jnp.sqrt(jnp.maximum(jnp.abs(jnp.diagonal(louis)), jnp.finfo(louis.dtype).tiny))
-    least = jnp.linalg.eigvalsh(jnp.nan_to_num((louis + louis.T) / 2 / jnp.outer(scale, scale)))[0]
-    return jnp.where(least > POSITIVE, (louis + louis.T) / 2, (bhhh + bhhh.T) / 2)
+    """The first, or where it is not positive definite the second; neither of few units may be, whose eigenvalues are turned."""
+    louis, bhhh = (louis + louis.T) / 2, (bhhh + bhhh.T) / 2
+    return jnp.where(_is_positive(louis) | ~_is_positive(bhhh), louis, bhhh)
+
+
+def _is_positive(matrix: Array) -> Array:
+    scale = jnp.sqrt(jnp.maximum(jnp.abs(jnp.diagonal(matrix)), jnp.finfo(matrix.dtype).tiny))
+    return jnp.linalg.eigvalsh(jnp.nan_to_num(matrix / jnp.outer(scale, scale)))[0] > POSITIVE
 
 
 def _length(matrix: Array, gradient: Array) -> Array:

@@ -11,6 +11,7 @@ from ..problem.model import AbstractModel
 from ..problem.schedule import AbstractSchedule, Polynomial, as_schedule
 from .average import AbstractAverage, LastIterate, PolyakRuppert, StepWeighted
 from .base import AbstractAlgorithm, Algorithm
+from .lbfgs import LBFGS
 from .memory import AbstractMemory, Anchor, NoMemory, RobbinsMonro, Saga, Table
 from .newton import Newton
 from .particles import ParticleLangevin
@@ -96,8 +97,8 @@ souk = soul
 def newton(radius: float = 1000.0, average: AbstractAverage | None = None) -> AbstractAlgorithm:
     r"""Newton's method on $\log p(y\mid\theta)$, by Fisher's score and Louis' information, in a trust region.
 
-    For E-steps that give the likelihood: `Quadrature`, `Exact` of a discrete latent, and `ImportanceSampling`, whose draws keep
-    their noise (the estimate is then that of a sample average approximation, and the polish goes on with more). Ten iterations
+    For E-steps that give the likelihood: `Quadrature`, `Exact` of a discrete latent, `Laplace` (which is differentiated itself),
+    and `ImportanceSampling`, whose draws keep their noise (the estimate is then that of a sample average approximation, and the polish goes on with more). Ten iterations
     are usually enough; the fit ends where a step is shorter than a millionth of a standard error (a thousandth in single
     precision): see `margaux.algorithms.Newton`.
 
@@ -117,6 +118,31 @@ def newton(radius: float = 1000.0, average: AbstractAverage | None = None) -> Ab
     (3.0, True)
     """
     return Newton(radius=_positive("radius", radius), average=average or LastIterate())
+
+
+def lbfgs(memory: int = 10, first: float = 0.1, average: AbstractAverage | None = None) -> AbstractAlgorithm:
+    r"""Limited-memory BFGS on $\log p(y\mid\theta)$: as `newton`, for hundreds of parameters and more, by gradients alone.
+
+    See `margaux.algorithms.LBFGS`. It ends as `newton` does, by what it has learned of the curvature.
+
+    Args:
+        memory: iterations whose changes of the gradient are remembered. first: length of the first step.
+
+    >>> import jax, numpy as np, margaux as mx
+    >>> normal = jax.scipy.stats.norm.logpdf
+    >>> class Normal(mx.AbstractModel):                     # y_i ~ N(z_i, 1), z_i ~ N(mu, 1)
+    ...     def log_joint(self, params, z, y):
+    ...         return normal(y, z) + normal(z, params["mu"])
+    ...     def init_latents(self, key, params, y):
+    ...         return 0.0 * y
+    >>> y = np.array([1.0, 2.0, 6.0])
+    >>> fit = mx.fit(Normal(), y, mx.lbfgs(), mx.Quadrature(5), params={"mu": 0.0}, n_iter=50)
+    >>> round(float(fit.params["mu"]), 6)
+    3.0
+    """
+    if memory < 1:
+        raise ValueError(f"memory must be at least 1, got {memory}")
+    return LBFGS(first=_positive("first", first), memory=memory, average=average or LastIterate())
 
 
 def isgd(step: Step | None = None, average: AbstractAverage | None = None) -> AbstractAlgorithm:

@@ -58,6 +58,19 @@ class AbstractEStep(eqx.Module):
         """Value of f, the rows moved, and figures to trace, one a unit (b,)."""
 
 
+class AbstractMarginal(AbstractEStep):
+    """One whose log marginal likelihood is a smooth function of the parameters, to be differentiated as such: an approximation
+    has derivatives of its own, which are not the posterior expectations of Fisher and Louis."""
+
+    @abc.abstractmethod
+    def followed(self, model: Any, params: Params, rows: PyTree, batch: PyTree) -> PyTree:
+        """The rows of units at moved parameters."""
+
+    @abc.abstractmethod
+    def log_marginals(self, noise: PyTree, model: Any, params: Params, rows: PyTree, batch: PyTree) -> Array:
+        """Of each unit (b,), with two derivatives in the parameters that the rows were followed to."""
+
+
 class Present(AbstractEStep):
     """Another E-step on a padded batch: units that are not present have the weight zero.
 

@@ -16,10 +16,10 @@ from ..problem.model import leading, mapped
 from ..problem.schedule import AbstractSchedule, as_schedule
 from .base import AbstractEStep, continuous, flat_target
 from .mixture import ModeMixture
-from .proposals import AbstractProposal, Laplace, Running
+from .proposals import AbstractProposal, AtMode, Running
 
 #: proposals by name; the mixture has settings of its own
-PROPOSALS = {"laplace": Laplace, "adapted": Running, "mixture": None}
+PROPOSALS = {"laplace": AtMode, "adapted": Running, "mixture": None}
 
 
 class ImportanceSampling(AbstractEStep):
@@ -77,8 +77,8 @@ class ImportanceSampling(AbstractEStep):
             gaussian = PROPOSALS[proposal]
             proposal = gaussian(n_newton, float(defensive), np.asarray(widening, float)) if gaussian else ModeMixture()
         self.proposal, self.quasi = proposal, quasi
-        self.control_variate = isinstance(proposal, Laplace) if control_variate is None else control_variate
-        if self.control_variate and not isinstance(proposal, Laplace):
+        self.control_variate = isinstance(proposal, AtMode) if control_variate is None else control_variate
+        if self.control_variate and not isinstance(proposal, AtMode):
             raise ValueError('the control variate is one of a Gaussian proposal ("laplace" or "adapted")')
 
     @property

@@ -52,7 +52,7 @@ class AbstractProposal(eqx.Module):
         """More figures of a unit, beside its effective size and log marginal likelihood."""
 
 
-class Laplace(AbstractProposal):
+class AtMode(AbstractProposal):
     r"""$(1-\alpha) N(m, S) + \alpha N(m, \delta^2 S)$ in fixed proportions, m the mode and S the inverse curvature.
 
     Args:
@@ -106,8 +106,8 @@ class Laplace(AbstractProposal):
         return {}
 
 
-class Running(Laplace):
-    """As `Laplace`, but m and S are the running posterior mean and covariance of the draws, a tenth of the way each time."""
+class Running(AtMode):
+    """As `AtMode`, but m and S are the running posterior mean and covariance of the draws, a tenth of the way each time."""
 
     def follow(self, model, params, row, y):
         return row

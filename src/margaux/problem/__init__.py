@@ -31,6 +31,9 @@ from .model import (
     AbstractShared as AbstractShared,
 )
 from .model import (
+    AbstractStructured as AbstractStructured,
+)
+from .model import (
     AbstractSurrogate as AbstractSurrogate,
 )
 from .model import (

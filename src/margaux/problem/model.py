@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import abc
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, PRNGKeyArray, PyTree, Scalar
+
+if TYPE_CHECKING:
+    from ..numerics.structures import AbstractStructure
 
 Params = PyTree[Array]
 Latents = PyTree[Array]
@@ -146,6 +149,15 @@ class AbstractPointwise(eqx.Module):
     @abc.abstractmethod
     def pointwise(self, params: Params, z: Latents, y: Unit) -> Array:
         r"""$\log p(y_{ij}\mid z_i,\theta)$ by observation of the unit (a scalar where it has one); NaN in padding."""
+
+
+class AbstractStructured(eqx.Module):
+    """Capability: which latents of a unit depend on each other given the data. Inherit it beside a model class."""
+
+    @property
+    @abc.abstractmethod
+    def structure(self) -> AbstractStructure:
+        """Such as `margaux.Band(1)` of states in time."""
 
 
 class AbstractPredictive(eqx.Module):
