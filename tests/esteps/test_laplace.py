@@ -122,8 +122,7 @@ def test_a_thousand_states_in_time_against_kalman():
 class Volatility(mx.AbstractModel, mx.AbstractStructured):
     """y_t ~ N(0, e^{z_t}), z an autoregression."""
 
-    @property
-    def structure(self):
+    def structure(self, params, y):
         return mx.Band(1)
 
     def log_joint(self, params, z, u):

@@ -74,15 +74,11 @@ class Laplace(AbstractMarginal):
 
     def requires(self, model, latents):
         trouble = continuous(model, latents, "Laplace's approximation")
-        return self._declared(model).trouble(latents) if trouble is None else trouble
-
-    def _declared(self, model: Any) -> AbstractStructure:
-        if self.structure is not None:
-            return self.structure
-        return model.structure if isinstance(model, AbstractStructured) else Dense()
+        return self.structure.trouble(latents) if trouble is None and self.structure is not None else trouble
 
     def _structure(self, model: Any, params: PyTree, y: PyTree) -> AbstractStructure:
-        return self._declared(model).ready(jax.eval_shape(lambda p, u: model.init_latents(jax.random.key(0), p, u), params, y))
+        declared = model.structure(params, y) if isinstance(model, AbstractStructured) else Dense()
+        return (self.structure or declared).ready(jax.eval_shape(lambda p, u: model.init_latents(jax.random.key(0), p, u), params, y))
 
     def init(self, key, model, params, y):
         target, _ = flat_target(model, params, y)

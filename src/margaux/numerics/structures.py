@@ -234,12 +234,12 @@ class Blocks(AbstractStructure):
         raise TypeError("groups have a place once the latents are known: see `ready`")
 
 
-class Eliminated(AbstractStructure):
-    """As `Blocks`, of flat latents: `groups` of k numbers each from place `start` on."""
+class AbstractEliminated(AbstractStructure):
+    """As `Blocks`, of flat latents: `groups` of k numbers each from place `start` on. Its second derivatives are an `Arrow`."""
 
-    start: int = eqx.field(static=True)
-    groups: int = eqx.field(static=True)
-    k: int = eqx.field(static=True)
+    start: eqx.AbstractVar[int]
+    groups: eqx.AbstractVar[int]
+    k: eqx.AbstractVar[int]
 
     def trouble(self, shapes):
         return None
@@ -251,6 +251,23 @@ class Eliminated(AbstractStructure):
 
     def _together(self, own: Array, rest: Array) -> Array:
         return jnp.concatenate([rest[: self.start], own.T.reshape(-1), rest[self.start :]])
+
+    def factor(self, curvature, damping):
+        blocks, edges, rest = curvature
+        k, groups, m = edges.shape
+        inverse, log_det = inverted(blocks + damping * jnp.eye(k, dtype=blocks.dtype)[:, :, None])
+        weighted = jnp.einsum("abg,bgm->agm", inverse, edges)
+        left = rest + damping * jnp.eye(m, dtype=rest.dtype)
+        left = left - jnp.tensordot(edges, weighted, axes=((0, 1), (0, 1)))
+        return EliminatedFactor(self, inverse, log_det, edges, weighted, _root((left + left.T) / 2))
+
+
+class Eliminated(AbstractEliminated):
+    """One that reads second derivatives by products with them, as many as k and the rest have latents."""
+
+    start: int = eqx.field(static=True)
+    groups: int = eqx.field(static=True)
+    k: int = eqx.field(static=True)
 
     def curvature(self, log_density, z):
         product = _product(log_density, z)
@@ -269,20 +286,11 @@ class Eliminated(AbstractStructure):
         edges, rest = jax.lax.map(of_rest, jnp.eye(m, dtype=z.dtype), batch_size=TOGETHER)
         return Arrow(blocks, jnp.moveaxis(edges, 0, 2), rest)
 
-    def factor(self, curvature, damping):
-        blocks, edges, rest = curvature
-        k, groups, m = edges.shape
-        inverse, log_det = inverted(blocks + damping * jnp.eye(k, dtype=blocks.dtype)[:, :, None])
-        weighted = jnp.einsum("abg,bgm->agm", inverse, edges)
-        left = rest + damping * jnp.eye(m, dtype=rest.dtype)
-        left = left - jnp.tensordot(edges, weighted, axes=((0, 1), (0, 1)))
-        return EliminatedFactor(self, inverse, log_det, edges, weighted, _root((left + left.T) / 2))
-
 
 class EliminatedFactor(AbstractFactor):
     """Attributes: inverse, log_dets: of the groups. edges, weighted: and by these inverses. root: of what is left."""
 
-    of: Eliminated
+    of: AbstractEliminated
     inverse: Float[Array, "k k g"]
     log_dets: Float[Array, " g"]
     edges: Float[Array, "k g m"]

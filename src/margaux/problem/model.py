@@ -154,10 +154,9 @@ class AbstractPointwise(eqx.Module):
 class AbstractStructured(eqx.Module):
     """Capability: which latents of a unit depend on each other given the data. Inherit it beside a model class."""
 
-    @property
     @abc.abstractmethod
-    def structure(self) -> AbstractStructure:
-        """Such as `margaux.Band(1)` of states in time."""
+    def structure(self, params: Params, y: Unit) -> AbstractStructure:
+        """Such as `margaux.Band(1)` of states in time. One that reads second derivatives in a way of its own may use both."""
 
 
 class AbstractPredictive(eqx.Module):

@@ -1,0 +1,92 @@
+"""How mixed models are fitted: Newton's steps on the exact likelihood where effects can be integrated, on Laplace's otherwise."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from ...algorithms.recipes import newton
+from ...answers.fit import Fit
+from ...esteps import AbstractEStep, Laplace, Quadrature
+from ...fitting import fit as run
+from .model import Mixed
+
+if TYPE_CHECKING:
+    from .base import AbstractResponse
+    from .formula import Design
+    from .layout import Layout
+
+#: nodes a dimension by the number of effects a unit
+NODES = {1: 15, 2: 11, 3: 7}
+#: points of a quadrature over all rows, at most
+POINTS = 50_000_000
+#: standard deviations of effects at first, on the scale of the predictor, by the size of their columns
+SPREAD = 0.5
+#: iterations at most
+MOST = 200
+METHODS = ("auto", "quadrature", "laplace")
+
+
+class Asked(NamedTuple):
+    """Settings of a fit: see `margaux.GLMM`."""
+
+    method: str
+    n_nodes: int | None
+    n_iter: int
+    random_state: int
+    dtype: Any
+    verbose: bool
+
+
+def started(design: Design, response: AbstractResponse, layout: Layout) -> dict[str, Any]:
+    """Where parameters begin: a regression without random effects, and moderate ones."""
+    beta = response.start(design.y, design.X, design.offset, design.weights, design.trials)
+    eta = design.X @ beta + design.offset
+    dispersion = response.start_dispersion(design.y, eta, design.trials)
+    params: dict[str, Any] = {"beta": beta, "dispersion": {name: np.asarray(value, float) for name, value in dispersion.items()}}
+    scale = float(np.asarray(dispersion["sigma"])) if "sigma" in dispersion else 1.0
+    params["sd"] = {}
+    for factor, term in zip(layout.factors, design.terms, strict=True):
+        size = np.sqrt(np.mean(term.Z**2, axis=0)) if factor.scales == factor.k else np.ones(1)
+        params["sd"][factor.name] = SPREAD * scale / np.maximum(size, 1e-8)
+        for name, value in factor.start().items():
+            params.setdefault(name, {})[factor.name] = value
+    return params
+
+
+def chosen(layout: Layout, asked: Asked) -> AbstractEStep:
+    """The E-step that a layout and a method ask for.
+
+    Raises:
+        ValueError: quadrature over more effects than can be integrated.
+    """
+    width, rows = layout.width, layout.rows.size
+    nodes = asked.n_nodes or NODES.get(width, 0)
+    affordable = width in NODES and rows * nodes**width <= POINTS
+    if asked.method == "quadrature" and not affordable:
+        raise ValueError(
+            f'method="quadrature" integrates up to {max(NODES)} random effects a group, and here {width} hang together '
+            f'({rows:,} rows); use method="laplace" or "auto"'
+        )
+    if asked.method != "laplace" and affordable:
+        return Quadrature(nodes)
+    return Laplace()
+
+
+def estimate(model: Mixed, layout: Layout, start: dict[str, Any], asked: Asked) -> Fit:
+    """The maximum of the likelihood."""
+    return run(
+        model,
+        layout.units,
+        newton(),
+        chosen(layout, asked),
+        params=start,
+        space=model.space(),
+        n_iter=asked.n_iter,
+        key=asked.random_state,
+        dtype=asked.dtype,
+        progress=asked.verbose,
+        polish=False if asked.method == "laplace" else None,
+        throw=False,
+    )

@@ -1,0 +1,97 @@
+"""Rows as units: the groups of the coarsest factor, padded to one size, or all rows as one where factors are crossed."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+import pandas as pd
+
+from .model import Factor
+
+if TYPE_CHECKING:
+    from .base import AbstractResponse
+    from .formula import Design, Term
+
+
+class Layout(NamedTuple):
+    """Units of a design.
+
+    Attributes:
+        units: data of the units, see `margaux.families.glmm.model.Mixed`. factors: as the units have them.
+        rows: the rows of the design that each unit has (n, rows), -1 in padding. names: of the terms, each once.
+        groups: of each term the group of the design that each group of each unit is (n, groups), -1 where a unit has fewer.
+    """
+
+    units: dict[str, Any]
+    factors: tuple[Factor, ...]
+    rows: np.ndarray
+    names: tuple[str, ...]
+    groups: dict[str, np.ndarray]
+
+    @property
+    def width(self) -> int:
+        """Latents of a unit."""
+        return sum(factor.k * factor.groups for factor in self.factors)
+
+    @property
+    def labels(self) -> int:
+        """How many units there are."""
+        return len(self.rows)
+
+
+def laid_out(design: Design, response: AbstractResponse) -> Layout:
+    """The units of a design whose terms are nested in one of them; one unit where none is coarser than all others."""
+    names = _named(design.terms)
+    top = next((term for term in design.terms if all(_nested(other.codes, term.codes) for other in design.terms)), None)
+    unit = np.zeros(len(design.y), int) if top is None else np.unique(top.codes, return_inverse=True)[1]
+    rows = _rows_of(unit)
+    base = np.asarray(response.log_base(design.y, design.trials), float)
+    there = rows >= 0
+    at = np.where(there, rows, rows[:, :1])  # padding repeats a row of the unit, with no weight
+    units: dict[str, Any] = {"X": design.X[at], "y": design.y[at].astype(float), "base": base[at], "offset": design.offset[at]}
+    units["weight"] = np.where(there, design.weights[at], 0.0)
+    if design.trials is not None:
+        units["trials"] = design.trials[at].astype(float)
+    units["Z"] = {name: term.Z[at] for name, term in zip(names, design.terms, strict=True)}
+    units["code"], groups, factors = {}, {}, []
+    for name, term in zip(names, design.terms, strict=True):
+        local, groups[name] = _local(term.codes, unit, rows)
+        units["code"][name] = local[at].astype(np.int32)
+        factors.append(Factor(name, term.Z.shape[1], groups[name].shape[1], term.structure, term.positions))
+    return Layout(units, tuple(factors), rows, names, groups)
+
+
+def _named(terms: tuple[Term, ...]) -> tuple[str, ...]:
+    """Names of terms, numbered where a grouping factor has several as lme4 does: g, g.1."""
+    out: list[str] = []
+    for term in terms:
+        count = sum(name == term.name or name.startswith(term.name + ".") for name in out)
+        out.append(term.name if count == 0 else f"{term.name}.{count}")
+    return tuple(out)
+
+
+def _nested(inner: np.ndarray, outer: np.ndarray) -> bool:
+    """Whether every group of the first is within one of the second."""
+    pairs = pd.DataFrame({"inner": inner, "outer": outer}).drop_duplicates()
+    return not pairs["inner"].duplicated().any()
+
+
+def _rows_of(unit: np.ndarray) -> np.ndarray:
+    """Rows of each unit (n, most), -1 in padding."""
+    sizes = np.bincount(unit)
+    order = np.argsort(unit, kind="stable")
+    column = np.arange(len(unit)) - np.repeat(np.cumsum(sizes) - sizes, sizes)
+    out = np.full((len(sizes), sizes.max()), -1)
+    out[unit[order], column] = order
+    return out
+
+
+def _local(codes: np.ndarray, unit: np.ndarray, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Of each row its group's number within the unit (N,), and the groups of each unit (n, most), -1 beyond."""
+    pairs = pd.DataFrame({"unit": unit, "code": codes}).drop_duplicates().sort_values(["unit", "code"])
+    place = pairs.groupby("unit").cumcount().to_numpy()
+    groups = np.full((len(rows), place.max() + 1), -1)
+    groups[pairs["unit"].to_numpy(), place] = pairs["code"].to_numpy()
+    number = pd.Series(place, index=pd.MultiIndex.from_frame(pairs))
+    return number.loc[pd.MultiIndex.from_arrays([unit, codes])].to_numpy(), groups

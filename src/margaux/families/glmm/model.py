@@ -1,0 +1,207 @@
+r"""Generalised linear mixed models: $\eta = X\beta + \sum_t Z_t\Lambda_tu_t$ with $u\sim N(0, I)$, and $p(y\mid\eta)$ by row."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float
+
+from ...numerics.structures import AbstractEliminated, Arrow
+from ...problem.model import AbstractModel, AbstractPointwise, AbstractStructured, Params, Unit
+from ...problem.space import AbstractSpace, Box, Positive, Real
+from .base import AbstractResponse
+from .spaces import Correlations, Ordered, matrix
+
+#: structures whose effects have one standard deviation
+STATIONARY = ("ar1", "mat", "exp")
+#: how near a correlation may come to one in size
+EDGE = 1e-9
+
+
+class Factor(eqx.Module):
+    """Random effects of the groups of one grouping factor.
+
+    Attributes:
+        name: that its parameters go by. k: effects a group. groups: how many a unit has, at most. structure: of the covariance.
+        positions: (k, 1 or 2) of the effects, for ar1, mat and exp.
+    """
+
+    name: str = eqx.field(static=True)
+    k: int = eqx.field(static=True)
+    groups: int = eqx.field(static=True)
+    structure: str = eqx.field(static=True)
+    positions: np.ndarray | None = None
+
+    @property
+    def scales(self) -> int:
+        """How many standard deviations there are."""
+        return 1 if self.structure in STATIONARY else self.k
+
+    def space(self) -> dict[str, AbstractSpace]:
+        """Of what describes the covariance beside the standard deviations."""
+        if self.structure == "us" and self.k > 1:
+            return {"cor": Correlations(self.k)}
+        if self.structure == "cs":
+            return {"cor": Box(-1 / (self.k - 1) + EDGE, 1 - EDGE)}
+        if self.structure == "ar1":
+            return {"cor": Box(-1 + EDGE, 1 - EDGE)}
+        return {"range": Positive()} if self.structure in ("mat", "exp") else {}
+
+    def start(self) -> dict[str, np.ndarray]:
+        """Where those begin."""
+        if self.structure == "us" and self.k > 1:
+            return {"cor": np.zeros(self.k * (self.k - 1) // 2)}
+        if self.structure in ("mat", "exp"):
+            assert self.positions is not None
+            apart = np.linalg.norm(self.positions[:, None] - self.positions[None], axis=2)
+            return {"range": np.full(1, np.median(apart[apart > 0]) / 2 if (apart > 0).any() else 1.0)}
+        return {"cor": np.zeros(1)} if self.structure in ("cs", "ar1") else {}
+
+    def root(self, params: Params) -> Float[Array, "k k"]:
+        r"""$\Lambda$, whose square $\Lambda\Lambda^\top$ is the covariance of a group's effects."""
+        sd = params["sd"][self.name]
+        if self.k == 1:
+            return sd[:, None]
+        if self.structure == "diag":
+            return jnp.diag(sd)
+        return sd[:, None] * jnp.linalg.cholesky(self.correlation(params))
+
+    def correlation(self, params: Params) -> Float[Array, "k k"]:
+        """Of a group's effects."""
+        if self.k == 1 or self.structure == "diag":
+            return jnp.eye(self.k)
+        if self.structure == "us":
+            return matrix(params["cor"][self.name], self.k)
+        if self.structure == "cs":
+            rho = params["cor"][self.name]
+            return rho + (1 - rho) * jnp.eye(self.k, dtype=rho.dtype)
+        assert self.positions is not None
+        apart = np.linalg.norm(self.positions[:, None] - self.positions[None], axis=2)
+        if self.structure == "ar1":
+            return _power(params["cor"][self.name][0], apart)
+        scaled = apart / params["range"][self.name][0]
+        near = jnp.exp(-scaled) if self.structure == "exp" else (1 + scaled) * jnp.exp(-scaled)
+        return near + 1e-10 * jnp.eye(self.k, dtype=near.dtype)
+
+
+def _power(rho: Array, apart: np.ndarray) -> Array:
+    """$\\rho^{|s - t|}$; of whole numbers also where rho is negative."""
+    whole = np.all(apart == np.round(apart))
+    size = jnp.exp(apart * jnp.log(jnp.maximum(jnp.abs(rho), 1e-30)))
+    sign = jnp.where((rho < 0) & whole & (apart % 2 == 1), -1.0, 1.0)
+    return jnp.where(apart == 0, 1.0, jnp.where(apart == 1, rho, sign * size) if whole else size)
+
+
+class Mixed(AbstractModel, AbstractPointwise, AbstractStructured):
+    """A generalised linear mixed model of one unit: a group of the coarsest factor with all that is nested in it, or all data.
+
+    A unit holds "X" (rows, p), "y", "base" (what of the density depends on the data alone), "offset", "weight" (rows,; zero in
+    padding), perhaps "trials", and by factor "Z" (rows, k) and "code" (rows,).
+    """
+
+    response: AbstractResponse
+    factors: tuple[Factor, ...]
+
+    def init_latents(self, key, params, y):
+        return {factor.name: jnp.zeros((factor.groups, factor.k), y["y"].dtype) for factor in self.factors}
+
+    def predictor(self, params: Params, z: dict[str, Array], y: Unit) -> Float[Array, " rows"]:
+        r"""$\eta$."""
+        eta = y["X"] @ params["beta"] + y["offset"]
+        for factor in self.factors:
+            effects = z[factor.name] @ factor.root(params).T
+            own = effects[y["code"][factor.name]] if factor.groups > 1 else effects[0]
+            eta = eta + jnp.sum(y["Z"][factor.name] * own, axis=-1)
+        return eta
+
+    def log_rows(self, params: Params, eta: Array, y: Unit) -> Float[Array, " rows"]:
+        """Weighted log densities; zero in padding."""
+        logs = self.response.log_kernel(y["y"], eta, params["dispersion"], y.get("trials")) + y["base"]
+        return jnp.where(y["weight"] > 0, y["weight"] * logs, 0.0)
+
+    def log_joint(self, params, z, y):
+        prior = sum(jnp.sum(u**2) + u.size * jnp.log(2 * jnp.pi) for u in z.values())
+        return jnp.sum(self.log_rows(params, self.predictor(params, z, y), y)) - prior / 2
+
+    def pointwise(self, params, z, y):
+        logs = self.log_rows(params, self.predictor(params, z, y), y)
+        return jnp.where(y["weight"] > 0, logs, jnp.nan)
+
+    def structure(self, params, y):
+        return ByPredictor(self, params, y)
+
+    def space(self) -> dict[str, Any]:
+        """Of the parameters."""
+        thresholds = {name: Ordered() if name == "thresholds" else Positive() for name in self.response.dispersion}
+        out: dict[str, Any] = {"beta": Real(), "sd": {factor.name: Positive() for factor in self.factors}}
+        out["dispersion"] = thresholds | {name: Real() for name in self.response.predictors}
+        for factor in self.factors:
+            for name, space in factor.space().items():
+                out.setdefault(name, {})[factor.name] = space
+        return out
+
+
+class ByPredictor(AbstractEliminated):
+    r"""Second derivatives of a mixed model in its effects, $A^\top\mathrm{diag}(-\ell'')A + I$ with A the rows' own effects.
+
+    The factor with most latents is eliminated.
+    """
+
+    model: Mixed
+    params: Params
+    y: Unit
+    start: int = eqx.field(static=True)
+    groups: int = eqx.field(static=True)
+    k: int = eqx.field(static=True)
+
+    def __init__(self, model: Mixed, params: Params, y: Unit) -> None:
+        sizes = {factor.name: (factor.groups, factor.k) for factor in model.factors}
+        largest = max(sorted(sizes), key=lambda name: sizes[name][0] * sizes[name][1])
+        self.start = sum(int(np.prod(sizes[name])) for name in sizes if name < largest)
+        self.groups, self.k = sizes[largest]
+        self.model, self.params, self.y = model, params, y
+
+    def curvature(self, log_density, z):
+        model, params, y = self.model, self.params, self.y
+        own, places, values, at = None, [], [], 0
+        latents, start = {}, 0
+        for factor in sorted(model.factors, key=lambda one: one.name):
+            size = factor.groups * factor.k
+            latents[factor.name] = z[start : start + size].reshape(factor.groups, factor.k)
+            loading = y["Z"][factor.name] @ factor.root(params)
+            code = y["code"][factor.name]
+            if start == self.start and own is None:
+                own = loading, code
+            else:
+                places.append(at + code[:, None] * factor.k + np.arange(factor.k))
+                values.append(loading)
+                at += size
+            start += size
+        assert own is not None
+        eta = model.predictor(params, latents, y)
+        weight = -_second(lambda e: model.log_rows(params, e, y), eta)
+        (a, code), m = own, at
+        blocks = jnp.zeros((self.groups, self.k, self.k), z.dtype).at[code].add(weight[:, None, None] * a[:, :, None] * a[:, None])
+        blocks = jnp.moveaxis(blocks, 0, 2) + jnp.eye(self.k, dtype=z.dtype)[:, :, None]
+        edges, rest = jnp.zeros((self.k, self.groups, m), z.dtype), jnp.eye(m, dtype=z.dtype)
+        if m:
+            place, value = jnp.concatenate(places, axis=1), jnp.concatenate(values, axis=1)
+            weighted = weight[:, None] * value
+            for j in range(self.k):
+                edges = edges.at[j, code[:, None], place].add(a[:, j, None] * weighted)
+            rest = rest.at[place[:, :, None], place[:, None]].add(weighted[:, :, None] * value[:, None])
+        return Arrow(blocks, edges, rest)
+
+
+def _second(function: Any, x: Array) -> Array:
+    """Second derivatives of a function that acts entry by entry."""
+    one = jnp.ones_like(x)
+
+    def slope(x: Array) -> Array:
+        return jax.jvp(function, (x,), (one,))[1]
+
+    return jax.jvp(slope, (x,), (one,))[1]
