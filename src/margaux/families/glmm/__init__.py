@@ -1,0 +1,1 @@
+"""Generalised linear mixed models: formulas, responses, links."""
