@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ..engine.outcome import RESULTS
-from ..esteps import MCMC, Exact, ImportanceSampling, ModeMixture
+from ..esteps import MCMC, Exact, ImportanceSampling, Laplace, ModeMixture
 from ..numerics.ladder import rung
 from ..numerics.sampling import HEAVY
+from .approximated import correction
 from .bias import kernel_bias
 from .certificate import Certificate, Check, Level
 from .diagnostics import trace_checks
@@ -198,6 +199,8 @@ def _likelihoods(fit: Fit, done: Polish) -> list[Check]:
     out = [Check("likelihood", float(value), value.se, LARGE_ERROR, level, sentence)]
     if isinstance(done.rule.estep, Exact) and done.rule.deterministic:
         return out
+    if isinstance(done.rule.estep, Laplace):
+        return [_approximation(fit, done)]
     found = fit.remembered("second likelihood", lambda: _second(fit, done.rule))
     if found is None:
         return out
@@ -212,6 +215,19 @@ def _likelihoods(fit: Fit, done: Polish) -> list[Check]:
             f"Two likelihoods{where} differ by {gap:.2g}: {first:.2f} by {value.method}, {float(other):.2f} by fresh draws."
         )
     return [*out, Check("likelihoods", gap, error, APART, level, sentence)]
+
+
+def _approximation(fit: Fit, done: Polish) -> Check:
+    """How far Laplace's estimate is from the maximum of the likelihood itself."""
+    value = fit.loglik()
+    length, error, ess = fit.remembered("correction", lambda: correction(fit, done.evaluation, done.rule))
+    told = f"The log-likelihood is {float(value):.3f} by {value.method}, whose error is about {value.se:.2g}"
+    level: Level = "pass" if ess >= FEW and length + 2 * error < AT_MAXIMUM else "careful"
+    if ess < FEW:
+        sentence = f"{told}; weighted draws are too uneven (effective size {ess:.1f}) to tell how far its estimate is off."
+    else:
+        sentence = f"{told}; the maximum of the likelihood itself is {length:.2g} +- {error:.2g} standard errors away."
+    return Check("approximation", length, error, AT_MAXIMUM, level, sentence)
 
 
 def _second(fit: Fit, rule: Rule) -> tuple[np.ndarray, LogLikelihood] | None:

@@ -9,7 +9,7 @@ import jax
 import numpy as np
 from jaxtyping import PyTree
 
-from ..esteps import AbstractEStep, Exact, ImportanceSampling, ModeMixture, Quadrature
+from ..esteps import AbstractEStep, Exact, ImportanceSampling, Laplace, ModeMixture, Quadrature
 from ..numerics.ladder import rung
 from ..numerics.sampling import HEAVY, pooled
 from ..problem.model import AbstractDiscrete
@@ -97,6 +97,8 @@ def loglik(
         rule = best_rule(fit, params) if rule is None else rule
         if isinstance(rule.estep, Exact) and rule.deterministic:
             method = "exact"
+        elif isinstance(rule.estep, Laplace):
+            return _approximated(fit, params, rule, method)
         elif method == "auto" and isinstance(rule.estep, Quadrature) and n_draws is None:
             found = agreed(fit, params, rule)
             if found.se <= tol / 2:
@@ -114,6 +116,18 @@ def loglik(
         known = ["auto", "importance", "quadrature", "laplace", "exact", *EVIDENCE]
         raise ValueError(f"method must be one of {known}, got {method!r}")
     return _by_importance(fit, params, rule, n_draws, replicates, tol, first_key)
+
+
+def _approximated(fit: Fit, params: PyTree, rule: Rule, method: str) -> LogLikelihood:
+    """Laplace's, whose error weighted draws tell; or by these."""
+    from .approximated import corrected
+
+    draws = corrected(fit, rule, params)
+    if method == "importance":
+        return draws
+    values = _marginals(fit, params, rule.estep, rule.rows)
+    error = abs(float(draws) - values.sum()) + 2 * draws.se
+    return LogLikelihood(values, error, "Laplace's approximation", draws.message)
 
 
 def _enumerated(fit: Fit, params: PyTree) -> LogLikelihood:

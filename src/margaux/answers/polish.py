@@ -11,7 +11,7 @@ import numpy as np
 from jaxtyping import PyTree
 
 from ..engine.outcome import RESULTS
-from ..esteps import MCMC, Exact, ImportanceSampling, Quadrature
+from ..esteps import MCMC, Exact, ImportanceSampling, Laplace, Quadrature
 from ..problem.penalty import NoPenalty
 from .likelihood import LogLikelihood, loglik
 from .posterior import UndefinedDensity, latent_size, where_undefined
@@ -64,7 +64,7 @@ def unpolishable(fit: Fit) -> str | None:
     problem = fit._model()
     if fit.estep is not None and fit.estep.averages_objective:
         return "the objective is a variational bound"
-    if fit.estep is not None and not isinstance(fit.estep, MCMC | ImportanceSampling | Quadrature | Exact):
+    if fit.estep is not None and not isinstance(fit.estep, MCMC | ImportanceSampling | Quadrature | Laplace | Exact):
         return "the E-step is one of your own, and only it knows what is maximised"
     if not isinstance(problem.penalty, NoPenalty):
         return "the objective is penalised"

@@ -9,7 +9,7 @@ import jax
 import numpy as np
 from jaxtyping import PyTree
 
-from ..esteps import MCMC, AbstractEStep, Exact, ImportanceSampling, ModeMixture, Noise, Quadrature
+from ..esteps import MCMC, AbstractEStep, Exact, ImportanceSampling, Laplace, ModeMixture, Noise, Quadrature
 from ..esteps.base import continuous
 from ..kernels import MALA
 from ..numerics.compiling import shapes_of
@@ -68,7 +68,7 @@ class Rule:
     @property
     def has_likelihood(self) -> bool:
         """Whether it gives the marginal likelihood as well."""
-        return isinstance(self.estep, Quadrature | ImportanceSampling) or (isinstance(self.estep, Exact) and self.deterministic)
+        return isinstance(self.estep, Quadrature | ImportanceSampling | Laplace) or (isinstance(self.estep, Exact) and self.deterministic)
 
 
 def best_rule(
@@ -78,7 +78,8 @@ def best_rule(
 
     A discrete latent is enumerated. Up to three latents are integrated by adaptive quadrature, if each posterior has one mode
     and the points are affordable; others by importance sampling from a mixture over their modes, or, where the
-    weights of a hundred latents are too uneven for that, by a conjugate model's own draws or by chains.
+    weights of a hundred latents are too uneven for that, by a conjugate model's own draws or by chains. More latents than can be
+    drawn so stay approximated where the fit's own E-step is Laplace's.
 
     Args:
         level: of the quadratures in `NODES`; beyond the last there are draws. proposal: of draws, and what quadratures are
@@ -93,6 +94,10 @@ def best_rule(
     if isinstance(problem.model, AbstractDiscrete):
         return Rule(Exact(), None, 1, 100)
     size = latent_size(fit)
+    if size > TRIED and isinstance(fit.estep, Laplace):
+        from .approximated import laplace_rule
+
+        return laplace_rule(fit, params)
     draws = n_draws or int(np.clip(DRAWS // rung(problem.n), LEAST, MOST))
     if size > TRIED or (isinstance(fit.estep, Exact) and continuous_trouble(fit)):
         return _by_draws(fit, size, draws)

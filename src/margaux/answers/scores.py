@@ -12,6 +12,7 @@ import numpy as np
 from jax.flatten_util import ravel_pytree
 from jaxtyping import PyTree
 
+from ..esteps import Laplace
 from ..numerics.precision import default_dtype, precision
 from ..numerics.sampling import pooled
 from ..problem.model import log_joints
@@ -164,6 +165,10 @@ def evaluate(fit: Fit, rule: Rule, params: PyTree, keys: Sequence[int], second: 
     Raises:
         UndefinedDensity: a log density is NaN.
     """
+    if isinstance(rule.estep, Laplace) and not rule.estep.correct:
+        from .approximated import approximated
+
+        return approximated(fit, rule, params)
     problem = fit._model()
     u = Coordinates(fit).to(params)
     some, k = sample(problem.n) if second else None, u.size

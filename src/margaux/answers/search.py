@@ -9,7 +9,8 @@ import jax
 import numpy as np
 from jaxtyping import PyTree
 
-from ..esteps import ModeMixture, Quadrature
+from ..esteps import Laplace, ModeMixture, Quadrature
+from .approximated import laplace_rule
 from .likelihood import TOLERANCE, LogLikelihood, agreed
 from .posterior import UndefinedDensity, each_unit, latent_size, nothing
 from .rules import Rule, best_rule
@@ -93,6 +94,8 @@ class Search:
 
     def rule_at(self, params: PyTree, nearby: bool = False) -> Rule:
         """Of a place, or of one nearby: where a quadrature has found one mode of each unit, none looks there for more."""
+        if isinstance(self.rule.estep, Laplace):
+            return laplace_rule(self.fit, params)
         quick = nearby and isinstance(self.rule.estep, Quadrature)
         return best_rule(self.fit, params, level=self.level, proposal=NEARBY if quick else None)
 
