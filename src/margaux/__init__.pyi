@@ -32,6 +32,7 @@ from .engine.callbacks import AbstractCallback, Checkpoint, EarlyStopping
 from .engine.outcome import RESULTS, FitError
 from .esteps import MCMC, AbstractEStep, Exact, ImportanceSampling, Laplace, Noise, Quadrature
 from .families.empirical_bayes.estimator import EmpiricalBayesLogistic
+from .families.glmm.estimator import GLMM
 from .families.inverse.estimator import SparseInverse
 from .families.missing.estimator import MissingGLM, MissingLinear, MissingLogistic
 from .families.nlme.estimator import NLME
@@ -99,6 +100,7 @@ __all__ = [
     "Exact",
     "Fit",
     "FitError",
+    "GLMM",
     "Growth",
     "Huber",
     "ImportanceSampling",

@@ -68,7 +68,9 @@ class Rule:
     @property
     def has_likelihood(self) -> bool:
         """Whether it gives the marginal likelihood as well."""
-        return isinstance(self.estep, Quadrature | ImportanceSampling | Laplace) or (isinstance(self.estep, Exact) and self.deterministic)
+        return isinstance(self.estep, Quadrature | ImportanceSampling | Laplace) or (
+            isinstance(self.estep, Exact) and self.deterministic
+        )
 
 
 def best_rule(

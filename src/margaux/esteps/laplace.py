@@ -78,7 +78,9 @@ class Laplace(AbstractMarginal):
 
     def _structure(self, model: Any, params: PyTree, y: PyTree) -> AbstractStructure:
         declared = model.structure(params, y) if isinstance(model, AbstractStructured) else Dense()
-        return (self.structure or declared).ready(jax.eval_shape(lambda p, u: model.init_latents(jax.random.key(0), p, u), params, y))
+        return (self.structure or declared).ready(
+            jax.eval_shape(lambda p, u: model.init_latents(jax.random.key(0), p, u), params, y)
+        )
 
     def init(self, key, model, params, y):
         target, _ = flat_target(model, params, y)

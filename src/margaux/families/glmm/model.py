@@ -185,7 +185,9 @@ class ByPredictor(AbstractEliminated):
         eta = model.predictor(params, latents, y)
         weight = -_second(lambda e: model.log_rows(params, e, y), eta)
         (a, code), m = own, at
-        blocks = jnp.zeros((self.groups, self.k, self.k), z.dtype).at[code].add(weight[:, None, None] * a[:, :, None] * a[:, None])
+        blocks = (
+            jnp.zeros((self.groups, self.k, self.k), z.dtype).at[code].add(weight[:, None, None] * a[:, :, None] * a[:, None])
+        )
         blocks = jnp.moveaxis(blocks, 0, 2) + jnp.eye(self.k, dtype=z.dtype)[:, :, None]
         edges, rest = jnp.zeros((self.k, self.groups, m), z.dtype), jnp.eye(m, dtype=z.dtype)
         if m:

@@ -1,0 +1,104 @@
+"""Random effects given the data: conditional means and standard deviations of a fitted mixed model."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pandas as pd
+
+from ...answers.approximated import laplace_rule
+from ...answers.posterior import each_unit, latent_size
+from ...answers.rules import Rule
+from ...esteps import Laplace
+from ...numerics.compiling import compiled
+from ...numerics.precision import default_dtype, precision, settle
+
+if TYPE_CHECKING:
+    from ...answers.fit import Fit
+    from .formula import Design
+    from .layout import Layout
+    from .model import Mixed
+
+#: solves with a factor that are made together
+TOGETHER = 64
+
+
+def effects_of(fit: Fit, rule: Rule, layout: Layout) -> dict[str, tuple[np.ndarray, np.ndarray]]:
+    """Means and standard deviations of each term's effects, (groups of the design, k): given the data, at the estimate.
+
+    By the rule of the fit's likelihood; of Laplace's approximation they are the modes, and the diagonal of the inverse curvature.
+    """
+    if isinstance(rule.estep, Laplace):
+        moments = _of_modes(fit, laplace_rule(fit) if rule.rows is None else rule)
+    else:
+        width = latent_size(fit) * getattr(rule.estep, "n_nodes", 100) ** min(latent_size(fit), 3)
+        moments, _ = each_unit(fit, _averaged, rule.estep, width=rule.width or width, rows=rule.rows)
+    out = {}
+    for name, groups in layout.groups.items():
+        mean, square = (np.asarray(part, float) for part in moments[name])
+        there = groups >= 0
+        at, k = groups[there], mean.shape[-1]
+        found = np.zeros((groups.max() + 1, k)), np.zeros((groups.max() + 1, k))
+        found[0][at] = mean[there]
+        found[1][at] = np.sqrt(np.maximum(square[there] - mean[there] ** 2, 0.0))
+        out[name] = found
+    return out
+
+
+def _averaged(model: Mixed, params: Any, z: Any, w: Any, batch: Any) -> Any:
+    """E[b] and E[b^2] of one unit's effects."""
+    out = {}
+    for factor in model.factors:
+        b = z[factor.name][:, 0] @ factor.root(params).T
+        out[factor.name] = jnp.einsum("m,mgk->gk", w[:, 0], b), jnp.einsum("m,mgk->gk", w[:, 0], b**2)
+    return out
+
+
+def _of_modes(fit: Fit, rule: Rule) -> Any:
+    dtype = default_dtype(None)
+    with precision(dtype):
+        at = jax.tree.map(lambda leaf: np.asarray(leaf, dtype), fit.params)
+        model, data = settle((fit._model().model, jax.tree.map(np.asarray, fit.data)), dtype)
+        return jax.tree.map(np.asarray, _approximate(model, at, data, rule.rows["mean"]))
+
+
+@compiled
+def _approximate(model, params, data, modes):
+    def unit(y, mode):
+        structure = model.structure(params, y)
+        factor = structure.factor(structure.curvature(None, mode), 0.0)
+        size, out, start = mode.size, {}, 0
+        for one in sorted(model.factors, key=lambda factor: factor.name):
+            root = one.root(params)
+
+            def spread(at, k=one.k, root=root):
+                # One group's effects b = root u: the diagonal of root C root', C the group's block of the inverse.
+                seeds = jnp.zeros((k, size), mode.dtype).at[jnp.arange(k), at + jnp.arange(k)].set(1.0)
+                block = jax.vmap(lambda e: jax.lax.dynamic_slice(factor.solve(e), (at,), (k,)))(seeds)
+                return jnp.einsum("ij,jk,ik->i", root, block, root)
+
+            places = start + one.k * jnp.arange(one.groups)
+            variance = jax.lax.map(spread, places, batch_size=min(TOGETHER, one.groups))
+            b = mode[start : start + one.groups * one.k].reshape(one.groups, one.k) @ root.T
+            out[one.name] = b, variance + b**2
+            start += one.groups * one.k
+        return out
+
+    return (
+        jax.vmap(unit)(data, modes)
+        if modes.shape[0] > 1
+        else jax.tree.map(lambda leaf: leaf[None], unit(jax.tree.map(lambda leaf: leaf[0], data), modes[0]))
+    )
+
+
+def frames(found: dict[str, tuple[np.ndarray, np.ndarray]], design: Design, names: tuple[str, ...]) -> dict[str, pd.DataFrame]:
+    """A frame a term: a row a group and effect, with its estimate and standard error."""
+    out = {}
+    for name, term in zip(names, design.terms, strict=True):
+        mean, sd = found[name]
+        index = pd.MultiIndex.from_product([term.labels, term.columns], names=[term.name, "effect"])
+        out[name] = pd.DataFrame({"estimate": mean.ravel(), "se": sd.ravel()}, index=index)
+    return out

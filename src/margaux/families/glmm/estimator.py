@@ -1,0 +1,258 @@
+"""Generalised linear mixed models."""
+
+from __future__ import annotations
+
+import functools
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pandas as pd
+
+from ...answers.approximated import laplace_rule
+from ...answers.fit import Fit
+from ...answers.fitted import Fitted, Parameters
+from ...answers.likelihood import LogLikelihood
+from ...answers.polish import polish
+from ...answers.rules import best_rule
+from ...engine.outcome import FitError
+from ...esteps import Laplace
+from ...numerics.compiling import keep_compilations
+from ...showing.parts import check_fitted
+from . import prediction
+from .base import AbstractResponse
+from .effects import effects_of, frames
+from .fitting import METHODS, MOST, Asked, estimate, started
+from .formula import Design, design
+from .layout import laid_out
+from .likelihood import settled
+from .model import Mixed
+from .naming import parameter_names, reading_order
+from .responses import Ordinal, by_name
+
+if TYPE_CHECKING:
+    from numpy.typing import ArrayLike, DTypeLike
+
+
+class GLMM(Parameters, Fitted):
+    r"""Generalised linear mixed models by formula, at the maximum of their exact likelihood where it can be integrated.
+
+    $g(E[y\mid b]) = X\beta + \sum_t Z_tb_t + \text{offset}$ with $b_t\sim N(0, \Sigma_t)$ independent over the groups of each
+    factor. Effects of up to three dimensions a group are integrated by adaptive quadrature (Pinheiro and Bates 1995); crossed
+    and nested ones of more by Laplace's approximation, in which the largest factor is eliminated (Bates, Maechler, Bolker and
+    Walker 2015), and weighted draws tell how far that is off, or mend it where a unit has up to 200 of them.
+
+    Args:
+        formula: lme4's and glmmTMB's, as "incidence/size ~ period + (1 | herd)": see `margaux.families.glmm.formula.design`.
+        family: gaussian, binomial, poisson, nbinom1, nbinom2, gamma, beta, ordinal, student, or a response of
+            `margaux.families.glmm.responses`, such as `ZeroInflated(by_name("poisson"))`. link: by name; the family's first if None.
+        method: "auto"; "quadrature", or an error where effects have too many dimensions; "laplace", what lme4 and glmmTMB give.
+        n_nodes: of the quadrature a dimension, while it climbs; its likelihood is held to finer ones in any case.
+        n_iter: Newton's steps at most.
+        random_state: an int. dtype: "float32" or "float64". verbose: show progress.
+
+    Attributes:
+        params_, stderr_: fixed effects by the names of their columns; `sigma`, `theta` and the like; `sd_herd`, `sd_g[x]`,
+            `cor_g[Intercept,x]`. design_: of the formula. groups_: how many of each factor. See `Fitted` for the rest.
+
+    Raises:
+        ValueError, TypeError: bad input, before anything is compiled, with where and how to mend it.
+
+    >>> import numpy as np, pandas as pd
+    >>> from margaux import GLMM
+    >>> rng = np.random.default_rng(0)
+    >>> herd, x = np.repeat(np.arange(30), 8), rng.normal(size=240)
+    >>> y = rng.poisson(np.exp(0.5 + 0.3 * x + 0.6 * rng.normal(size=30)[herd]))
+    >>> model = GLMM("y ~ x + (1 | herd)", family="poisson", verbose=False).fit(pd.DataFrame({"y": y, "x": x, "herd": herd}))
+    >>> list(model.params_), model.certificate_.word
+    (['Intercept', 'x', 'sd_herd'], 'certified')
+    """
+
+    def __init__(
+        self,
+        formula: str = "",
+        *,
+        family: str | AbstractResponse = "gaussian",
+        link: str | None = None,
+        method: str = "auto",
+        n_nodes: int | None = None,
+        n_iter: int = MOST,
+        random_state: int = 0,
+        dtype: DTypeLike | None = None,
+        verbose: bool = True,
+    ) -> None:
+        self.formula = formula
+        self.family = family
+        self.link = link
+        self.method = method
+        self.n_nodes = n_nodes
+        self.n_iter = n_iter
+        self.random_state = random_state
+        self.dtype = dtype
+        self.verbose = verbose
+
+    def fit(self, data: pd.DataFrame, *, offset: str | ArrayLike | None = None, weights: str | ArrayLike | None = None) -> GLMM:
+        """Estimate.
+
+        Args:
+            data: a row an observation. offset: added to the linear predictor, a column's name or (N,). weights: prior weights.
+
+        Raises:
+            ValueError, TypeError: bad input, before anything is compiled. FitError: the fit failed; the partial fit is its `.fit`.
+        """
+        asked = self._asked()
+        response = self._response()
+        found = design(self.formula, data, offset=offset, weights=weights)
+        found = found.ordered() if isinstance(response, Ordinal) else found
+        found.check(response)
+        if not found.terms:
+            raise ValueError(
+                f'"{self.formula}" has no random effects; write them as (1 | group), or use a generalised linear model'
+            )
+        keep_compilations()
+        layout = laid_out(found, response)
+        model = Mixed(response, layout.factors)
+        fit = estimate(model, layout, started(found, response, layout), asked)
+        self.design_, self.layout_, self.model_ = found, layout, model
+        self._names = parameter_names(model, found)
+        self._order = reading_order(self._names, len(found.names))
+        self._keep(fit)
+        if fit.result.failed:
+            raise FitError(fit)
+        return self
+
+    def _response(self) -> AbstractResponse:
+        return self.family if isinstance(self.family, AbstractResponse) else by_name(self.family, self.link)
+
+    def _asked(self) -> Asked:
+        if self.method not in METHODS:
+            raise ValueError(f"method must be one of {', '.join(METHODS)}, got {self.method!r}")
+        if self.n_nodes is not None and not (isinstance(self.n_nodes, int) and 1 <= self.n_nodes <= 100):
+            raise ValueError(f"n_nodes must be a whole number from 1 to 100, got {self.n_nodes!r}")
+        return Asked(self.method, self.n_nodes, self.n_iter, self.random_state, self.dtype, self.verbose)
+
+    def _keep(self, fit: Fit) -> None:
+        super()._keep(fit)
+        for name in ("_effects", "certificate_"):
+            vars(self).pop(name, None)
+        if self.method == "laplace" and not fit.result.failed:
+            # The approximation's own errors and likelihood, where the exact ones could be had.
+            fit.remembered("examined", lambda: polish(fit, laplace_rule(fit), most=0)[1])
+        flat = self._flat()
+        self.params_ = {self._names[j]: float(flat[j]) for j in self._order}
+        self.n_observations_, self.n_features_in_ = len(self.design_.y), len(self.design_.names)
+        self.groups_ = {name: len(term.labels) for name, term in zip(self.layout_.names, self.design_.terms, strict=True)}
+
+    def _flat(self) -> np.ndarray:
+        import jax
+
+        return np.concatenate([np.ravel(leaf) for leaf in jax.tree.leaves(self.result_.params)]).astype(float)
+
+    # -- tables -------------------------------------------------------------------------------------
+
+    def summary(self, level: float = 0.95) -> pd.DataFrame:
+        """Estimate, standard error, z, p and interval: fixed effects, then the response's parameters, then those of covariances.
+
+        Standard deviations have no test by their standard error, whose hypothesis is at the edge: see `anova`.
+        """
+        check_fitted(self)
+        frame = self.result_.summary(level)
+        told = frame.attrs
+        frame = frame.set_axis(self._names).iloc[self._order]
+        frame.loc[[name for name in frame.index if name.startswith("sd_")], ["z", "p"]] = np.nan
+        frame.attrs = told
+        return frame
+
+    @functools.cached_property
+    def stderr_(self) -> dict[str, Any]:
+        """Standard errors, by name as `params_`; NaN where they are not to be trusted."""
+        check_fitted(self)
+        return self.summary()["se"].to_dict()
+
+    def cov_params(self) -> pd.DataFrame:
+        """Covariance of the estimates, with the names of `summary` both ways."""
+        check_fitted(self)
+        names = [self._names[j] for j in self._order]
+        return self.result_.cov_params().set_axis(self._names).set_axis(self._names, axis=1).loc[names, names]
+
+    @functools.cached_property
+    def loglik_(self) -> LogLikelihood:
+        """Marginal log-likelihood, every constant included."""
+        check_fitted(self)
+        return settled(self.result_)
+
+    def fixef(self) -> pd.Series:
+        """Fixed effects, as lme4 calls them."""
+        check_fitted(self)
+        return pd.Series({name: self.params_[name] for name in self.design_.names}, name="estimate")
+
+    def ranef(self) -> dict[str, pd.DataFrame]:
+        """Random effects given the data, a frame a factor: "estimate" (conditional means; modes of Laplace's approximation) and
+        "se", a row a group and effect."""
+        check_fitted(self)
+        return frames(self._effects, self.design_, self.layout_.names)
+
+    @functools.cached_property
+    def _effects(self) -> dict[str, tuple[np.ndarray, np.ndarray]]:
+        done = self.result_.known("examined") or self.result_.polished
+        return effects_of(self.result_, best_rule(self.result_) if done is None else done.rule, self.layout_)
+
+    def VarCorr(self) -> pd.DataFrame:
+        """Variances, standard deviations and correlations of the random effects, a row an effect of each factor."""
+        check_fitted(self)
+        rows = []
+        for factor, term in zip(self.model_.factors, self.design_.terms, strict=True):
+            for i, covariance in enumerate(self.covariance_(factor.name)):
+                sd = np.sqrt(np.diagonal(self.covariance_(factor.name)))
+                row = {"group": factor.name, "effect": term.columns[i], "variance": sd[i] ** 2, "sd": sd[i]}
+                rows.append(row | {f"cor_{term.columns[j]}": covariance[j] / (sd[i] * sd[j]) for j in range(i)})
+        return pd.DataFrame(rows).set_index(["group", "effect"])
+
+    def covariance_(self, factor: str) -> np.ndarray:
+        """Of a group's effects (k, k), by the factor's name.
+
+        Raises:
+            ValueError: there is no such factor.
+        """
+        check_fitted(self)
+        one = next((one for one in self.model_.factors if one.name == factor), None)
+        if one is None:
+            raise ValueError(f'there is no factor "{factor}"; the factors are {", ".join(self.layout_.names)}')
+        root = np.asarray(one.root(self.result_.params), float)
+        return root @ root.T
+
+    # -- predictions --------------------------------------------------------------------------------
+
+    def predict(
+        self,
+        data: pd.DataFrame | None = None,
+        *,
+        re_form: str | None = None,
+        kind: str = "response",
+        offset: str | ArrayLike | None = None,
+        allow_new_levels: bool = False,
+    ) -> np.ndarray:
+        """Predictions (rows,): see `margaux.families.glmm.prediction.predicted`."""
+        check_fitted(self)
+        return prediction.predicted(self, data, re_form, kind, offset, allow_new_levels)
+
+    def simulate(self, n: int = 1, *, re_form: str | None = "NA", random_state: int | None = None) -> pd.DataFrame:
+        """New responses for the rows of the fit, a column each: see `margaux.families.glmm.prediction.simulated`."""
+        check_fitted(self)
+        return prediction.simulated(self, n, re_form, self.random_state if random_state is None else random_state)
+
+    @property
+    def is_singular_(self) -> bool:
+        """Whether a covariance of random effects is at the edge, as lme4's isSingular."""
+        check_fitted(self)
+        return any(_singular(self.covariance_(factor.name)) for factor in self.model_.factors)
+
+    @property
+    def fitted_by_(self) -> str:
+        """ "quadrature" or "laplace"."""
+        check_fitted(self)
+        return "laplace" if isinstance(self.result_.estep, Laplace) else "quadrature"
+
+
+def _singular(covariance: np.ndarray) -> bool:
+    sd = np.sqrt(np.maximum(np.diagonal(covariance), 1e-300))
+    return bool(sd.min() < 1e-4 or np.linalg.eigvalsh(covariance / np.outer(sd, sd))[0] < 1e-4)
