@@ -8,7 +8,8 @@ import pytest
 import margaux as mx
 from helpers import random_intercept
 from margaux.answers.arviz import of_fit
-from margaux.engine.share import Part, Share
+from margaux.engine.part import Part
+from margaux.engine.share import Share
 
 
 def test_units_are_numbered_over_processes():
