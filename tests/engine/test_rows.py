@@ -104,6 +104,8 @@ def test_how_much_a_chunk_holds():
     assert [buffer_capacity(r, len(r[0]), 1) for r in (lenet, resnet, small)] == [0, 0, 430]
     assert chunk_size(data, lenet, 430, 1, 1, 0, True) == 128
     assert chunk_size(data[:50], resnet, 50, 1, 1, 0, True) == 1
+    # A process that has half of each batch runs twice as many iterations.
+    assert [chunk_size(data, lenet, 430, 2, 1, 0, True, held) for held in (1.0, 0.5)] == [64, 128]
 
 
 @pytest.mark.parametrize("d, most", [(30, 16), (400, 1)])

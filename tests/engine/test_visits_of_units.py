@@ -6,8 +6,10 @@ import pytest
 
 from margaux.engine import batches
 from margaux.engine.batches import drawn_by, plan_chunk, same_epoch, visits
+from margaux.engine.part import Part
 from margaux.engine.permutation import images
-from margaux.engine.share import Part, Share
+from margaux.engine.share import Share
+from margaux.numerics.arrays import as_array
 
 KEYS = jax.random.split(jax.random.key(3), 2)
 
@@ -23,11 +25,12 @@ def test_reshuffled_epochs_visit_every_unit_once_but_for_the_last_few(n, b):
     assert len({tuple(epoch.tolist()) for run in ids for epoch in run}) == 6
 
 
+@pytest.mark.parametrize("n", [20, 100_001])
 @pytest.mark.parametrize("reshuffled", [True, False])
-def test_units_depend_on_the_iteration_alone_not_on_where_a_chunk_began(reshuffled):
-    whole = visits(KEYS, 20, 3, 1, 30, 32, reshuffled)
+def test_units_depend_on_the_iteration_alone_not_on_where_a_chunk_began(n, reshuffled):
+    whole = visits(KEYS, n, 3, 1, 30, 32, reshuffled)
     for first, count in ((1, 5), (2, 4), (6, 7), (7, 6), (13, 18)):
-        np.testing.assert_array_equal(visits(KEYS, 20, 3, first, count, 32, reshuffled), whole[:, first - 1 : first - 1 + count])
+        np.testing.assert_array_equal(visits(KEYS, n, 3, first, count, 32, reshuffled), whole[:, first - 1 : first - 1 + count])
 
 
 @pytest.mark.parametrize(("n", "b"), [(12, 4), (2000, 3)])
@@ -47,7 +50,7 @@ def test_uniform_draws_differ_within_an_iteration_and_do_not_wait_for_an_epoch(n
 @pytest.mark.parametrize("n", [100_001, 262_144, 300_000])
 def test_a_keyed_permutation_has_every_unit_once(n):
     places = np.arange(n, dtype=np.int32)[None]
-    found = np.asarray(images(KEYS, np.array([4], np.int32), places, n))
+    found = np.asarray(images(KEYS, np.array([4], np.int32), places, as_array(1), n))
     assert found.shape == (2, 1, n)
     for run in found[:, 0]:
         np.testing.assert_array_equal(np.sort(run), places[0])
@@ -59,7 +62,7 @@ def test_a_keyed_permutation_has_every_unit_once(n):
 def test_keyed_draws_reach_the_last_number_of_32_bits():
     n = 2**31 - 1
     places = np.array([[0, 1, n - 2, n - 1]], np.int32)
-    found = np.asarray(images(KEYS, np.array([1], np.int32), places, n))
+    found = np.asarray(images(KEYS, np.array([1], np.int32), places, as_array(1), n))
     assert found.min() >= 0 and found.max() < n and len(np.unique(found)) == 8
 
 

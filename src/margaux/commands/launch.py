@@ -8,6 +8,8 @@ import socket
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Annotated
 
 import typer
@@ -26,24 +28,24 @@ def launch(
     script: Annotated[str, typer.Argument(help="A Python script that calls margaux.distributed.initialize() first.")],
     arguments: Annotated[list[str] | None, typer.Argument(help="Passed on to the script.")] = None,
     processes: Annotated[int, typer.Option("-n", "--processes", min=1, help="How many.")] = 2,
+    bind: Annotated[bool, typer.Option(help="Give each process cores of its own, where there are as many as processes.")] = True,
 ) -> None:
     """Run a script in several local processes, each of which fits its share of the units. Signals are passed on; the exit code
     is that of the first process that fails."""
     if not os.path.isfile(script):
         raise typer.BadParameter(f"there is no file {script}", param_hint="SCRIPT")
     address = f"127.0.0.1:{_free_port()}"
-    # Each process has its share of the cores.
-    cores = str(max(usable_cores() // processes, 1))
-    shared = {"JAX_COORDINATOR_ADDRESS": address, "JAX_NUM_PROCESSES": str(processes), "MARGAUX_THREADS": cores}
+    shared = {"JAX_COORDINATOR_ADDRESS": address, "JAX_NUM_PROCESSES": str(processes)}
     shared["MARGAUX_LAUNCHER"] = str(os.getpid())  # without which they end
-    running = [
-        subprocess.Popen(
-            [sys.executable, script, *(arguments or [])],
-            env={**os.environ, **shared, "JAX_PROCESS_ID": str(index), "OMP_NUM_THREADS": cores},
-            stdin=subprocess.DEVNULL,
-        )
-        for index in range(processes)
-    ]
+    bound = shares_of_cores(processes) if bind else None
+    running = []
+    for index in range(processes):
+        own = bound[index] if bound else None
+        count = str(len(own) if own else max(usable_cores() // processes, 1))
+        each = {"JAX_PROCESS_ID": str(index), "MARGAUX_THREADS": count, "OMP_NUM_THREADS": count}
+        with _on(own):
+            command = [sys.executable, script, *(arguments or [])]
+            running.append(subprocess.Popen(command, env={**os.environ, **shared, **each}, stdin=subprocess.DEVNULL))
     asked: list[int] = []
 
     def pass_on(number: int, _frame: object) -> None:
@@ -63,6 +65,34 @@ def launch(
                 one.kill()
     if code or asked:
         raise typer.Exit(code or 128 + asked[0])
+
+
+def shares_of_cores(processes: int) -> list[list[int]] | None:
+    """Cores for each process alone, as equally many as may be; None where they are fewer than processes, or cannot be chosen.
+
+    A program of XLA's has a thread for every core that its process may use: of processes that may use all, those of one would
+    wait for those of another.
+    """
+    if not hasattr(os, "sched_getaffinity"):
+        return None
+    cores = sorted(os.sched_getaffinity(0))
+    if len(cores) < processes:
+        return None
+    return [cores[len(cores) * p // processes : len(cores) * (p + 1) // processes] for p in range(processes)]
+
+
+@contextmanager
+def _on(cores: list[int] | None) -> Iterator[None]:
+    """Processes that are started meanwhile have these cores."""
+    if cores is None:
+        yield
+        return
+    before = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, cores)
+    try:
+        yield
+    finally:
+        os.sched_setaffinity(0, before)
 
 
 def _free_port() -> int:

@@ -36,7 +36,8 @@ def visits(keys: PRNGKeyArray, n: int, b: int, first: int, count: int, most: int
         turns = first - 1 + np.arange(most) if reshuffled else first + np.arange(most)
         epochs, offsets = np.divmod(turns, per_epoch) if reshuffled else (turns, np.zeros_like(turns))
         places = b * offsets[:, None] + np.arange(b)
-        return np.asarray(images(keys, epochs.astype(np.int32), places.astype(np.int32), n))[:, :count]
+        found = images(keys, epochs.astype(np.int32), places.astype(np.int32), as_array(count), n)
+        return np.asarray(found)[:, :count]
     if reshuffled:
         epoch, offset = divmod(first - 1, per_epoch)
         orders = _orders(_Keys(keys), n, epoch, -(-(offset + count) // per_epoch), (most - 2) // per_epoch + 2)
@@ -109,10 +110,14 @@ def buffer_capacity(rows: PyTree, n: int, b: int) -> int:
     return max(min(n, fits), b) if fits else 0
 
 
-def chunk_size(data: PyTree, rows: PyTree, n: int, b: int, runs: int, capacity: int, reshuffled: bool) -> int:
-    """Iterations a compiled mini-batch chunk may hold: bounded in bytes, and by the repeats its buffer has room for."""
+def chunk_size(data: PyTree, rows: PyTree, n: int, b: int, runs: int, capacity: int, reshuffled: bool, held: float = 1.0) -> int:
+    """Iterations a compiled mini-batch chunk may hold: bounded in bytes, and by the repeats its buffer has room for.
+
+    Args:
+        held: the share of the units, and so of a batch's bytes, that one process has.
+    """
     from_files = any(in_spans(leaf) for leaf in jax.tree.leaves((data, rows)))
-    size = CHUNK_BYTES * (FROM_FILES if from_files else 1) / ((row_bytes(data) + 2 * row_bytes(rows) + 8) * b * runs)
+    size = CHUNK_BYTES * (FROM_FILES if from_files else 1) / ((row_bytes(data) + 2 * row_bytes(rows) + 8) * b * held * runs)
     if capacity < n:
         fresh = n if reshuffled else (2 * n * max(capacity, 1)) ** 0.5
         size = min(size, (fresh + capacity) / b)

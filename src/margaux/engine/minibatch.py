@@ -16,8 +16,8 @@ from ..numerics.threads import Background, background
 from .batches import buffer_capacity, chunk_size, plan_chunk, same_epoch, visits
 from .chunks import Store, apart, of_process
 from .loop import INIT, Carry, Visits, batch_chunk
+from .part import Part
 from .rows import DeviceRows
-from .share import Part
 
 if TYPE_CHECKING:
     from jaxtyping import Array
@@ -83,7 +83,8 @@ class MiniBatch:
         self.capacity = buffer_capacity(store.tree, job.n, self.b)
         buffer = jax.tree.map(self._empty_buffer, store.tree) if self.capacity else ()
         self.carry = carry._replace(rows=buffer if self.part is None else self.part.spread(buffer, 1))
-        self.total = chunk_size(job.data, store.tree, job.n, self.b, self.runs, self.capacity, job.reshuffled)
+        held = 1.0 if job.share is None else max(job.share.sizes) / job.n
+        self.total = chunk_size(job.data, store.tree, job.n, self.b, self.runs, self.capacity, job.reshuffled, held)
         self.waited = 0.0
         self.thread: Background | None = None
         self.next: Future[Ahead] | None = None
@@ -133,7 +134,7 @@ class MiniBatch:
         planned, rows, held = self._now(job, length)
         length = min(length, planned.length)
         if held is not None:
-            buffer = self.carry.rows if self.part is None else self.part.local(self.carry.rows, 1)
+            buffer = self.carry.rows if self.part is None else self.part.local(self.carry.rows)
             filled = jax.tree.map(lambda old, new: old.at[:, : new.shape[1]].set(new), buffer, held)
             self.carry = self.carry._replace(rows=filled if self.part is None else self.part.spread(filled, 1))
         if self.thread is not None and (asked := job.asked_for(length)) > 0:
@@ -152,7 +153,7 @@ class MiniBatch:
         jax.block_until_ready(trace)  # what the chunk needed is gone before its rows are put back
         back = time.perf_counter()
         if self.part is not None:
-            self.carry, rows = of_process(self.carry, self.part.share), self.part.local(rows, 2)
+            self.carry, rows = of_process(self.carry, self.part.share), self.part.local(rows)
         self._put(planned._replace(length=length), rows)
         self.waited = time.perf_counter() - back + handed - began
         return length, trace
@@ -230,7 +231,7 @@ class MiniBatch:
     def _put(self, planned: Planned, rows: PyTree) -> None:
         buffer = None
         if planned.owners is not None:
-            whole = self.carry.rows if self.part is None else self.part.local(self.carry.rows, 1)
+            whole = self.carry.rows if self.part is None else self.part.local(self.carry.rows)
             buffer = jax.tree.map(lambda leaf: leaf[:, :-1], whole)
         if self.thread is None or isinstance(self._store, DeviceRows):
             self._store = self._with(planned, rows, buffer)

@@ -19,8 +19,8 @@ ROUNDS = 6
 
 
 @compiled
-def images(keys: PRNGKeyArray, turns: Array, places: Array, n: int) -> Array:
-    r"""Where the permutations of the runs (r,) in turns (T,) send places (T, b): units (r, T, b).
+def images(keys: PRNGKeyArray, turns: Array, places: Array, count: Array, n: int) -> Array:
+    r"""Where the permutations of the runs (r,) in turns (T,) send places (T, b): units (r, T, b), of the first `count` turns.
 
     A unit is a pair of digits $(x, y)$, $i = x\,w + y$ with $w=\lceil\sqrt n\rceil$, and a round of the generalised Feistel
     network (Black and Rogaway 2002, section 5) adds to one digit a keyed hash of the other, modulo its range. Pairs beyond n,
@@ -49,7 +49,13 @@ def images(keys: PRNGKeyArray, turns: Array, places: Array, n: int) -> Array:
 
         return jax.lax.while_loop(lambda i: jnp.any(i >= n), again, walked).astype(jnp.int32)
 
-    return jnp.stack([jax.lax.map(lambda at, key=key: one(key, *at), (turns, places)) for key in keys])
+    def all_turns(key: Array) -> Array:
+        def turn(t: Array, found: Array) -> Array:
+            return jax.lax.dynamic_update_index_in_dim(found, one(key, turns[t], places[t]), t, 0)
+
+        return jax.lax.fori_loop(0, count, turn, jnp.zeros(places.shape, jnp.int32))
+
+    return jnp.stack([all_turns(key) for key in keys])
 
 
 def _hashed(digit: Array, seed: Array) -> Array:

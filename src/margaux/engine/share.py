@@ -18,7 +18,6 @@ from jaxtyping import PyTree
 
 from ..numerics.arrays import is_key, resized
 from ..numerics.ladder import rung
-from .batches import earlier_visits
 from .stored import Rows
 
 #: bytes of an error's sentence that the other processes are told
@@ -93,19 +92,17 @@ class Share:
         """The number after that of the last unit of each process."""
         return np.cumsum(self.sizes)
 
-    @functools.cached_property
+    @property
     def mesh(self) -> Mesh:
         """One device of each process."""
-        firsts = {device.process_index: device for device in reversed(jax.devices())}
-        devices = [firsts[process] for process in sorted(firsts)]
-        return jax.make_mesh((len(devices),), ("units",), axis_types=(AxisType.Auto,), devices=devices)
+        return processes_mesh()
 
     def owners(self, ids: np.ndarray) -> np.ndarray:
         """The process that holds each of some units."""
         if len(self.sizes) > FEW:
             return np.searchsorted(self.ends, ids, side="right")
         # Several times faster than a search for each.
-        return sum((ids >= end for end in self.ends[:-1]), np.zeros(np.shape(ids), np.int64))
+        return sum((ids >= end for end in self.ends[:-1]), np.zeros(np.shape(ids), np.int8))
 
     # -- arrays of programs that run on all processes -----------------------------------------------
 
@@ -216,6 +213,14 @@ class Share:
         return self.everyones(np.asarray(value, float)).max().item()
 
 
+@functools.cache
+def processes_mesh() -> Mesh:
+    """One device of each process."""
+    firsts = {device.process_index: device for device in reversed(jax.devices())}
+    devices = [firsts[process] for process in sorted(firsts)]
+    return jax.make_mesh((len(devices),), ("units",), axis_types=(AxisType.Auto,), devices=devices)
+
+
 #: of what nobody shares, where the number of units is no matter
 ALONE = Share((0,), 0)
 
@@ -224,6 +229,12 @@ ALONE = Share((0,), 0)
 def added(mesh: Mesh) -> Callable[[jax.Array], jax.Array]:
     """The program that adds up rows (P, m) that lie one in each process: one all-reduce."""
     return jax.jit(lambda rows: jnp.sum(rows, axis=0), out_shardings=NamedSharding(mesh, PartitionSpec()))
+
+
+@functools.cache
+def collected(mesh: Mesh) -> Callable[[jax.Array], jax.Array]:
+    """The program that brings rows (P, ...) that lie one in each process to all of them: one all-gather."""
+    return jax.jit(lambda rows: rows, out_shardings=NamedSharding(mesh, PartitionSpec()))
 
 
 class ProcessLost(RuntimeError):
@@ -236,10 +247,10 @@ def everyones(value: np.ndarray) -> np.ndarray:
     Raises:
         ProcessLost: one of them has ended.
     """
-    from jax.experimental import multihost_utils
-
+    mesh = processes_mesh()
     with jax.enable_x64(True), losses():
-        return np.asarray(multihost_utils.process_allgather(np.asarray(value), tiled=False))
+        every = jax.make_array_from_process_local_data(NamedSharding(mesh, PartitionSpec("units")), np.asarray(value)[None])
+        return np.array(collected(mesh)(every))
 
 
 @contextlib.contextmanager
@@ -295,59 +306,6 @@ def check_alike(data: PyTree, *settings: Any) -> None:
         other = np.flatnonzero(every[:, place] != every[0, place])
         if other.size:
             raise ValueError(f"{what} differ between processes 0 and {other[0]}: every process makes the same call on data alike")
-
-
-class Part:
-    """One process's part of the batches of mini-batch fits."""
-
-    def __init__(self, share: Share, b: int) -> None:
-        self.share = share
-        largest = max(share.sizes) / share.n
-        mean, spread = b * largest, (b * largest * (1 - largest)) ** 0.5
-        self.b = self._places(min(b, mean + 5 * spread + 1))
-
-    @staticmethod
-    def _places(size: float) -> int:
-        # Of places to spare the arithmetic is done as well: finer steps than those of data.
-        return rung(int(size), 256)
-
-    def reach(self, ids: np.ndarray, capacity: int) -> int:
-        """How many iterations of batches (runs, T, b) repeat no more than `capacity` units of any process in any run."""
-        length, processes = ids.shape[1], len(self.share.sizes)
-        for run in ids:
-            iteration, place = np.nonzero(earlier_visits(run) == 1)
-            cells = iteration * processes + self.share.owners(run[iteration, place])
-            repeats = np.bincount(cells, minlength=len(run) * processes).reshape(len(run), processes)
-            length = min(length, int(np.sum(np.all(np.cumsum(repeats, axis=0) <= capacity, axis=1))))
-        return length
-
-    def own(self, ids: np.ndarray) -> np.ndarray:
-        """Of batches (runs, T, b) this process's units, by its own numbers, in as many places as that takes in any process.
-        Places to spare have numbers beyond its units, each another one."""
-        share, (runs, length, b) = self.share, ids.shape
-        rows, processes = runs * length, len(share.sizes)
-        flat = ids.reshape(rows, b)
-        owners = share.owners(flat)
-        counts = np.bincount((owners + processes * np.arange(rows)[:, None]).ravel(), minlength=rows * processes)
-        counts = counts.reshape(rows, processes)
-        self.b = max(self.b, self._places(counts.max()))
-        kept = share.size + np.arange(rows * self.b).reshape(rows, self.b)
-        mine = owners == share.index
-        kept[np.arange(self.b) < counts[:, share.index, None]] = flat[mine] - share.first
-        return kept.reshape(runs, length, self.b).astype(np.int32)
-
-    def names(self, own: np.ndarray) -> np.ndarray:
-        """The numbers that units have among those of all processes; that of none for places to spare."""
-        share = self.share
-        return np.where(own < share.size, own + share.first, share.n).astype(np.int32)
-
-    def spread(self, tree: PyTree, axis: int) -> PyTree:
-        """As one array over all processes."""
-        return jax.tree.map(lambda leaf: self.share.spread(leaf, axis, leaf.shape[axis]), tree)
-
-    def local(self, tree: PyTree, axis: int) -> PyTree:
-        """This process's part of it."""
-        return jax.tree.map(lambda leaf: self.share.own(leaf, axis, leaf.shape[axis] // len(self.share.sizes)), tree)
 
 
 class Shard:
