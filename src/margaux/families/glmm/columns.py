@@ -32,6 +32,8 @@ FUNCTIONS: dict[str, Any] = {
     "as": types.SimpleNamespace(factor=TRANSFORMS["C"], numeric=lambda values: pd.Series(values).astype(float)),
     "np": np,
 }
+#: words of a formula that are no functions of their own: of the response, and of coordinates
+WORDS = ("cbind", "numFactor")
 KNOWN = {**FUNCTIONS, **TRANSFORMS, **ENCODINGS}
 #: formulae looks its own functions up by itself, before these
 _ENVIRONMENT = Environment([FUNCTIONS])
@@ -57,7 +59,7 @@ def check_names(nodes: Iterable[Any], data: pd.DataFrame, table: str = "the data
     for node in nodes:
         variables, functions = named(node)
         for name in functions:
-            if name.partition(".")[0] not in KNOWN:
+            if name.partition(".")[0] not in KNOWN and name not in WORDS:
                 raise ValueError(
                     f'"{text(node)}" calls "{name}", and there is no such function{near(name, KNOWN)}; '
                     f"compute the column in {table}"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 import equinox as eqx
 import jax
 import jax.numpy as jnp
@@ -32,11 +34,13 @@ class Gaussian(AbstractResponse):
     r"""$y = \mu + \epsilon$, $\epsilon\sim N(0, \sigma^2)$; parameter sigma."""
 
     link: AbstractLink = LINKS["identity"]
-    name = "gaussian"
-    links = ("identity", "log", "inverse")
-    discrete = coded = counts_trials = False
-    dispersion = ("sigma",)
-    predictors = ()
+    name: ClassVar[str] = "gaussian"
+    links: ClassVar[tuple[str, ...]] = ("identity", "log", "inverse")
+    discrete: ClassVar[bool] = False
+    coded: ClassVar[bool] = False
+    counts_trials: ClassVar[bool] = False
+    dispersion: ClassVar[tuple[str, ...]] = ("sigma",)
+    predictors: ClassVar[tuple[str, ...]] = ()
 
     def log_kernel(self, y, eta, dispersion, trials=None):
         sigma = dispersion["sigma"]
@@ -84,10 +88,12 @@ class Student(AbstractResponse):
 
     link: AbstractLink = LINKS["identity"]
     df: float | None = eqx.field(default=None, static=True)
-    name = "student"
-    links = ("identity", "log", "inverse")
-    discrete = coded = counts_trials = False
-    predictors = ()
+    name: ClassVar[str] = "student"
+    links: ClassVar[tuple[str, ...]] = ("identity", "log", "inverse")
+    discrete: ClassVar[bool] = False
+    coded: ClassVar[bool] = False
+    counts_trials: ClassVar[bool] = False
+    predictors: ClassVar[tuple[str, ...]] = ()
 
     @property
     def dispersion(self):
@@ -146,11 +152,13 @@ class Gamma(AbstractResponse):
     r"""Positive y of mean $\mu$ and standard deviation $\sigma\mu$: shape $1/\sigma^2$; parameter sigma."""
 
     link: AbstractLink = LINKS["log"]
-    name = "gamma"
-    links = ("log", "inverse", "identity")
-    discrete = coded = counts_trials = False
-    dispersion = ("sigma",)
-    predictors = ()
+    name: ClassVar[str] = "gamma"
+    links: ClassVar[tuple[str, ...]] = ("log", "inverse", "identity")
+    discrete: ClassVar[bool] = False
+    coded: ClassVar[bool] = False
+    counts_trials: ClassVar[bool] = False
+    dispersion: ClassVar[tuple[str, ...]] = ("sigma",)
+    predictors: ClassVar[tuple[str, ...]] = ()
 
     def log_kernel(self, y, eta, dispersion, trials=None):
         eta, inside = guarded(self.link, eta)
@@ -202,11 +210,13 @@ class Beta(AbstractResponse):
     r"""y strictly between 0 and 1, of mean $\mu$ and variance $\mu(1-\mu)/(1+\phi)$; parameter phi."""
 
     link: AbstractUnitLink = UNIT_LINKS["logit"]
-    name = "beta"
-    links = ("logit", "probit", "cloglog")
-    discrete = coded = counts_trials = False
-    dispersion = ("phi",)
-    predictors = ()
+    name: ClassVar[str] = "beta"
+    links: ClassVar[tuple[str, ...]] = ("logit", "probit", "cloglog")
+    discrete: ClassVar[bool] = False
+    coded: ClassVar[bool] = False
+    counts_trials: ClassVar[bool] = False
+    dispersion: ClassVar[tuple[str, ...]] = ("phi",)
+    predictors: ClassVar[tuple[str, ...]] = ()
 
     def log_kernel(self, y, eta, dispersion, trials=None):
         phi = dispersion["phi"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import abc
+from typing import ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -51,11 +52,13 @@ class Binomial(AbstractCount):
     """Successes y of `trials`, or y in {0, 1} without them."""
 
     link: AbstractUnitLink = UNIT_LINKS["logit"]
-    name = "binomial"
-    links = ("logit", "probit", "cloglog")
-    discrete = coded = counts_trials = True
-    dispersion = ()
-    predictors = ()
+    name: ClassVar[str] = "binomial"
+    links: ClassVar[tuple[str, ...]] = ("logit", "probit", "cloglog")
+    discrete: ClassVar[bool] = True
+    coded: ClassVar[bool] = True
+    counts_trials: ClassVar[bool] = True
+    dispersion: ClassVar[tuple[str, ...]] = ()
+    predictors: ClassVar[tuple[str, ...]] = ()
 
     def log_kernel(self, y, eta, dispersion, trials=None):
         n = 1.0 if trials is None else trials
@@ -133,12 +136,13 @@ class Poisson(AbstractCount):
     r"""Counts of mean and variance $\mu$."""
 
     link: AbstractLink = LINKS["log"]
-    name = "poisson"
-    links = ("log", "identity", "sqrt")
-    discrete = True
-    coded = counts_trials = False
-    dispersion = ()
-    predictors = ()
+    name: ClassVar[str] = "poisson"
+    links: ClassVar[tuple[str, ...]] = ("log", "identity", "sqrt")
+    discrete: ClassVar[bool] = True
+    coded: ClassVar[bool] = False
+    counts_trials: ClassVar[bool] = False
+    dispersion: ClassVar[tuple[str, ...]] = ()
+    predictors: ClassVar[tuple[str, ...]] = ()
 
     def log_kernel(self, y, eta, dispersion, trials=None):
         eta, inside = guarded(self.link, eta)
@@ -201,12 +205,13 @@ class NegativeBinomial2(AbstractCount):
     r"""Counts of variance $\mu + \mu^2/\theta$; parameter theta."""
 
     link: AbstractLink = LINKS["log"]
-    name = "nbinom2"
-    links = ("log", "identity", "sqrt")
-    discrete = True
-    coded = counts_trials = False
-    dispersion = ("theta",)
-    predictors = ()
+    name: ClassVar[str] = "nbinom2"
+    links: ClassVar[tuple[str, ...]] = ("log", "identity", "sqrt")
+    discrete: ClassVar[bool] = True
+    coded: ClassVar[bool] = False
+    counts_trials: ClassVar[bool] = False
+    dispersion: ClassVar[tuple[str, ...]] = ("theta",)
+    predictors: ClassVar[tuple[str, ...]] = ()
 
     def log_kernel(self, y, eta, dispersion, trials=None):
         eta, inside = guarded(self.link, eta)
@@ -258,12 +263,13 @@ class NegativeBinomial1(AbstractCount):
     r"""Counts of variance $\mu(1+\alpha)$; parameter alpha."""
 
     link: AbstractLink = LINKS["log"]
-    name = "nbinom1"
-    links = ("log", "identity", "sqrt")
-    discrete = True
-    coded = counts_trials = False
-    dispersion = ("alpha",)
-    predictors = ()
+    name: ClassVar[str] = "nbinom1"
+    links: ClassVar[tuple[str, ...]] = ("log", "identity", "sqrt")
+    discrete: ClassVar[bool] = True
+    coded: ClassVar[bool] = False
+    counts_trials: ClassVar[bool] = False
+    dispersion: ClassVar[tuple[str, ...]] = ("alpha",)
+    predictors: ClassVar[tuple[str, ...]] = ()
 
     def log_kernel(self, y, eta, dispersion, trials=None):
         eta, inside = guarded(self.link, eta)

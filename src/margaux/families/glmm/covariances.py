@@ -116,8 +116,9 @@ def places(bar: Bar, frame: pd.DataFrame, data: pd.DataFrame) -> tuple[np.ndarra
     points = _points(nodes, levels, frame)
     if bar.structure == "ar1" and (points % 1 != 0).any():
         raise ValueError(
-            f'"{text(nodes[0])}" of {bar.text} holds times that are not whole ({points[points % 1 != 0][0]:g}); an autoregression '
-            f"needs equal steps: count them, or write exp(0 + {text(nodes[0])} | g) for a correlation that falls with time"
+            f'"{text(nodes[0])}" of {bar.text} holds times that are not whole ({points[points % 1 != 0][0]:g}); an '
+            f"autoregression needs equal steps: count them, or write exp(0 + {text(nodes[0])} | g) for a correlation "
+            "that falls with time"
         )
     positions, at = np.unique(points, axis=0, return_inverse=True)
     if len(positions) < 2:
@@ -150,7 +151,7 @@ def _times(node: Any, frame: pd.DataFrame, data: pd.DataFrame, bar: Bar) -> pd.I
     if not isinstance(values.dtype, pd.CategoricalDtype):
         return None
     levels = values.cat.categories
-    if not pd.to_numeric(pd.Series(levels), errors="coerce").isna().any():
+    if not np.isnan(_as_numbers(levels)).any():
         return None
     name = column_name(node)
     if name is None or not isinstance(data[name].dtype, pd.CategoricalDtype):
@@ -178,12 +179,18 @@ def _coordinate(node: Any, frame: pd.DataFrame) -> np.ndarray:
     if hasattr(values, "contrast"):
         values = pd.Series(values.data)
     if isinstance(values, pd.Series) and isinstance(values.dtype, pd.CategoricalDtype):
-        found = pd.to_numeric(values.astype(object), errors="coerce").to_numpy(float)
+        found = _as_numbers(values)
         if np.isnan(found).any():
             row = int(np.flatnonzero(np.isnan(found))[0])
             raise TypeError(f'the coordinate "{text(node)}" must be numeric, but holds {values.iloc[row]!r} at row {row}')
         return found
     return numbers(node, frame, "the coordinate")
+
+
+def _as_numbers(values: Any) -> np.ndarray:
+    """Floats of text that says numbers, NaN where it does not."""
+    found: Any = pd.to_numeric(pd.Series(list(values), dtype=object), errors="coerce")
+    return np.asarray(found, float)
 
 
 def _place_names(nodes: list[Any], positions: np.ndarray) -> list[str]:

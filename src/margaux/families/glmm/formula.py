@@ -16,41 +16,16 @@ from formulae.expr import Variable
 from formulae.token import Token
 
 from .columns import Columns, check_finite, check_missing, check_names, columns_of, numbers, tidy
-from .covariances import Effects, Places, dependent, effects, indicators, place_columns, places
-from .groups import Grouping, grouping
+from .covariances import Effects, Places, dependent
+from .groups import Grouping
 from .outcome import Outcome, as_ordered, outcome
-from .syntax import PLACED, Bar, Syntax, column_name, parsed
+from .syntax import PLACED, Bar, column_name, parsed
+from .terms import Term, random_terms
 
 if TYPE_CHECKING:
     from numpy.typing import ArrayLike
 
     from .base import AbstractResponse
-
-
-@dataclasses.dataclass(frozen=True)
-class Term:
-    """Random effects of one grouping factor.
-
-    Attributes:
-        name: of the grouping factor, as "herd" or "g:h".
-        codes: (N,) the group of each row; -1 in new rows for a group not seen before.
-        labels: of the groups, in the order of the codes.
-        Z: (N, k) the random columns; columns: their names.
-        structure: of the covariance of a group's k effects: us, diag, cs, ar1, mat or exp.
-        positions: (k, 1 or 2) times or coordinates of the effects, for ar1, mat and exp.
-        places: (N,) which of the k places a row is at, for ar1, mat and exp; Z has a one there.
-        text: the term as in the formula.
-    """
-
-    name: str
-    codes: np.ndarray
-    labels: pd.Index
-    Z: np.ndarray
-    columns: list[str]
-    structure: str
-    positions: np.ndarray | None
-    places: np.ndarray | None
-    text: str
 
 
 @dataclasses.dataclass(frozen=True)
@@ -168,8 +143,8 @@ class Design:
         if self.levels and not response.coded:
             shown = ", ".join(map(str, self.levels[:5])) + (", ..." if len(self.levels) > 5 else "")
             raise ValueError(
-                f'the response "{self.response}" holds categories ({shown}), and the family {response.name} needs numbers; choose '
-                "binomial for two categories or ordinal for ordered ones"
+                f'the response "{self.response}" holds categories ({shown}), and the family {response.name} needs numbers; '
+                "choose binomial for two categories or ordinal for ordered ones"
             )
         if self.trials is not None and not response.counts_trials:
             raise ValueError(
@@ -211,7 +186,7 @@ def design(
     Fixed effects are those of the `formulae` library: `+ - * : / ** ^ ( )`, `C(x)` or `factor(x)` with `Treatment` or `Sum`
     contrasts, `I(x / 2)`, `log(x)`, `poly(x, 2)`, `bs(x, df=4)`, `scale(x)`. Categories keep the order they have; the first
     is the reference. Random terms are those of lme4 and glmmTMB: `(1 + x | g)`, `(x || g)`, `(0 + x | g)`, `g/h` and `g:h` behind
-    the bar, and one of the words us, diag, cs, ar1, mat, exp around a term, as `ar1(0 + time | g)` or `mat(0 + east + north | g)`.
+    the bar, and one of the words us, diag, cs, ar1, mat, exp around a term: `ar1(0 + time | g)`, `mat(0 + east + north | g)`.
     A double bar makes all effects independent, those of a categorical x too, as glmmTMB has it (and lme4 from 2.0 if asked to).
 
     The response is a column of numbers, truth values or two categories (the second is the success), `y["yes"]` to choose the
@@ -244,7 +219,7 @@ def design(
     frame = _tidied(data, [*nodes, *_by_name(offset), *_by_name(weights)], "the data")
     found = outcome(syntax.response, frame, data)
     fixed = _fixed(syntax.fixed, frame)
-    terms, groups, columns = _terms(syntax, frame, data)
+    terms, groups, columns = random_terms(syntax, frame, data)
     chosen = _weights(weights, frame)
     if weights is not None and found.trials is not None and np.array_equal(found.trials, chosen):
         chosen = np.ones(len(frame))
@@ -312,57 +287,6 @@ def _fixed(node: Any, frame: pd.DataFrame) -> FixedPart:
     if len(kept) and len(kept) >= len(X):
         raise ValueError(f"the formula makes {len(kept)} fixed effects of {len(X)} rows; leave some out, or give more rows")
     return FixedPart(X[:, kept], [recipe.names[j] for j in kept], recipe, kept, (node,))
-
-
-def _terms(
-    syntax: Syntax, frame: pd.DataFrame, data: pd.DataFrame
-) -> tuple[tuple[Term, ...], tuple[Grouping, ...], tuple[Effects | Places, ...]]:
-    terms, groups, columns = [], [], []
-    for bar in syntax.bars:
-        codes, group = grouping(bar.group, frame, bar.text, bar.structure in PLACED)
-        if bar.structure in PLACED:
-            at, recipe = places(bar, frame, data)
-            Z, names, positions = indicators(at, len(recipe.positions)), place_columns(recipe), recipe.positions
-        else:
-            Z, recipe = effects(bar, frame)
-            names, positions, at = recipe.recipe.names, None, None
-            most = int(np.bincount(codes).max())
-            if len(names) > most:
-                raise ValueError(
-                    f'{bar.text} has {len(names)} random columns, and no level of "{group.name}" has more than {most} rows; '
-                    "leave columns out"
-                )
-        terms.append(Term(group.name, codes, group.labels, Z, names, bar.structure, positions, at, bar.text))
-        groups.append(group)
-        columns.append(recipe)
-    _check_repeated(terms)
-    return tuple(terms), tuple(groups), tuple(columns)
-
-
-def _check_repeated(terms: list[Term]) -> None:
-    """No two terms have the same column for the same groups, whatever these are called."""
-    for j, term in enumerate(terms):
-        for before in terms[:j]:
-            same = len(before.labels) == len(term.labels) and np.array_equal(_renumbered(before.codes), _renumbered(term.codes))
-            shared = [name for name in term.columns if name in before.columns]
-            if not same or not shared or term.structure in PLACED or before.structure in PLACED:
-                continue
-            if before.name == term.name:
-                mend = (
-                    f"write (0 + ... | {term.name}) for slopes without an intercept"
-                    if shared == ["Intercept"]
-                    else "leave one out"
-                )
-                raise ValueError(f'{before.text} and {term.text} both have the random column "{shared[0]}"; {mend}')
-            raise ValueError(
-                f'"{before.name}" and "{term.name}" group the rows in the same way, so {before.text} and {term.text} cannot be told '
-                "apart; leave one out"
-            )
-
-
-def _renumbered(codes: np.ndarray) -> np.ndarray:
-    """Codes by first appearance, the same for groups that differ in their labels only."""
-    return pd.factorize(codes)[0]
 
 
 def _given(values: Any, frame: pd.DataFrame, what: str) -> np.ndarray:

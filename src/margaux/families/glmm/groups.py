@@ -91,9 +91,9 @@ def _levels_of(node: Any, frame: pd.DataFrame) -> tuple[np.ndarray, pd.Index]:
     measured = levels.dtype.kind == "f" and bool((levels.to_numpy() % 1 != 0).any())
     if measured and len(levels) > MEASURED and column_name(node) is not None:
         raise ValueError(
-            f'the column "{text(node)}" holds {len(levels)} numbers that are not whole ({levels[0]:g}, {levels[1]:g}, ...), which '
-            f"is a measurement and no grouping factor; name the column of groups behind the bar, or write factor({text(node)}) "
-            "if they are labels"
+            f'the column "{text(node)}" holds {len(levels)} numbers that are not whole ({levels[0]:g}, {levels[1]:g}, ...), '
+            f"which is a measurement and no grouping factor; name the column of groups behind the bar, or write "
+            f"factor({text(node)}) if they are labels"
         )
     return codes.astype(np.int64), levels
 

@@ -7,6 +7,7 @@ it rounds to zero or one.
 from __future__ import annotations
 
 import abc
+from typing import ClassVar
 
 import equinox as eqx
 import jax.numpy as jnp
@@ -66,7 +67,7 @@ class AbstractUnitLink(AbstractLink):
 class Identity(AbstractLink):
     r"""$\mu = \eta$."""
 
-    name = "identity"
+    name: ClassVar[str] = "identity"
 
     def mean(self, eta):
         return eta
@@ -87,7 +88,7 @@ class Identity(AbstractLink):
 class Log(AbstractLink):
     r"""$\mu = e^\eta$."""
 
-    name = "log"
+    name: ClassVar[str] = "log"
 
     def mean(self, eta):
         return jnp.exp(eta)
@@ -108,7 +109,7 @@ class Log(AbstractLink):
 class Inverse(AbstractLink):
     r"""$\mu = 1/\eta$."""
 
-    name = "inverse"
+    name: ClassVar[str] = "inverse"
 
     def mean(self, eta):
         return 1 / eta
@@ -129,7 +130,7 @@ class Inverse(AbstractLink):
 class Root(AbstractLink):
     r"""$\mu = \eta^2$, $\eta > 0$."""
 
-    name = "sqrt"
+    name: ClassVar[str] = "sqrt"
 
     def mean(self, eta):
         return eta**2
@@ -150,7 +151,7 @@ class Root(AbstractLink):
 class Logit(AbstractUnitLink):
     r"""$\mu = 1/(1+e^{-\eta})$."""
 
-    name = "logit"
+    name: ClassVar[str] = "logit"
 
     def mean(self, eta):
         return sigmoid(eta)
@@ -177,7 +178,7 @@ class Logit(AbstractUnitLink):
 class Probit(AbstractUnitLink):
     r"""$\mu = \Phi(\eta)$."""
 
-    name = "probit"
+    name: ClassVar[str] = "probit"
 
     def mean(self, eta):
         return ndtr(eta)
@@ -204,7 +205,7 @@ class Probit(AbstractUnitLink):
 class Cloglog(AbstractUnitLink):
     r"""$\mu = 1 - \exp(-e^\eta)$: whether a time of proportional hazards has ended."""
 
-    name = "cloglog"
+    name: ClassVar[str] = "cloglog"
 
     def mean(self, eta):
         return -jnp.expm1(-jnp.exp(jnp.minimum(eta, HUGE)))

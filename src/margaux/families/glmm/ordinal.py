@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -19,12 +21,13 @@ class Ordinal(AbstractResponse):
     """
 
     link: AbstractUnitLink = UNIT_LINKS["logit"]
-    name = "ordinal"
-    links = ("logit", "probit")
-    discrete = coded = True
-    counts_trials = False
-    dispersion = ("thresholds",)
-    predictors = ()
+    name: ClassVar[str] = "ordinal"
+    links: ClassVar[tuple[str, ...]] = ("logit", "probit")
+    discrete: ClassVar[bool] = True
+    coded: ClassVar[bool] = True
+    counts_trials: ClassVar[bool] = False
+    dispersion: ClassVar[tuple[str, ...]] = ("thresholds",)
+    predictors: ClassVar[tuple[str, ...]] = ()
 
     def log_kernel(self, y, eta, dispersion, trials=None):
         eta = jnp.asarray(eta)

@@ -108,7 +108,7 @@ def _chosen(node: Any, frame: pd.DataFrame) -> Outcome:
 
 
 def _category(node: Any, values: pd.Series, data: pd.DataFrame) -> Outcome:
-    levels = tuple(values.cat.categories.tolist())
+    levels: tuple[Any, ...] = tuple(values.cat.categories.tolist())
     name = text(node)
     if len(levels) < 2:
         raise ValueError(f'the response "{name}" is {levels[0]} in every row; there is nothing to model')
@@ -136,8 +136,8 @@ def as_ordered(found: Outcome) -> Outcome:
     if (values % 1 != 0).any() or len(values) > MOST_CATEGORIES:
         row = int(np.flatnonzero(found.y % 1 != 0)[0]) if (values % 1 != 0).any() else 0
         raise ValueError(
-            f'the response "{found.name}" holds {len(values)} different numbers ({found.y[row]:g} at row {row}); an ordinal family '
-            "needs ordered categories: cut it into classes by pd.cut(..., ordered=True)"
+            f'the response "{found.name}" holds {len(values)} different numbers ({found.y[row]:g} at row {row}); an ordinal '
+            "family needs ordered categories: cut it into classes by pd.cut(..., ordered=True)"
         )
     levels = tuple(int(value) for value in values)
     return Outcome(found.name, codes.reshape(-1).astype(float), None, levels, True)

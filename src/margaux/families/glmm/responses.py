@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 from .base import AbstractResponse, constrained, unconstrained
 from .continuous import Beta, Gamma, Gaussian, Student
@@ -59,8 +60,8 @@ ALIASES = {
 }
 
 
-def by_name(name: str, link: str | None = None) -> AbstractResponse:
-    """A response distribution, with its first link unless another is named.
+def by_name(name: str, link: str | None = None) -> Any:
+    """A response distribution (an `AbstractResponse`), with its first link unless another is named.
 
     Raises:
         TypeError: the name is not text.

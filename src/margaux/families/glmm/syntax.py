@@ -51,7 +51,8 @@ class _Placed(Scanner):
 
     def add_token(self, kind, literal=None):
         super().add_token(kind, literal)
-        self.tokens[-1].place = self.start
+        token: Any = self.tokens[-1]
+        token.place = self.start
 
 
 def fault(formula: str, what: str, place: int | None = None) -> ValueError:
@@ -91,7 +92,8 @@ def _tokens(formula: str) -> list[Any]:
         mend = "write names that hold it in backquotes, as `a_b c`" if mark in "_$@#" else str(error).rstrip(".")
         raise fault(formula, f'"{mark}" cannot stand here; {mend}', scanner.start) from error
     tokens: list[Any] = []
-    for token in scanner.tokens:
+    scanned: list[Any] = scanner.tokens
+    for token in scanned:
         if token.kind == "PERIOD":
             raise fault(formula, 'there is no "." for all other columns; name the columns', token.place)
         if token.kind == "PIPE" and tokens and tokens[-1].kind == "PIPE":

@@ -5,6 +5,8 @@ Both have a predictor of their own for zeros, `dispersion["zero"]`, the logit of
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -30,15 +32,15 @@ class ZeroInflated(AbstractResponse):
     r"""Zero with probability $\pi$, else a count that may be zero itself."""
 
     response: AbstractCount
-    discrete = True
-    coded = False
-    predictors = ("zero",)
+    discrete: ClassVar[bool] = True
+    coded: ClassVar[bool] = False
+    predictors: ClassVar[tuple[str, ...]] = ("zero",)
 
     def __check_init__(self) -> None:
         if not isinstance(self.response, AbstractCount):
             raise ValueError(
-                f"{self.response.name} has no zeros to inflate: zero inflation is of counts; take Hurdle for zeros beside positive "
-                "measurements"
+                f"{self.response.name} has no zeros to inflate: zero inflation is of counts; take Hurdle for zeros beside "
+                "positive measurements"
             )
 
     @property
@@ -106,8 +108,8 @@ class Hurdle(AbstractResponse):
     r"""Zero with probability $\pi$, else positive: a count given that it is not zero, or a gamma or beta measurement."""
 
     response: AbstractResponse
-    coded = False
-    predictors = ("zero",)
+    coded: ClassVar[bool] = False
+    predictors: ClassVar[tuple[str, ...]] = ("zero",)
 
     def __check_init__(self) -> None:
         if not isinstance(self.response, (AbstractCount, Gamma, Beta)):
