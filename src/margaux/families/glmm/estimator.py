@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 from typing import TYPE_CHECKING, Any
 
+import jax
 import numpy as np
 import pandas as pd
 
@@ -22,7 +23,7 @@ from . import prediction
 from .base import AbstractResponse
 from .effects import effects_of, frames
 from .fitting import METHODS, MOST, Asked, estimate, started
-from .formula import Design, design
+from .formula import design
 from .layout import laid_out
 from .likelihood import settled
 from .model import Mixed
@@ -131,9 +132,10 @@ class GLMM(Parameters, Fitted):
         return Asked(self.method, self.n_nodes, self.n_iter, self.random_state, self.dtype, self.verbose)
 
     def _keep(self, fit: Fit) -> None:
-        super()._keep(fit)
-        for name in ("_effects", "certificate_"):
+        for name in ("stderr_", "loglik_", "_effects"):
             vars(self).pop(name, None)
+        self.result_ = fit
+        self.n_iter_, self.converged_, self.message_ = fit.n_iter, fit.converged, fit.message
         if self.method == "laplace" and not fit.result.failed:
             # The approximation's own errors and likelihood, where the exact ones could be had.
             fit.remembered("examined", lambda: polish(fit, laplace_rule(fit), most=0)[1])
@@ -143,8 +145,6 @@ class GLMM(Parameters, Fitted):
         self.groups_ = {name: len(term.labels) for name, term in zip(self.layout_.names, self.design_.terms, strict=True)}
 
     def _flat(self) -> np.ndarray:
-        import jax
-
         return np.concatenate([np.ravel(leaf) for leaf in jax.tree.leaves(self.result_.params)]).astype(float)
 
     # -- tables -------------------------------------------------------------------------------------
