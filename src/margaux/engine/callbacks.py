@@ -122,13 +122,22 @@ class EarlyStopping(AbstractCallback):
 
 
 class Short(AbstractCallback):
-    """Stops when what is left of Newton's steps, in standard errors, is as short as the precision can tell in every run."""
+    """Stops when what is left of Newton's steps, in standard errors, is as short as the precision can tell in every run, or when
+    none has raised the log-likelihood for long: towards an edge steps get longer and gain nothing."""
 
     period = 4
+    #: iterations without a rise, and the rise that is none as a share of the log-likelihood
+    still, rise = 16, 1e-9
 
     def __call__(self, progress: Progress) -> bool:
         left = progress.latest["newton"][-1]
-        return bool(np.all(left < (1e-6 if left.dtype == np.float64 else 1e-3)))
+        if np.all(left < (1e-6 if left.dtype == np.float64 else 1e-3)):
+            return True
+        if progress.iteration <= self.still:
+            return False
+        values = np.nan_to_num(progress.trace["log_marginal"], nan=-np.inf)
+        before, after = values[: -self.still].max(axis=0), values[-self.still :].max(axis=0)
+        return bool(np.all(after - before < self.rise * (1 + np.abs(after))))
 
     def close(self) -> None:
         return None

@@ -10,6 +10,7 @@ import numpy as np
 import pandas as pd
 
 from ...answers.approximated import laplace_rule
+from ...answers.certificate import Certificate
 from ...answers.fit import Fit
 from ...answers.fitted import Fitted, Parameters
 from ...answers.likelihood import LogLikelihood
@@ -22,13 +23,14 @@ from ...showing.parts import check_fitted
 from . import prediction
 from .base import AbstractResponse
 from .effects import effects_of, frames
-from .fitting import METHODS, MOST, Asked, estimate, started
+from .fitting import METHODS, MOST, Asked, approximate, estimate, started
 from .formula import design
 from .layout import laid_out
 from .likelihood import settled
 from .model import Mixed
 from .naming import parameter_names, reading_order
 from .responses import Ordinal, by_name
+from .verdict import certified
 
 if TYPE_CHECKING:
     from numpy.typing import ArrayLike, DTypeLike
@@ -111,8 +113,9 @@ class GLMM(Parameters, Fitted):
             )
         keep_compilations()
         layout = laid_out(found, response)
-        model = Mixed(response, layout.factors)
-        fit = estimate(model, layout, started(found, response, layout), asked)
+        start, scale = started(found, response, layout)
+        model = Mixed(response, layout.factors, scale)
+        fit = estimate(model, layout, start, asked)
         self.design_, self.layout_, self.model_ = found, layout, model
         self._names = parameter_names(model, found)
         self._order = reading_order(self._names, len(found.names))
@@ -136,7 +139,7 @@ class GLMM(Parameters, Fitted):
             vars(self).pop(name, None)
         self.result_ = fit
         self.n_iter_, self.converged_, self.message_ = fit.n_iter, fit.converged, fit.message
-        if self.method == "laplace" and not fit.result.failed:
+        if approximate(self.model_.response, fit.estep, self._asked()) and not fit.result.failed:
             # The approximation's own errors and likelihood, where the exact ones could be had.
             fit.remembered("examined", lambda: polish(fit, laplace_rule(fit), most=0)[1])
         flat = self._flat()
@@ -147,6 +150,12 @@ class GLMM(Parameters, Fitted):
     def _flat(self) -> np.ndarray:
         return np.concatenate([np.ravel(leaf) for leaf in jax.tree.leaves(self.result_.params)]).astype(float)
 
+    @property
+    def certificate_(self) -> Certificate:  # type: ignore[override]
+        """Whether this is the maximum, and its errors true: see `margaux.Fit.certificate`."""
+        check_fitted(self)
+        return certified(self)
+
     # -- tables -------------------------------------------------------------------------------------
 
     def summary(self, level: float = 0.95) -> pd.DataFrame:
@@ -156,7 +165,7 @@ class GLMM(Parameters, Fitted):
         """
         check_fitted(self)
         frame = self.result_.summary(level)
-        told = frame.attrs
+        told = {"message": "; ".join(part.rstrip(".") for part in (str(self.certificate_), self.message_)) + "."}
         frame = frame.set_axis(self._names).iloc[self._order]
         frame.loc[[name for name in frame.index if name.startswith("sd_")], ["z", "p"]] = np.nan
         frame.attrs = told

@@ -10,6 +10,7 @@ from ...algorithms.recipes import newton
 from ...answers.fit import Fit
 from ...esteps import AbstractEStep, Laplace, Quadrature
 from ...fitting import fit as run
+from .continuous import Gaussian
 from .model import Mixed
 
 if TYPE_CHECKING:
@@ -39,8 +40,8 @@ class Asked(NamedTuple):
     verbose: bool
 
 
-def started(design: Design, response: AbstractResponse, layout: Layout) -> dict[str, Any]:
-    """Where parameters begin: a regression without random effects, and moderate ones."""
+def started(design: Design, response: AbstractResponse, layout: Layout) -> tuple[dict[str, Any], np.ndarray]:
+    """Where parameters begin, a regression without random effects and moderate ones; and sizes of fixed effects that matter."""
     beta = response.start(design.y, design.X, design.offset, design.weights, design.trials)
     eta = design.X @ beta + design.offset
     dispersion = response.start_dispersion(design.y, eta, design.trials)
@@ -52,10 +53,10 @@ def started(design: Design, response: AbstractResponse, layout: Layout) -> dict[
         params["sd"][factor.name] = SPREAD * scale / np.maximum(size, 1e-8)
         for name, value in factor.start().items():
             params.setdefault(name, {})[factor.name] = value
-    return params
+    return params, scale / np.maximum(np.sqrt(np.mean(design.X**2, axis=0)), 1e-300)
 
 
-def chosen(layout: Layout, asked: Asked) -> AbstractEStep:
+def chosen(response: AbstractResponse, layout: Layout, asked: Asked) -> AbstractEStep:
     """The E-step that a layout and a method ask for.
 
     Raises:
@@ -69,24 +70,35 @@ def chosen(layout: Layout, asked: Asked) -> AbstractEStep:
             f'method="quadrature" integrates up to {max(NODES)} random effects a group, and here {width} hang together '
             f'({rows:,} rows); use method="laplace" or "auto"'
         )
-    if asked.method != "laplace" and affordable:
+    if asked.method == "quadrature" or (asked.method == "auto" and affordable and not is_exact(response)):
         return Quadrature(nodes)
     return Laplace()
 
 
+def approximate(response: AbstractResponse, estep: AbstractEStep, asked: Asked) -> bool:
+    """Whether a fit is answered by Laplace's approximation, also where its likelihood could be had by draws."""
+    return isinstance(estep, Laplace) and (asked.method == "laplace" or is_exact(response))
+
+
+def is_exact(response: AbstractResponse) -> bool:
+    """Whether posteriors are Gaussian, so that Laplace's approximation is none."""
+    return isinstance(response, Gaussian) and response.link.name == "identity"
+
+
 def estimate(model: Mixed, layout: Layout, start: dict[str, Any], asked: Asked) -> Fit:
     """The maximum of the likelihood."""
+    estep = chosen(model.response, layout, asked)
     return run(
         model,
         layout.units,
         newton(),
-        chosen(layout, asked),
+        estep,
         params=start,
         space=model.space(),
         n_iter=asked.n_iter,
         key=asked.random_state,
         dtype=asked.dtype,
         progress=asked.verbose,
-        polish=False if asked.method == "laplace" else None,
+        polish=False if approximate(model.response, estep, asked) else None,
         throw=False,
     )

@@ -58,7 +58,8 @@ def laid_out(design: Design, response: AbstractResponse) -> Layout:
     for name, term in zip(names, design.terms, strict=True):
         local, groups[name] = _local(term.codes, unit, rows)
         units["code"][name] = local[at].astype(np.int32)
-        factors.append(Factor(name, term.Z.shape[1], groups[name].shape[1], term.structure, term.positions))
+        places = () if term.positions is None else tuple(map(tuple, np.atleast_2d(term.positions).tolist()))
+        factors.append(Factor(name, term.Z.shape[1], groups[name].shape[1], term.structure, places))
     return Layout(units, tuple(factors), rows, names, groups)
 
 

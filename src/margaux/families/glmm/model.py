@@ -14,7 +14,7 @@ from ...numerics.structures import AbstractEliminated, Arrow
 from ...problem.model import AbstractModel, AbstractPointwise, AbstractStructured, Params, Unit
 from ...problem.space import AbstractSpace, Box, Positive, Real
 from .base import AbstractResponse
-from .spaces import Correlations, Ordered, matrix
+from .spaces import Correlations, Ordered, Scaled, matrix
 
 #: structures whose effects have one standard deviation
 STATIONARY = ("ar1", "mat", "exp")
@@ -27,14 +27,14 @@ class Factor(eqx.Module):
 
     Attributes:
         name: that its parameters go by. k: effects a group. groups: how many a unit has, at most. structure: of the covariance.
-        positions: (k, 1 or 2) of the effects, for ar1, mat and exp.
+        positions: k places in one or two dimensions, for ar1, mat and exp.
     """
 
     name: str = eqx.field(static=True)
     k: int = eqx.field(static=True)
     groups: int = eqx.field(static=True)
     structure: str = eqx.field(static=True)
-    positions: np.ndarray | None = None
+    positions: tuple[tuple[float, ...], ...] = eqx.field(static=True, default=())
 
     @property
     def scales(self) -> int:
@@ -56,10 +56,15 @@ class Factor(eqx.Module):
         if self.structure == "us" and self.k > 1:
             return {"cor": np.zeros(self.k * (self.k - 1) // 2)}
         if self.structure in ("mat", "exp"):
-            assert self.positions is not None
-            apart = np.linalg.norm(self.positions[:, None] - self.positions[None], axis=2)
+            apart = self.apart
             return {"range": np.full(1, np.median(apart[apart > 0]) / 2 if (apart > 0).any() else 1.0)}
         return {"cor": np.zeros(1)} if self.structure in ("cs", "ar1") else {}
+
+    @property
+    def apart(self) -> Float[np.ndarray, "k k"]:
+        """Distances between the places of the effects."""
+        at = np.asarray(self.positions)
+        return np.linalg.norm(at[:, None] - at[None], axis=2)
 
     def root(self, params: Params) -> Float[Array, "k k"]:
         r"""$\Lambda$, whose square $\Lambda\Lambda^\top$ is the covariance of a group's effects."""
@@ -79,11 +84,9 @@ class Factor(eqx.Module):
         if self.structure == "cs":
             rho = params["cor"][self.name]
             return rho + (1 - rho) * jnp.eye(self.k, dtype=rho.dtype)
-        assert self.positions is not None
-        apart = np.linalg.norm(self.positions[:, None] - self.positions[None], axis=2)
         if self.structure == "ar1":
-            return _power(params["cor"][self.name][0], apart)
-        scaled = apart / params["range"][self.name][0]
+            return _power(params["cor"][self.name][0], self.apart)
+        scaled = self.apart / params["range"][self.name][0]
         near = jnp.exp(-scaled) if self.structure == "exp" else (1 + scaled) * jnp.exp(-scaled)
         return near + 1e-10 * jnp.eye(self.k, dtype=near.dtype)
 
@@ -105,6 +108,8 @@ class Mixed(AbstractModel, AbstractPointwise, AbstractStructured):
 
     response: AbstractResponse
     factors: tuple[Factor, ...]
+    #: sizes of fixed effects that matter (p,): their coordinates are in these
+    scale: Array | np.ndarray
 
     def init_latents(self, key, params, y):
         return {factor.name: jnp.zeros((factor.groups, factor.k), y["y"].dtype) for factor in self.factors}
@@ -137,7 +142,7 @@ class Mixed(AbstractModel, AbstractPointwise, AbstractStructured):
     def space(self) -> dict[str, Any]:
         """Of the parameters."""
         thresholds = {name: Ordered() if name == "thresholds" else Positive() for name in self.response.dispersion}
-        out: dict[str, Any] = {"beta": Real(), "sd": {factor.name: Positive() for factor in self.factors}}
+        out: dict[str, Any] = {"beta": Scaled(self.scale), "sd": {factor.name: Positive() for factor in self.factors}}
         out["dispersion"] = thresholds | {name: Real() for name in self.response.predictors}
         for factor in self.factors:
             for name, space in factor.space().items():

@@ -53,6 +53,28 @@ class Correlations(AbstractSpace):
         return (root @ root.T)[np.tril_indices(self.k, -1)]
 
 
+class Scaled(AbstractSpace):
+    """All numbers (p,). Coordinates: in units of their own.
+
+    Args:
+        scale: the units (p,).
+    """
+
+    scale: Array | np.ndarray
+
+    def project(self, x):
+        return x
+
+    def at_boundary(self, x, tol=1e-6):
+        return jnp.zeros(x.shape, bool)
+
+    def to_unconstrained(self, x):
+        return x / jnp.asarray(self.scale, x.dtype)
+
+    def from_unconstrained(self, u):
+        return u * jnp.asarray(self.scale, u.dtype)
+
+
 class Ordered(AbstractSpace):
     """Increasing numbers (m,). Coordinates: the first, and logarithms of the gaps."""
 

@@ -1,0 +1,52 @@
+"""The certificate of a mixed model: the fit's own checks by the names of its parameters, and what else goes wrong with these."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from ...answers.certificate import Certificate, Check
+from .counts import Binomial
+from .ordinal import Ordinal
+from .prediction import predictor
+
+if TYPE_CHECKING:
+    from .estimator import GLMM
+
+#: predictors of this size make an answer certain; share of such rows that tells of separation
+CERTAIN, SHARE = 12.0, 0.05
+
+
+def certified(model: GLMM) -> Certificate:
+    """The checks of a fitted mixed model."""
+    fit = model.result_
+    inner = dict(zip(fit.names, model._names, strict=True))
+    pattern = re.compile("|".join(re.escape(name) for name in sorted(inner, key=len, reverse=True)))
+
+    def named(sentence: str) -> str:
+        return pattern.sub(lambda found: inner[found.group()], sentence)
+
+    checks = tuple(check._replace(sentence=named(check.sentence)) for check in fit.certificate.checks)
+    more = [] if fit.result.failed else [check for check in (separation(model),) if check is not None]
+    return dataclasses.replace(fit.certificate, checks=(*checks, *more))
+
+
+def separation(model: GLMM) -> Check | None:
+    """Whether fixed effects foretell answers with certainty, so that the likelihood rises without end (Albert and Anderson 1984)."""
+    response = model.model_.response
+    if not isinstance(response, Binomial | Ordinal):
+        return None
+    eta = predictor(model, None, False)
+    certain = float(np.mean(np.abs(eta) > CERTAIN))
+    if certain < SHARE:
+        return Check("separation", certain, np.nan, SHARE, "pass", "No fixed effects foretell answers with certainty.")
+    sizes = np.abs(model.design_.X * np.asarray(model.result_.params["beta"], float)).max(axis=0)
+    worst = model.design_.names[int(np.argmax(sizes))]
+    sentence = (
+        f"The predictor makes {100 * certain:.0f}% of the answers certain, mostly by {worst}: fixed effects separate them, and the "
+        "likelihood has no maximum; leave that column out, join levels, or collect rows of the other answer."
+    )
+    return Check("separation", certain, np.nan, SHARE, "failed", sentence)
