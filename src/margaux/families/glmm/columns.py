@@ -193,7 +193,7 @@ class Columns:
                     f'column "{name}" held {was} in the fit, and other values in the new data; code it in the same way'
                 )
             if category:
-                level_codes(frame[name], pd.Index(self.levels[name]), name)
+                level_codes(pd.Series(frame[name]), pd.Index(self.levels[name]), name)
                 # C() would ask an ordered category for every level, and new data need not hold them all.
                 plain[name] = frame[name].astype(object)
         if not self.parts:

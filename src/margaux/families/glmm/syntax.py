@@ -225,7 +225,8 @@ def _inside(node: Any) -> Any:
 def _sum(terms: Iterable[tuple[str, Any]]) -> Any:
     """Their sum, which begins with an intercept."""
     kinds = {"+": "PLUS", "-": "MINUS"}
-    return functools.reduce(lambda left, term: Binary(left, Token(kinds[term[0]], term[0]), term[1]), terms, Literal(1))
+    start: Any = Literal(1)
+    return functools.reduce(lambda left, term: Binary(left, Token(kinds[term[0]], term[0]), term[1]), terms, start)
 
 
 def _interactions(node: Any, formula: str) -> list[tuple[Any, ...]]:
