@@ -168,6 +168,8 @@ def test_times_in_words_are_in_the_order_of_the_category():
     term = design("y ~ ar1(0 + text | g)", frame).terms[0]
     np.testing.assert_array_equal(term.positions, np.arange(5.0, 13)[:, None])
     np.testing.assert_array_equal(term.places, FRAME.time)
+    as_factor = design("y ~ ar1(factor(time) + 0 | g)", FRAME).terms[0]
+    np.testing.assert_array_equal(as_factor.places, FRAME.time)
 
 
 FORMULAS = [
@@ -247,9 +249,13 @@ BAD: list[tuple[str, pd.DataFrame, dict, list[str]]] = [
     ("y ~ (1 | g + h)", FRAME, {}, ["cannot group rows", "(1 | g) + (1 | h)"]),
     ("y ~ toep(1 | g)", FRAME, {}, ["no covariance", "us, diag, cs, ar1, mat, exp"]),
     ("y ~ 3 + x", FRAME, {}, ['"3" is no term']),
+    ("y ~ (x + z)^1.5", FRAME, {}, ["the power in", "I(...)"]),
+    ("y ~ -x", FRAME, {}, ['"- x" takes away']),
+    ("y ~ T(h, 'w')", FRAME, {}, ["cannot compute \"T(h, 'w')\""]),
+    ("y ~ (1 | g) + (1 | g)", FRAME, {}, ["twice", "write it once"]),
     ("y ~ xx + (1 | g)", FRAME, {}, ['no column "xx"', 'did you mean "x"']),
     ("y ~ x + (1 | sight)", FRAME, {}, ['no column "sight"', 'did you mean "site"']),
-    ("y ~ lgo(z)", FRAME, {}, ['calls "lgo"', 'did you mean "log"']),
+    ("y ~ lgo(z)", FRAME, {}, ['no function "lgo"', 'did you mean "log"']),
     ("y ~ x + (1 | g)", holed("x", np.nan, 3, 7), {}, ['"x" at rows 3, 7 (2 in all)', 'dropna(subset=["x"])']),
     ("y ~ x + (1 | g)", holed("g", None, 5), {}, ['"g" at row 5', "dropna"]),
     ("y ~ x + (1 | g)", holed("y", np.nan, 0), {}, ['"y" at row 0']),
