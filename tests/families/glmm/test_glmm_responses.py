@@ -172,9 +172,7 @@ def test_three_derivatives_are_differences_and_finite_far_out(name, link):
         def density(e, v, response=response, trials=trials):
             return response.log_density(v, e, of(response), trials)
 
-        orders = [density]
-        for _ in range(3):
-            orders.append(jax.grad(orders[-1]))
+        orders = [density, jax.grad(density), jax.hessian(density), jax.jacfwd(jax.hessian(density))]
         points = jnp.concatenate([near - h, near, near + h, far])
         all_orders = jax.jit(jax.vmap(jax.vmap(lambda e, v: jnp.stack([f(e, v) for f in orders]), (None, 0)), (0, None)))  # noqa: B023
         found = np.asarray(all_orders(points, jnp.asarray(y)))

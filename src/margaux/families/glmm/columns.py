@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import io
+import re
 import types
 import warnings
 from collections.abc import Iterable
@@ -60,10 +61,7 @@ def check_names(nodes: Iterable[Any], data: pd.DataFrame, table: str = "the data
         variables, functions = named(node)
         for name in functions:
             if name.partition(".")[0] not in KNOWN and name not in WORDS:
-                raise ValueError(
-                    f'"{text(node)}" calls "{name}", and there is no such function{near(name, KNOWN)}; '
-                    f"compute the column in {table}"
-                )
+                raise ValueError(f'formulas know no function "{name}"{near(name, KNOWN) or f"; compute the column in {table}"}')
         for name in variables:
             if name in data.columns:
                 used[name] = None
@@ -160,7 +158,7 @@ def check_finite(values: np.ndarray, names: list[str], frame: pd.DataFrame, what
     if bad.any():
         j = int(np.flatnonzero(bad.any(axis=0))[0])
         row = int(np.flatnonzero(bad[:, j])[0])
-        inside = [name for name in frame.columns if str(name) in names[j]]
+        inside = [name for name in frame.columns if re.search(rf"(?<![\w.]){re.escape(str(name))}(?![\w.])", names[j])]
         told = f" (where {', '.join(f'{name} is {frame[name].iloc[row]}' for name in inside)})" if inside else ""
         is_ = "not a number" if np.isnan(values[row, j]) else "infinite"
         raise ValueError(f'{what} "{names[j]}" is {is_} at {rows_told(bad[:, j])}{told}; mend or drop these rows')
@@ -193,7 +191,7 @@ class Columns:
                     f'column "{name}" held {was} in the fit, and other values in the new data; code it in the same way'
                 )
             if category:
-                level_codes(frame[name], pd.Index(self.levels[name]), name)
+                level_codes(pd.Series(frame[name]), pd.Index(self.levels[name]), name)
                 # C() would ask an ordered category for every level, and new data need not hold them all.
                 plain[name] = frame[name].astype(object)
         if not self.parts:
@@ -249,7 +247,9 @@ def columns_of(node: Any, frame: pd.DataFrame) -> tuple[np.ndarray, Columns]:
 def _failing(parts: list[Any], frame: pd.DataFrame) -> str:
     for part in parts:
         try:
-            part.set_type(frame, _ENVIRONMENT)
+            with contextlib.redirect_stdout(io.StringIO()):
+                part.set_type(frame, _ENVIRONMENT)
+                part.set_data(False)
         except Exception:
             return f'"{part.name}"'
     return "the columns of the formula"

@@ -166,10 +166,11 @@ class Poisson(AbstractCount):
 
     def cdf(self, y, eta, dispersion, trials=None):
         mean = self.link.mean_of(eta)
-        return tuple(
-            np.where(k >= 0, scipy.special.gammaincc(np.maximum(k, 0) + 1, mean), 0.0)
-            for k in (np.floor(y), np.ceil(np.asarray(y)) - 1)
-        )
+
+        def below(k):
+            return np.where(k >= 0, scipy.special.gammaincc(np.maximum(k, 0) + 1, mean), 0.0)
+
+        return below(np.floor(y)), below(np.ceil(np.asarray(y)) - 1)
 
     def simulate(self, key, eta, dispersion, trials=None):
         return jax.random.poisson(key, self.link.mean(eta), eta.shape).astype(eta.dtype)
@@ -189,10 +190,11 @@ class Poisson(AbstractCount):
 
 def _negative_binomial_cdf(y: np.ndarray, size: np.ndarray, mean: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     share = size / (size + mean)
-    return tuple(
-        np.where(k >= 0, scipy.special.betainc(size, np.maximum(k, 0) + 1, share), 0.0)
-        for k in (np.floor(y), np.ceil(np.asarray(y)) - 1)
-    )
+
+    def below(k):
+        return np.where(k >= 0, scipy.special.betainc(size, np.maximum(k, 0) + 1, share), 0.0)
+
+    return below(np.floor(y)), below(np.ceil(np.asarray(y)) - 1)
 
 
 def _gamma_poisson(key: Array, size: Array, mean: Array) -> Array:

@@ -176,15 +176,16 @@ def _points(nodes: list[Any], levels: pd.Index | None, frame: pd.DataFrame) -> n
 
 def _coordinate(node: Any, frame: pd.DataFrame) -> np.ndarray:
     values = evaluated(node, frame)
-    if hasattr(values, "contrast"):
-        values = pd.Series(values.data)
-    if isinstance(values, pd.Series) and isinstance(values.dtype, pd.CategoricalDtype):
-        found = _as_numbers(values)
-        if np.isnan(found).any():
-            row = int(np.flatnonzero(np.isnan(found))[0])
-            raise TypeError(f'the coordinate "{text(node)}" must be numeric, but holds {values.iloc[row]!r} at row {row}')
-        return found
-    return numbers(node, frame, "the coordinate")
+    # What factor() and C() return, which glmmTMB asks for around times.
+    boxed = hasattr(values, "contrast")
+    values = pd.Series(values.data if boxed else values)
+    if not boxed and not isinstance(values.dtype, pd.CategoricalDtype):
+        return numbers(node, frame, "the coordinate")
+    found = _as_numbers(values)
+    if np.isnan(found).any():
+        row = int(np.flatnonzero(np.isnan(found))[0])
+        raise TypeError(f'the coordinate "{text(node)}" must be numeric, but holds {values.iloc[row]!r} at row {row}')
+    return found
 
 
 def _as_numbers(values: Any) -> np.ndarray:

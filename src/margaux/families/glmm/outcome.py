@@ -111,7 +111,7 @@ def _category(node: Any, values: pd.Series, data: pd.DataFrame) -> Outcome:
     levels: tuple[Any, ...] = tuple(values.cat.categories.tolist())
     name = text(node)
     if len(levels) < 2:
-        raise ValueError(f'the response "{name}" is {levels[0]} in every row; there is nothing to model')
+        raise ValueError(f'the response "{name}" is {values.iloc[0]} in every row; there is nothing to model')
     sources = [data[one].dtype for one in named(node)[0]]
     ordered = any(isinstance(dtype, pd.CategoricalDtype) and bool(dtype.ordered) for dtype in sources)
     if len(levels) > 2 and not ordered:

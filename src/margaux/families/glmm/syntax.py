@@ -225,7 +225,8 @@ def _inside(node: Any) -> Any:
 def _sum(terms: Iterable[tuple[str, Any]]) -> Any:
     """Their sum, which begins with an intercept."""
     kinds = {"+": "PLUS", "-": "MINUS"}
-    return functools.reduce(lambda left, term: Binary(left, Token(kinds[term[0]], term[0]), term[1]), terms, Literal(1))
+    start: Any = Literal(1)
+    return functools.reduce(lambda left, term: Binary(left, Token(kinds[term[0]], term[0]), term[1]), terms, start)
 
 
 def _interactions(node: Any, formula: str) -> list[tuple[Any, ...]]:
@@ -280,7 +281,12 @@ def _check_numbers(node: Any, formula: str) -> None:
         raise fault(formula, f'"{text(node)}" is no term; write I(...) around arithmetic')
     if isinstance(node, Variable) and node.level is not None:
         raise fault(formula, f'"{text(node)}" chooses a level, which only the response can; write I({node.name.lexeme} == ...)')
-    for child in [node.left] if isinstance(node, Binary) and node.operator.kind == "STAR_STAR" else children(node):
+    below = children(node)
+    if isinstance(node, Binary) and node.operator.kind == "STAR_STAR":
+        if not (isinstance(node.right, Literal) and isinstance(node.right.value, int) and node.right.value >= 1):
+            raise fault(formula, f'the power in "{text(node)}" must be 1, 2, ...; write I(...) around arithmetic')
+        below = [node.left]
+    for child in below:
         _check_numbers(child, formula)
 
 
@@ -314,6 +320,8 @@ def parsed(formula: str, response: bool = True) -> Syntax:
             continue
         else:
             _check_fixed(node, formula)
+            if sign == "-" and not isinstance(node, Literal) and all(isinstance(one, Literal) for _, one in fixed):
+                raise fault(formula, f'"- {text(node)}" takes away a term that is not there; leave it out')
             fixed.append((sign, node))
             continue
         if sign == "-":

@@ -85,6 +85,8 @@ def _check_repeated(terms: list[Term]) -> None:
                     if shared == ["Intercept"]
                     else "leave one out"
                 )
+                if before.text == term.text:
+                    raise ValueError(f"{term.text} stands in the formula twice; write it once")
                 raise ValueError(f'{before.text} and {term.text} both have the random column "{shared[0]}"; {mend}')
             raise ValueError(
                 f'"{before.name}" and "{term.name}" group the rows in the same way, so {before.text} and {term.text} cannot be '
