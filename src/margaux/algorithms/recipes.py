@@ -97,10 +97,10 @@ souk = soul
 def newton(radius: float = 1000.0, average: AbstractAverage | None = None) -> AbstractAlgorithm:
     r"""Newton's method on $\log p(y\mid\theta)$, by Fisher's score and Louis' information, in a trust region.
 
-    For E-steps that give the likelihood: `Quadrature`, `Exact` of a discrete latent, `Laplace` (which is differentiated itself),
-    and `ImportanceSampling`, whose draws keep their noise (the estimate is then that of a sample average approximation, and the polish goes on with more). Ten iterations
-    are usually enough; the fit ends where a step is shorter than a millionth of a standard error (a thousandth in single
-    precision): see `margaux.algorithms.Newton`.
+    For E-steps that give the likelihood: `Quadrature`, `Exact` of a discrete latent, `Laplace`, which is differentiated itself,
+    and `ImportanceSampling`, whose draws keep their noise (the estimate is then that of a sample average approximation, and the
+    polish goes on with more). Ten iterations are usually enough; the fit ends where a step is shorter than a millionth of a
+    standard error (a thousandth in single precision): see `margaux.algorithms.Newton`.
 
     Args:
         radius: of the region at first, in standard errors.

@@ -70,7 +70,7 @@ def _derivatives(problem: Any, estep: Any, params: PyTree, rows: PyTree, data: P
 
 
 def corrected(fit: Fit, rule: Rule, params: PyTree = None, tol: float = 0.02) -> LogLikelihood:
-    """The log-likelihood by draws from the approximation, weighted; more of them until its error is small, or tells that it is not."""
+    """The log-likelihood by weighted draws from the approximation; more of them until its error is small."""
     estep, width = _weighting(fit, rule)
     logs: list[np.ndarray] = []
     ess = np.zeros(0)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 from typing import TYPE_CHECKING, Any
 
-import jax
 import numpy as np
 import pandas as pd
 
@@ -19,8 +18,9 @@ from ...answers.rules import best_rule
 from ...engine.outcome import FitError
 from ...esteps import Laplace
 from ...numerics.compiling import keep_compilations
+from ...numerics.wald import wald_table
 from ...showing.parts import check_fitted
-from . import prediction
+from . import natural, prediction
 from .base import AbstractResponse
 from .effects import effects_of, frames
 from .fitting import METHODS, MOST, Asked, approximate, estimate, started
@@ -28,12 +28,15 @@ from .formula import design
 from .layout import laid_out
 from .likelihood import settled
 from .model import Mixed
-from .naming import parameter_names, reading_order
 from .responses import Ordinal, by_name
 from .verdict import certified
 
 if TYPE_CHECKING:
     from numpy.typing import ArrayLike, DTypeLike
+
+
+#: share of a moderate standard deviation below which there is none: lme4's tolerance
+EDGE = 1e-4
 
 
 class GLMM(Parameters, Fitted):
@@ -47,7 +50,7 @@ class GLMM(Parameters, Fitted):
     Args:
         formula: lme4's and glmmTMB's, as "incidence/size ~ period + (1 | herd)": see `margaux.families.glmm.formula.design`.
         family: gaussian, binomial, poisson, nbinom1, nbinom2, gamma, beta, ordinal, student, or a response of
-            `margaux.families.glmm.responses`, such as `ZeroInflated(by_name("poisson"))`. link: by name; the family's first if None.
+            `margaux.families.glmm.responses`, as `ZeroInflated(by_name("poisson"))`. link: by name; the family's first if None.
         method: "auto"; "quadrature", or an error where effects have too many dimensions; "laplace", what lme4 and glmmTMB give.
         n_nodes: of the quadrature a dimension, while it climbs; its likelihood is held to finer ones in any case.
         n_iter: Newton's steps at most.
@@ -100,7 +103,7 @@ class GLMM(Parameters, Fitted):
             data: a row an observation. offset: added to the linear predictor, a column's name or (N,). weights: prior weights.
 
         Raises:
-            ValueError, TypeError: bad input, before anything is compiled. FitError: the fit failed; the partial fit is its `.fit`.
+            ValueError, TypeError: bad input, before anything is compiled. FitError: the fit failed; its `.fit` is the partial one.
         """
         asked = self._asked()
         response = self._response()
@@ -113,12 +116,11 @@ class GLMM(Parameters, Fitted):
             )
         keep_compilations()
         layout = laid_out(found, response)
-        start, scale = started(found, response, layout)
-        model = Mixed(response, layout.factors, scale)
+        start = started(found, response, layout)
+        model = Mixed(response, layout.factors, start.scale)
         fit = estimate(model, layout, start, asked)
-        self.design_, self.layout_, self.model_ = found, layout, model
-        self._names = parameter_names(model, found)
-        self._order = reading_order(self._names, len(found.names))
+        self.design_, self.layout_, self.model_, self._sizes = found, layout, model, start.sizes
+        self._names = natural.names(model, found)
         self._keep(fit)
         if fit.result.failed:
             raise FitError(fit)
@@ -142,13 +144,10 @@ class GLMM(Parameters, Fitted):
         if approximate(self.model_.response, fit.estep, self._asked()) and not fit.result.failed:
             # The approximation's own errors and likelihood, where the exact ones could be had.
             fit.remembered("examined", lambda: polish(fit, laplace_rule(fit), most=0)[1])
-        flat = self._flat()
-        self.params_ = {self._names[j]: float(flat[j]) for j in self._order}
+        self._values, self._jacobian = natural.moved(self.model_, fit.params)
+        self.params_ = dict(zip(self._names, self._values.tolist(), strict=True))
         self.n_observations_, self.n_features_in_ = len(self.design_.y), len(self.design_.names)
         self.groups_ = {name: len(term.labels) for name, term in zip(self.layout_.names, self.design_.terms, strict=True)}
-
-    def _flat(self) -> np.ndarray:
-        return np.concatenate([np.ravel(leaf) for leaf in jax.tree.leaves(self.result_.params)]).astype(float)
 
     @property
     def certificate_(self) -> Certificate:  # type: ignore[override]
@@ -164,11 +163,12 @@ class GLMM(Parameters, Fitted):
         Standard deviations have no test by their standard error, whose hypothesis is at the edge: see `anova`.
         """
         check_fitted(self)
-        frame = self.result_.summary(level)
-        told = {"message": "; ".join(part.rstrip(".") for part in (str(self.certificate_), self.message_)) + "."}
-        frame = frame.set_axis(self._names).iloc[self._order]
-        frame.loc[[name for name in frame.index if name.startswith("sd_")], ["z", "p"]] = np.nan
-        frame.attrs = told
+        covariance = self.cov_params().to_numpy()
+        with np.errstate(invalid="ignore"):
+            se = np.sqrt(np.diagonal(covariance))
+        frame = wald_table(self._values, se, level, self._names)
+        frame.loc[[name.startswith("sd_") for name in self._names], ["z", "p"]] = np.nan
+        frame.attrs["message"] = "; ".join(part.rstrip(".") for part in (str(self.certificate_), self.message_)) + "."
         return frame
 
     @functools.cached_property
@@ -180,8 +180,16 @@ class GLMM(Parameters, Fitted):
     def cov_params(self) -> pd.DataFrame:
         """Covariance of the estimates, with the names of `summary` both ways."""
         check_fitted(self)
-        names = [self._names[j] for j in self._order]
-        return self.result_.cov_params().set_axis(self._names).set_axis(self._names, axis=1).loc[names, names]
+        found = self._jacobian @ self.result_.information().covariance @ self._jacobian.T
+        edge = np.array([name.startswith(("sd_", "cor_")) and self._at_edge(name) for name in self._names])
+        return pd.DataFrame(np.where(edge[:, None] | edge, np.nan, found), index=self._names, columns=self._names)
+
+    def _at_edge(self, name: str) -> bool:
+        """Whether a standard deviation or a correlation is of a singular covariance, where Wald errors do not hold."""
+        return any(
+            name.split("[")[0] in (f"sd_{factor.name}", f"cor_{factor.name}") and self.singular_(factor.name)
+            for factor in self.model_.factors
+        )
 
     @functools.cached_property
     def loglik_(self) -> LogLikelihood:
@@ -226,7 +234,7 @@ class GLMM(Parameters, Fitted):
         one = next((one for one in self.model_.factors if one.name == factor), None)
         if one is None:
             raise ValueError(f'there is no factor "{factor}"; the factors are {", ".join(self.layout_.names)}')
-        root = np.asarray(one.root(self.result_.params), float)
+        root = natural.root(one, self.result_.params)
         return root @ root.T
 
     # -- predictions --------------------------------------------------------------------------------
@@ -253,15 +261,19 @@ class GLMM(Parameters, Fitted):
     def is_singular_(self) -> bool:
         """Whether a covariance of random effects is at the edge, as lme4's isSingular."""
         check_fitted(self)
-        return any(_singular(self.covariance_(factor.name)) for factor in self.model_.factors)
+        return any(self.singular_(factor.name) for factor in self.model_.factors)
+
+    def singular_(self, factor: str) -> bool:
+        """Whether a covariance is at the edge: in some direction effects vary by a ten-thousandth of a moderate spread.
+
+        Raises:
+            ValueError: there is no such factor.
+        """
+        covariance, size = self.covariance_(factor), self._sizes[factor]
+        return bool(np.linalg.eigvalsh(covariance / np.outer(size, size))[0] < EDGE**2)
 
     @property
     def fitted_by_(self) -> str:
         """ "quadrature" or "laplace"."""
         check_fitted(self)
         return "laplace" if isinstance(self.result_.estep, Laplace) else "quadrature"
-
-
-def _singular(covariance: np.ndarray) -> bool:
-    sd = np.sqrt(np.maximum(np.diagonal(covariance), 1e-300))
-    return bool(sd.min() < 1e-4 or np.linalg.eigvalsh(covariance / np.outer(sd, sd))[0] < 1e-4)

@@ -10,7 +10,7 @@ from ...algorithms.recipes import newton
 from ...answers.fit import Fit
 from ...esteps import AbstractEStep, Laplace, Quadrature
 from ...fitting import fit as run
-from .continuous import Gaussian
+from .continuous import Gaussian, Student
 from .model import Mixed
 
 if TYPE_CHECKING:
@@ -40,20 +40,33 @@ class Asked(NamedTuple):
     verbose: bool
 
 
-def started(design: Design, response: AbstractResponse, layout: Layout) -> tuple[dict[str, Any], np.ndarray]:
-    """Where parameters begin, a regression without random effects and moderate ones; and sizes of fixed effects that matter."""
+class Start(NamedTuple):
+    """Where a fit begins.
+
+    Attributes:
+        params: the first. scale: sizes of fixed effects that matter (p,). sizes: moderate spreads of each factor's effects.
+    """
+
+    params: dict[str, Any]
+    scale: np.ndarray
+    sizes: dict[str, np.ndarray]
+
+
+def started(design: Design, response: AbstractResponse, layout: Layout) -> Start:
+    """A regression without random effects, and moderate ones beside it."""
     beta = response.start(design.y, design.X, design.offset, design.weights, design.trials)
     eta = design.X @ beta + design.offset
     dispersion = response.start_dispersion(design.y, eta, design.trials)
     params: dict[str, Any] = {"beta": beta, "dispersion": {name: np.asarray(value, float) for name, value in dispersion.items()}}
-    scale = float(np.asarray(dispersion["sigma"])) if "sigma" in dispersion else 1.0
-    params["sd"] = {}
+    unit = float(np.asarray(dispersion["sigma"])) if is_measured(response) else 1.0
+    sizes = {}
     for factor, term in zip(layout.factors, design.terms, strict=True):
-        size = np.sqrt(np.mean(term.Z**2, axis=0)) if factor.scales == factor.k else np.ones(1)
-        params["sd"][factor.name] = SPREAD * scale / np.maximum(size, 1e-8)
-        for name, value in factor.start().items():
+        sizes[factor.name] = SPREAD * unit / np.maximum(np.sqrt(np.mean(term.Z**2, axis=0)), 1e-8)
+        if term.places is not None:  # a column of Z is a place, which few rows are at
+            sizes[factor.name] = np.full(factor.k, SPREAD * unit)
+        for name, value in factor.start(sizes[factor.name]).items():
             params.setdefault(name, {})[factor.name] = value
-    return params, scale / np.maximum(np.sqrt(np.mean(design.X**2, axis=0)), 1e-300)
+    return Start(params, unit / np.maximum(np.sqrt(np.mean(design.X**2, axis=0)), 1e-300), sizes)
 
 
 def chosen(response: AbstractResponse, layout: Layout, asked: Asked) -> AbstractEStep:
@@ -80,12 +93,17 @@ def approximate(response: AbstractResponse, estep: AbstractEStep, asked: Asked) 
     return isinstance(estep, Laplace) and (asked.method == "laplace" or is_exact(response))
 
 
+def is_measured(response: AbstractResponse) -> bool:
+    """Whether the predictor is in the units of the response."""
+    return isinstance(response, Gaussian | Student) and response.link.name == "identity"
+
+
 def is_exact(response: AbstractResponse) -> bool:
     """Whether posteriors are Gaussian, so that Laplace's approximation is none."""
     return isinstance(response, Gaussian) and response.link.name == "identity"
 
 
-def estimate(model: Mixed, layout: Layout, start: dict[str, Any], asked: Asked) -> Fit:
+def estimate(model: Mixed, layout: Layout, start: Start, asked: Asked) -> Fit:
     """The maximum of the likelihood."""
     estep = chosen(model.response, layout, asked)
     return run(
@@ -93,8 +111,8 @@ def estimate(model: Mixed, layout: Layout, start: dict[str, Any], asked: Asked) 
         layout.units,
         newton(),
         estep,
-        params=start,
-        space=model.space(),
+        params=start.params,
+        space=model.space(start.sizes),
         n_iter=asked.n_iter,
         key=asked.random_state,
         dtype=asked.dtype,

@@ -14,10 +14,8 @@ from ...numerics.structures import AbstractEliminated, Arrow
 from ...problem.model import AbstractModel, AbstractPointwise, AbstractStructured, Params, Unit
 from ...problem.space import AbstractSpace, Box, Positive, Real
 from .base import AbstractResponse
-from .spaces import Correlations, Ordered, Scaled, matrix
+from .spaces import Ordered, Scaled
 
-#: structures whose effects have one standard deviation
-STATIONARY = ("ar1", "mat", "exp")
 #: how near a correlation may come to one in size
 EDGE = 1e-9
 
@@ -36,29 +34,27 @@ class Factor(eqx.Module):
     structure: str = eqx.field(static=True)
     positions: tuple[tuple[float, ...], ...] = eqx.field(static=True, default=())
 
-    @property
-    def scales(self) -> int:
-        """How many standard deviations there are."""
-        return 1 if self.structure in STATIONARY else self.k
-
-    def space(self) -> dict[str, AbstractSpace]:
-        """Of what describes the covariance beside the standard deviations."""
-        if self.structure == "us" and self.k > 1:
-            return {"cor": Correlations(self.k)}
+    def start(self, size: Float[np.ndarray, " k"]) -> dict[str, Float[np.ndarray, " m"]]:
+        """Where its parameters begin, given standard deviations for its effects: independent ones."""
+        if self.structure == "us":
+            return {"root": np.diag(size)[np.tril_indices(self.k)]}
+        if self.structure == "diag":
+            return {"root": size}
         if self.structure == "cs":
-            return {"cor": Box(-1 / (self.k - 1) + EDGE, 1 - EDGE)}
-        if self.structure == "ar1":
-            return {"cor": Box(-1 + EDGE, 1 - EDGE)}
-        return {"range": Positive()} if self.structure in ("mat", "exp") else {}
+            return {"sd": size, "cor": np.zeros(1)}
+        apart = self.apart[self.apart > 0]
+        shape = {"cor": np.zeros(1)} if self.structure == "ar1" else {"range": np.full(1, np.median(apart) / 2)}
+        return {"sd": size[:1]} | shape
 
-    def start(self) -> dict[str, np.ndarray]:
-        """Where those begin."""
-        if self.structure == "us" and self.k > 1:
-            return {"cor": np.zeros(self.k * (self.k - 1) // 2)}
+    def space(self, size: Float[np.ndarray, " k"]) -> dict[str, AbstractSpace]:
+        """Of its parameters. Entries of a Cholesky factor are any numbers: a variance of zero is in the middle of them."""
+        if self.structure in ("us", "diag"):
+            rows = np.tril_indices(self.k)[0] if self.structure == "us" else np.arange(self.k)
+            return {"root": Scaled(size[rows])}
         if self.structure in ("mat", "exp"):
-            apart = self.apart
-            return {"range": np.full(1, np.median(apart[apart > 0]) / 2 if (apart > 0).any() else 1.0)}
-        return {"cor": np.zeros(1)} if self.structure in ("cs", "ar1") else {}
+            return {"sd": Positive(), "range": Positive()}
+        least = -1 / (self.k - 1) if self.structure == "cs" else -1.0
+        return {"sd": Positive(), "cor": Box(least + EDGE, 1 - EDGE)}
 
     @property
     def apart(self) -> Float[np.ndarray, "k k"]:
@@ -68,19 +64,15 @@ class Factor(eqx.Module):
 
     def root(self, params: Params) -> Float[Array, "k k"]:
         r"""$\Lambda$, whose square $\Lambda\Lambda^\top$ is the covariance of a group's effects."""
-        sd = params["sd"][self.name]
-        if self.k == 1:
-            return sd[:, None]
-        if self.structure == "diag":
-            return jnp.diag(sd)
-        return sd[:, None] * jnp.linalg.cholesky(self.correlation(params))
-
-    def correlation(self, params: Params) -> Float[Array, "k k"]:
-        """Of a group's effects."""
-        if self.k == 1 or self.structure == "diag":
-            return jnp.eye(self.k)
         if self.structure == "us":
-            return matrix(params["cor"][self.name], self.k)
+            entries = params["root"][self.name]
+            return jnp.zeros((self.k, self.k), entries.dtype).at[np.tril_indices(self.k)].set(entries)
+        if self.structure == "diag":
+            return jnp.diag(params["root"][self.name])
+        return params["sd"][self.name][:, None] * jnp.linalg.cholesky(self._correlation(params))
+
+    def _correlation(self, params: Params) -> Float[Array, "k k"]:
+        """Of a group's effects, where it has parameters of its own."""
         if self.structure == "cs":
             rho = params["cor"][self.name]
             return rho + (1 - rho) * jnp.eye(self.k, dtype=rho.dtype)
@@ -139,13 +131,13 @@ class Mixed(AbstractModel, AbstractPointwise, AbstractStructured):
     def structure(self, params, y):
         return ByPredictor(self, params, y)
 
-    def space(self) -> dict[str, Any]:
-        """Of the parameters."""
+    def space(self, sizes: dict[str, np.ndarray]) -> dict[str, Any]:
+        """Of the parameters, given standard deviations of the effects of each factor that matter."""
         thresholds = {name: Ordered() if name == "thresholds" else Positive() for name in self.response.dispersion}
-        out: dict[str, Any] = {"beta": Scaled(self.scale), "sd": {factor.name: Positive() for factor in self.factors}}
+        out: dict[str, Any] = {"beta": Scaled(self.scale)}
         out["dispersion"] = thresholds | {name: Real() for name in self.response.predictors}
         for factor in self.factors:
-            for name, space in factor.space().items():
+            for name, space in factor.space(sizes[factor.name]).items():
                 out.setdefault(name, {})[factor.name] = space
         return out
 

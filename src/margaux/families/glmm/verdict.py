@@ -23,19 +23,41 @@ CERTAIN, SHARE = 12.0, 0.05
 def certified(model: GLMM) -> Certificate:
     """The checks of a fitted mixed model."""
     fit = model.result_
-    inner = dict(zip(fit.names, model._names, strict=True))
+    inner = _inner(model)
     pattern = re.compile("|".join(re.escape(name) for name in sorted(inner, key=len, reverse=True)))
 
     def named(sentence: str) -> str:
         return pattern.sub(lambda found: inner[found.group()], sentence)
 
     checks = tuple(check._replace(sentence=named(check.sentence)) for check in fit.certificate.checks)
-    more = [] if fit.result.failed else [check for check in (separation(model),) if check is not None]
+    more = [] if fit.result.failed else [check for check in (separation(model), singular(model)) if check is not None]
     return dataclasses.replace(fit.certificate, checks=(*checks, *more))
 
 
+def _inner(model: GLMM) -> dict[str, str]:
+    """What parameters of the fit are called by its users; of a Cholesky factor an entry is a part of its row's effect."""
+    jacobian, out = np.abs(model._jacobian), {}
+    for j, name in enumerate(model.result_.names):
+        effects = np.where([own.startswith("sd_") for own in model._names], np.nan_to_num(jacobian[:, j]), 0.0)
+        rows = effects if name.startswith("root") else np.nan_to_num(jacobian[:, j])
+        out[name] = model._names[int(np.argmax(rows))]
+    return out
+
+
+def singular(model: GLMM) -> Check:
+    """Whether a covariance of random effects is at the edge, as lme4 says it."""
+    bad = [factor.name for factor in model.model_.factors if model.singular_(factor.name)]
+    if not bad:
+        return Check("singular", 0.0, np.nan, 0.0, "pass", "No covariance of random effects is singular.")
+    sentence = (
+        f"boundary (singular) fit: the random effects of {', '.join(bad)} vary in fewer directions than they have; test whether "
+        "they are needed by anova, or ask for fewer. Their standard errors do not hold."
+    )
+    return Check("singular", float(len(bad)), np.nan, 0.0, "careful", sentence)
+
+
 def separation(model: GLMM) -> Check | None:
-    """Whether fixed effects foretell answers with certainty, so that the likelihood rises without end (Albert and Anderson 1984)."""
+    """Whether fixed effects foretell answers with certainty, and the likelihood rises without end (Albert and Anderson 1984)."""
     response = model.model_.response
     if not isinstance(response, Binomial | Ordinal):
         return None
@@ -46,7 +68,7 @@ def separation(model: GLMM) -> Check | None:
     sizes = np.abs(model.design_.X * np.asarray(model.result_.params["beta"], float)).max(axis=0)
     worst = model.design_.names[int(np.argmax(sizes))]
     sentence = (
-        f"The predictor makes {100 * certain:.0f}% of the answers certain, mostly by {worst}: fixed effects separate them, and the "
-        "likelihood has no maximum; leave that column out, join levels, or collect rows of the other answer."
+        f"The predictor makes {100 * certain:.0f}% of the answers certain, mostly by {worst}: fixed effects separate them, and "
+        "the likelihood has no maximum; leave that column out, join levels, or collect rows of the other answer."
     )
     return Check("separation", certain, np.nan, SHARE, "failed", sentence)

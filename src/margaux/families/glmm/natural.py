@@ -1,0 +1,85 @@
+"""Parameters as users of mixed models know them: standard deviations and correlations instead of entries of Cholesky factors."""
+
+from __future__ import annotations
+
+import functools
+from typing import TYPE_CHECKING, Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.flatten_util import ravel_pytree
+
+from ...numerics.compiling import compiled
+from ...numerics.precision import default_dtype, precision, settle
+
+if TYPE_CHECKING:
+    from jaxtyping import Array, Float, PyTree
+
+    from .formula import Design
+    from .model import Factor, Mixed
+
+
+def names(model: Mixed, design: Design) -> list[str]:
+    """Of `values`: fixed effects by their columns; the response's own parameters; `sd_herd` of an intercept alone, else
+    `sd_g[x]`; `cor_g[Intercept,x]`; `cor_g` and `range_g` of structures with one such number."""
+    own, spread, shape = [], [], []
+    for name in _own(model):
+        levels = design.levels
+        own += [f"{a}|{b}" for a, b in zip(levels[:-1], levels[1:], strict=True)] if name == "thresholds" else [name]
+    for factor, term in zip(model.factors, design.terms, strict=True):
+        columns = term.columns
+        one = factor.structure in ("ar1", "mat", "exp")
+        spread += [f"sd_{factor.name}"] if one or columns == ["Intercept"] else [f"sd_{factor.name}[{name}]" for name in columns]
+        if factor.structure == "us":
+            shape += [f"cor_{factor.name}[{columns[j]},{columns[i]}]" for i in range(factor.k) for j in range(i)]
+        elif factor.structure != "diag":
+            shape.append(("range_" if factor.structure in ("mat", "exp") else "cor_") + factor.name)
+    return [*design.names, *own, *spread, *shape]
+
+
+def _own(model: Mixed) -> list[str]:
+    return [*model.response.dispersion, *model.response.predictors]
+
+
+def values(model: Mixed, params: PyTree) -> Float[Array, " q"]:
+    """All parameters on their natural scale."""
+    own = [jnp.ravel(params["dispersion"][name]) for name in _own(model)]
+    spread, shape = [], []
+    for factor in model.factors:
+        if factor.structure in ("us", "diag"):
+            root = factor.root(params)
+            sd = jnp.sqrt(jnp.sum(root**2, axis=1))
+            spread.append(sd)
+            if factor.structure == "us":
+                shape.append(((root / sd[:, None]) @ (root / sd[:, None]).T)[np.tril_indices(factor.k, -1)])
+        else:
+            spread.append(params["sd"][factor.name])
+            shape.append(params["range" if factor.structure in ("mat", "exp") else "cor"][factor.name])
+    return jnp.concatenate([params["beta"], *own, *spread, *shape])
+
+
+def moved(model: Mixed, params: PyTree) -> tuple[np.ndarray, np.ndarray]:
+    """Natural values (q,), and their derivatives in the flat parameters (q, p)."""
+    dtype = default_dtype(None)
+    with precision(dtype):
+        given = settle((model, jax.tree.map(np.asarray, params)), dtype)
+        return tuple(np.asarray(part, float) for part in _moved(*given))  # type: ignore[return-value]
+
+
+def root(factor: Factor, params: PyTree) -> Float[np.ndarray, "k k"]:
+    """$\\Lambda$ of a factor, on the host."""
+    dtype = default_dtype(None)
+    with precision(dtype):
+        return np.asarray(factor.root(settle(jax.tree.map(np.asarray, params), dtype)), float)
+
+
+@compiled
+def _moved(model: Any, params: Any) -> Any:
+    flat, back = ravel_pytree(params)
+    of_flat = functools.partial(_of_flat, model, back)
+    return of_flat(flat), jax.jacfwd(of_flat)(flat)
+
+
+def _of_flat(model: Any, back: Any, flat: Any) -> Any:
+    return values(model, back(flat))
