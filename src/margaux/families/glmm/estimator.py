@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -53,7 +54,7 @@ class GLMM(Parameters, Fitted):
             `margaux.families.glmm.responses`, as `ZeroInflated(by_name("poisson"))`. link: by name; the family's first if None.
         method: "auto"; "quadrature", or an error where effects have too many dimensions; "laplace", what lme4 and glmmTMB give.
         n_nodes: of the quadrature a dimension, while it climbs; its likelihood is held to finer ones in any case.
-        n_iter: Newton's steps at most.
+        start: starting values of some of `params_`, by name. n_iter: Newton's steps at most.
         random_state: an int. dtype: "float32" or "float64". verbose: show progress.
 
     Attributes:
@@ -81,6 +82,7 @@ class GLMM(Parameters, Fitted):
         link: str | None = None,
         method: str = "auto",
         n_nodes: int | None = None,
+        start: Mapping[str, float] | None = None,
         n_iter: int = MOST,
         random_state: int = 0,
         dtype: DTypeLike | None = None,
@@ -91,6 +93,7 @@ class GLMM(Parameters, Fitted):
         self.link = link
         self.method = method
         self.n_nodes = n_nodes
+        self.start = start
         self.n_iter = n_iter
         self.random_state = random_state
         self.dtype = dtype
@@ -103,7 +106,7 @@ class GLMM(Parameters, Fitted):
             data: a row an observation. offset: added to the linear predictor, a column's name or (N,). weights: prior weights.
 
         Raises:
-            ValueError, TypeError: bad input, before anything is compiled. FitError: the fit failed; its `.fit` is the partial one.
+            ValueError, TypeError: bad input, before anything is compiled. FitError: the fit failed; `.fit` is the partial one.
         """
         asked = self._asked()
         response = self._response()
@@ -118,6 +121,8 @@ class GLMM(Parameters, Fitted):
         layout = laid_out(found, response)
         start = started(found, response, layout)
         model = Mixed(response, layout.factors, start.scale)
+        if self.start is not None:
+            start = start._replace(params=natural.given(model, found, start.params, self.start))
         fit = estimate(model, layout, start, asked)
         self.design_, self.layout_, self.model_, self._sizes = found, layout, model, start.sizes
         self._names = natural.names(model, found)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import jax
@@ -57,6 +58,51 @@ def values(model: Mixed, params: PyTree) -> Float[Array, " q"]:
             spread.append(params["sd"][factor.name])
             shape.append(params["range" if factor.structure in ("mat", "exp") else "cor"][factor.name])
     return jnp.concatenate([params["beta"], *own, *spread, *shape])
+
+
+def given(model: Mixed, design: Design, params: dict[str, Any], start: Mapping[str, float]) -> dict[str, Any]:
+    """Parameters of which some have values of the user's, by their natural names.
+
+    Raises:
+        ValueError: a name that there is not, a standard deviation that is not positive, correlations that cannot be.
+    """
+    known = names(model, design)
+    unknown = [name for name in start if name not in known]
+    if unknown:
+        raise ValueError(f'start has "{unknown[0]}", and the parameters are {", ".join(known)}')
+    with precision(default_dtype(None)):
+        now = np.asarray(values(model, settle(jax.tree.map(np.asarray, params), default_dtype(None))), float)
+    asked = dict(zip(known, now.tolist(), strict=True)) | dict(start)
+    flat = iter(asked.values())
+    out: dict[str, Any] = {"beta": np.array([next(flat) for _ in design.names]), "dispersion": {}}
+    for name in _own(model):
+        size = np.shape(params["dispersion"][name])
+        out["dispersion"][name] = np.array([next(flat) for _ in range(size[0])]) if size else np.asarray(next(flat))
+    spread = {}
+    for factor in model.factors:
+        count = factor.k if factor.structure in ("us", "diag", "cs") else 1
+        spread[factor.name] = np.array([next(flat) for _ in range(count)])
+        if not (spread[factor.name] > 0).all():
+            least = spread[factor.name].min()
+            raise ValueError(f"start has a standard deviation of {least:g} for {factor.name}; it must be positive")
+    for factor in model.factors:
+        sd = spread[factor.name]
+        if factor.structure == "diag":
+            out.setdefault("root", {})[factor.name] = sd
+        elif factor.structure == "us":
+            low = np.tril_indices(factor.k, -1)
+            matrix = np.eye(factor.k)
+            matrix[low] = [next(flat) for _ in low[0]]  # of which LAPACK reads the lower triangle
+            try:
+                lower = sd[:, None] * np.linalg.cholesky(matrix)
+            except np.linalg.LinAlgError:
+                raise ValueError(f"start has correlations for {factor.name} that no variables have together") from None
+            out.setdefault("root", {})[factor.name] = lower[np.tril_indices(factor.k)]
+        else:
+            out.setdefault("sd", {})[factor.name] = sd
+            shape = "range" if factor.structure in ("mat", "exp") else "cor"
+            out.setdefault(shape, {})[factor.name] = np.array([next(flat)])
+    return out
 
 
 def moved(model: Mixed, params: PyTree) -> tuple[np.ndarray, np.ndarray]:
