@@ -11,7 +11,7 @@ from jax.flatten_util import ravel_pytree
 from jaxtyping import Array, Float, PyTree
 
 from ..esteps.base import AbstractEStep, AbstractMarginal
-from ..problem.model import Params, log_joints
+from ..problem.model import Params, log_joints, two_derivatives
 from ..problem.penalty import L2, NoPenalty
 from .scaled import EDGE
 from .updates import Problem
@@ -59,11 +59,7 @@ def curvature(
     """
 
     def read(z: Array, w: Array) -> tuple[Array, Array]:
-        def value(u: Array) -> Array:
-            return log_joints(problem.model, back(u), z, visit.batch)
-
-        each = jax.jacfwd(value)(u)
-        hessian = jax.hessian(lambda u: jnp.sum(w * value(u)))(u)
+        each, hessian = two_derivatives(problem.model, back, u, z, w, visit.batch)
         return jnp.einsum("mb,mbi->bi", w, each), -hessian - jnp.einsum("mb,mbi,mbj->ij", w, each, each)
 
     if not isinstance(estep, AbstractMarginal):

@@ -15,7 +15,7 @@ from jaxtyping import PyTree
 from ..esteps import Laplace
 from ..numerics.precision import default_dtype, precision
 from ..numerics.sampling import pooled
-from ..problem.model import log_joints
+from ..problem.model import log_joints, two_derivatives
 from ..problem.space import Point, moved_to, point
 from .posterior import each_unit
 from .rules import Rule, sample
@@ -127,8 +127,8 @@ def louis(space_structure: tuple[tuple, Any], second: bool) -> Any:
 
         if not second:
             return {"score": jax.grad(lambda u: w[:, 0] @ value(u))(u)}
-        gradients = jax.jacfwd(value)(u)
-        hessian = jax.hessian(lambda u: w[:, 0] @ value(u))(u)
+        each, hessian = two_derivatives(model, lambda u: space.from_unconstrained(back(u)), u, z, w, batch)
+        gradients = each[:, 0]
         return {"score": w[:, 0] @ gradients, "complete": -hessian - (gradients * w).T @ gradients}
 
     return f

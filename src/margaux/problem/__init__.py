@@ -7,6 +7,9 @@ from .model import (
     AbstractConjugate as AbstractConjugate,
 )
 from .model import (
+    AbstractDifferentiated as AbstractDifferentiated,
+)
+from .model import (
     AbstractDiscrete as AbstractDiscrete,
 )
 from .model import (

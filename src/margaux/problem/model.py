@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import equinox as eqx
 import jax
 import jax.numpy as jnp
+from jax.flatten_util import ravel_pytree
 from jaxtyping import Array, PRNGKeyArray, PyTree, Scalar
 
 if TYPE_CHECKING:
@@ -157,6 +158,16 @@ class AbstractStructured(eqx.Module):
     @abc.abstractmethod
     def structure(self, params: Params, y: Unit) -> AbstractStructure:
         """Such as `margaux.Band(1)` of states in time. One that reads second derivatives in a way of its own may use both."""
+
+
+class AbstractDifferentiated(eqx.Module):
+    """Capability: two derivatives of the log joint in the parameters, of all draws together and faster than by differentiation.
+    Inherit it beside a model class."""
+
+    @abc.abstractmethod
+    def derivatives(self, params: Params, z: Latents, w: Array, batch: PyTree) -> tuple[Array, Array]:
+        r"""$\nabla\log p(y_i, z_{ij}\mid\theta)$ of draws z (m, b, ...) as (m, b, p), p in the order of flat parameters, and
+        $\sum_{ij} w_{ij}\nabla^2\log p$ (p, p), for weights w (m, b)."""
 
 
 class AbstractPredictive(eqx.Module):
@@ -312,6 +323,33 @@ def over_units(model: AbstractModel, function: Callable[..., Any], batch: PyTree
         return jax.tree.map(lambda *leaves: jnp.concatenate(leaves), *out)
 
     return grouped
+
+
+def two_derivatives(
+    model: AbstractModel, back: Callable[[Array], Params], u: Array, z: Latents, w: Array, batch: PyTree
+) -> tuple[Array, Array]:
+    """As of `AbstractDifferentiated`, in coordinates u of the parameters, of any model."""
+    if not isinstance(model, AbstractDifferentiated):
+        return differentiated(model, back, u, z, w, batch)
+
+    def flat(u: Array) -> Array:
+        return ravel_pytree(back(u))[0]
+
+    each, hessian = model.derivatives(back(u), z, w, batch)
+    jacobian, total = jax.jacfwd(flat)(u), jnp.einsum("mb,mbp->p", w, each)
+    bent = jax.hessian(lambda u: flat(u) @ total)(u)
+    return each @ jacobian, jacobian.T @ hessian @ jacobian + bent
+
+
+def differentiated(
+    model: AbstractModel, back: Callable[[Array], Params], u: Array, z: Latents, w: Array, batch: PyTree
+) -> tuple[Array, Array]:
+    """As `two_derivatives`, by differentiating the log joint of every draw."""
+
+    def value(u: Array) -> Array:
+        return log_joints(model, back(u), z, batch)
+
+    return jax.jacfwd(value)(u), jax.hessian(lambda u: jnp.sum(w * value(u)))(u)
 
 
 def leading(tree: PyTree) -> int:

@@ -8,12 +8,22 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.flatten_util import ravel_pytree
 from jaxtyping import Array, Float
 
 from ...numerics.structures import AbstractEliminated, Arrow
-from ...problem.model import AbstractModel, AbstractPointwise, AbstractStructured, Params, Unit
+from ...problem.model import (
+    AbstractDifferentiated,
+    AbstractModel,
+    AbstractPointwise,
+    AbstractStructured,
+    Params,
+    Unit,
+    differentiated,
+)
 from ...problem.space import AbstractSpace, Box, Positive, Real
 from .base import AbstractResponse
+from .derivatives import by_rows
 from .spaces import Ordered, Scaled
 
 #: how near a correlation may come to one in size
@@ -91,7 +101,7 @@ def _power(rho: Array, apart: np.ndarray) -> Array:
     return jnp.where(apart == 0, 1.0, jnp.where(apart == 1, rho, sign * size) if whole else size)
 
 
-class Mixed(AbstractModel, AbstractPointwise, AbstractStructured):
+class Mixed(AbstractModel, AbstractDifferentiated, AbstractPointwise, AbstractStructured):
     """A generalised linear mixed model of one unit: a group of the coarsest factor with all that is nested in it, or all data.
 
     A unit holds "X" (rows, p), "y", "base" (what of the density depends on the data alone), "offset", "weight" (rows,; zero in
@@ -130,6 +140,12 @@ class Mixed(AbstractModel, AbstractPointwise, AbstractStructured):
 
     def structure(self, params, y):
         return ByPredictor(self, params, y)
+
+    def derivatives(self, params, z, w, batch):
+        if all(factor.structure in ("us", "diag") for factor in self.factors):
+            return by_rows(self, params, z, w, batch)
+        flat, back = ravel_pytree(params)
+        return differentiated(self, back, flat, z, w, batch)
 
     def space(self, sizes: dict[str, np.ndarray]) -> dict[str, Any]:
         """Of the parameters, given standard deviations of the effects of each factor that matter."""
