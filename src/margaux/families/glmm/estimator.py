@@ -18,6 +18,7 @@ from ...answers.rules import best_rule
 from ...engine.outcome import FitError
 from ...esteps import Laplace
 from ...numerics.compiling import keep_compilations
+from ...numerics.precision import precision
 from ...showing.parts import check_fitted
 from . import prediction
 from .base import AbstractResponse
@@ -45,7 +46,8 @@ class GLMM(Parameters, Fitted):
     Args:
         formula: lme4's and glmmTMB's, as "incidence/size ~ period + (1 | herd)": see `margaux.families.glmm.formula.design`.
         family: gaussian, binomial, poisson, nbinom1, nbinom2, gamma, beta, ordinal, student, or a response of
-            `margaux.families.glmm.responses`, such as `ZeroInflated(by_name("poisson"))`. link: by name; the family's first if None.
+            `margaux.families.glmm.responses`, such as `ZeroInflated(by_name("poisson"))`. link: by name; by default the
+            family's first.
         method: "auto"; "quadrature", or an error where effects have too many dimensions; "laplace", what lme4 and glmmTMB give.
         n_nodes: of the quadrature a dimension, while it climbs; its likelihood is held to finer ones in any case.
         n_iter: Newton's steps at most.
@@ -98,7 +100,8 @@ class GLMM(Parameters, Fitted):
             data: a row an observation. offset: added to the linear predictor, a column's name or (N,). weights: prior weights.
 
         Raises:
-            ValueError, TypeError: bad input, before anything is compiled. FitError: the fit failed; the partial fit is its `.fit`.
+            ValueError, TypeError: bad input, before anything is compiled. FitError: the fit failed; its `.fit` is the
+                partial one.
         """
         asked = self._asked()
         response = self._response()
@@ -217,7 +220,8 @@ class GLMM(Parameters, Fitted):
         one = next((one for one in self.model_.factors if one.name == factor), None)
         if one is None:
             raise ValueError(f'there is no factor "{factor}"; the factors are {", ".join(self.layout_.names)}')
-        root = np.asarray(one.root(self.result_.params), float)
+        with precision(np.dtype(np.float64)):
+            root = np.asarray(one.root(self.result_.params), float)
         return root @ root.T
 
     # -- predictions --------------------------------------------------------------------------------
@@ -239,6 +243,14 @@ class GLMM(Parameters, Fitted):
         """New responses for the rows of the fit, a column each: see `margaux.families.glmm.prediction.simulated`."""
         check_fitted(self)
         return prediction.simulated(self, n, re_form, self.random_state if random_state is None else random_state)
+
+    @property
+    def plot(self) -> Any:
+        """Figures; see `margaux.families.glmm.plots.GLMMPlots`."""
+        from .plots import GLMMPlots
+
+        check_fitted(self)
+        return GLMMPlots(self)
 
     @property
     def is_singular_(self) -> bool:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+import jax.numpy as jnp
 import numpy as np
 import pandas as pd
 
+from ...numerics.precision import precision
 from .model import Factor
 
 if TYPE_CHECKING:
@@ -46,7 +48,9 @@ def laid_out(design: Design, response: AbstractResponse) -> Layout:
     top = next((term for term in design.terms if all(_nested(other.codes, term.codes) for other in design.terms)), None)
     unit = np.zeros(len(design.y), int) if top is None else np.unique(top.codes, return_inverse=True)[1]
     rows = _rows_of(unit)
-    base = np.asarray(response.log_base(design.y, design.trials), float)
+    with precision(np.dtype(np.float64)):
+        trials = None if design.trials is None else jnp.asarray(design.trials)
+        base = np.asarray(response.log_base(jnp.asarray(design.y), trials), float)
     there = rows >= 0
     at = np.where(there, rows, rows[:, :1])  # padding repeats a row of the unit, with no weight
     units: dict[str, Any] = {"X": design.X[at], "y": design.y[at].astype(float), "base": base[at], "offset": design.offset[at]}
