@@ -126,13 +126,10 @@ class GLMMPlots:
         if exponentiate and link not in RATIOS:
             raise ValueError(f"coefficients with the link {link} are no logarithms; leave exponentiate=False")
         frame = fitted.summary(level).loc[names, ["estimate", "ci_low", "ci_high"]]
-        frame = np.exp(frame) if exponentiate else frame
-        places = np.arange(len(frame))[::-1]
+        centre, *ends = (np.exp(values) if exponentiate else values for values in frame.to_numpy(float).T)
+        places, sides = np.arange(len(frame))[::-1], np.nan_to_num(np.abs(np.stack(ends) - centre))
         axis = single(ax, 6.0, 1.2 + 0.28 * len(frame))
-        ends = np.abs(frame[["ci_low", "ci_high"]].to_numpy().T - frame["estimate"].to_numpy())
-        axis.errorbar(
-            frame["estimate"], places, xerr=np.nan_to_num(ends), fmt="o", ms=4, color=PALETTE[0], ecolor="0.5", capsize=2
-        )
+        axis.errorbar(centre, places, xerr=sides, fmt="o", ms=4, color=PALETTE[0], ecolor="0.5", capsize=2)
         axis.axvline(1.0 if exponentiate else 0.0, color="0.7", lw=0.8)
         axis.set_yticks(places, names)
         what = RATIOS[link] if exponentiate else "fixed effect"
