@@ -15,8 +15,9 @@ REGRESSIONS = {
     "empirical-bayes-logistic": ["--y", "y"], "sparse-mixed-logistic": ["--y", "y", "--groups", "g"],
     "bayesian-classifier": ["--y", "y"], "bayesian-regressor": ["--y", "b"],
 }  # fmt: skip
+GLMM = ["glmm", "--formula", "y ~ a + (1 | id)", "--family", "binomial"]
 #: of each family, options that fit the good table
-OPTIONS = REGRESSIONS | {"nlme": NLME[1:], "pln-pca": [], "sparse-inverse": ["--y", "b"]}
+OPTIONS = REGRESSIONS | {"glmm": GLMM[1:], "nlme": NLME[1:], "pln-pca": [], "sparse-inverse": ["--y", "b"]}
 
 
 def invoke(*arguments):

@@ -24,6 +24,13 @@ def _nlme():
     return mx.NLME(structural=oral1cpt, individual=individual, n_starts=1, **QUIET).fit(load_theophylline(), **roles)
 
 
+def _mixed():
+    group = np.repeat(np.arange(20), 4)
+    rng = np.random.default_rng(2)
+    table = pd.DataFrame({"y": rng.poisson(np.exp(0.5 + 0.5 * rng.normal(size=20)[group])), "x": X[:, 0], "g": group})
+    return mx.GLMM("y ~ x + (1 | g)", family="poisson", **QUIET).fit(table)
+
+
 def _groups():
     return mx.SparseMixedLogistic(n_iter=200, **QUIET).fit(X, Y, np.repeat(np.arange(20), 4))
 
@@ -34,6 +41,7 @@ def _signal():
 
 MADE = {
     "NLME": _nlme,
+    "GLMM": _mixed,
     "MissingLogistic": lambda: mx.MissingLogistic(**QUIET).fit(HOLES, Y),
     "MissingLinear": lambda: mx.MissingLinear(**QUIET).fit(HOLES, X[:, 0] + RNG.normal(size=80)),
     "MissingGLM": lambda: mx.MissingGLM(family="poisson", **QUIET).fit(HOLES, RNG.poisson(2.0, 80)),

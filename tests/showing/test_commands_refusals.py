@@ -6,7 +6,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from commands_examples import NLME, OPTIONS, fit, refused, written
+from commands_examples import GLMM, NLME, OPTIONS, fit, refused, written
 
 
 @pytest.fixture(scope="module")
@@ -75,6 +75,20 @@ def test_wrong_files_are_one_line(folder, tmp_path, family, data, message):
         ([*NLME, "good.csv", "--start", "ka=fast"], "--start ka=fast is no number"),
         ([*NLME, "good.csv", "--start", "kb=1"], "NAME=VALUE with NAME one of ka, V, CL"),
         ([*NLME[:-1], "soil", "good.csv"], "the column 'soil' must be numbers"),
+        ([*GLMM, "good.csv", "--family", "poison"], "--family must be one of gaussian, binomial, poisson"),
+        ([*GLMM, "good.csv", "--link", "log"], 'the family binomial has no link "log"; its links are logit, probit, cloglog'),
+        ([*GLMM, "good.csv", "--method", "pql"], "--method must be one of auto, quadrature, laplace"),
+        ([*GLMM, "good.csv", "--weights", "w"], "--weights 'w' is no column of good.csv"),
+        ([*GLMM, "good.csv", "--offset", "exposure"], "--offset 'exposure' is no column of good.csv"),
+        ([*GLMM[:3], "good.csv", "--zeros", "inflated"], "gaussian has no zeros to inflate"),
+        ([*GLMM, "holes.csv"], 'missing values: "a" at rows 0, 5,'),
+        ([*GLMM, "text.csv"], "a"),
+        (["glmm", "good.csv", "--formula", "y ~ a + (1 | idd)"], 'no column "idd"; did you mean "id"?'),
+        (["glmm", "good.csv", "--formula", "y ~ a"], "has no random effects; write them as (1 | group)"),
+        (["glmm", "good.csv", "--formula", "y ~ a + (1 | id"], "cannot read the formula"),
+        (["glmm", "good.csv", "--formula", "y"], "has no ~"),
+        (["glmm", "good.csv", "--formula", "a ~ b + (1 | id)", "--family", "poisson"], 'the response "a" is'),
+        (["glmm", "good.csv"], "--formula"),
         (["missing-linear", "good.csv", "--y", "b", "--level", "95"], "--level must lie between 0 and 1, got 95"),
         (["missing-linear", "good.csv", "--y", "b", "--seed", "x"], "--seed"),
         (["missing-linear", "good.csv", "--y", "b", "--outcome", "a"], "--outcome"),

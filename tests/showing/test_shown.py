@@ -122,8 +122,8 @@ def test_estimators_that_are_not_fitted_show_their_settings(holes):
 def test_every_estimator_has_a_card_a_page_and_a_tree():
     from margaux.showing.cards import Shown
 
-    names = "BayesianClassifier BayesianRegressor EmpiricalBayesLogistic MissingGLM MissingLinear MissingLogistic NLME PLNPCA"
-    names += " SparseInverse SparseMixedLogistic"
+    names = "BayesianClassifier BayesianRegressor EmpiricalBayesLogistic GLMM MissingGLM MissingLinear MissingLogistic"
+    names += " NLME PLNPCA SparseInverse SparseMixedLogistic"
     classes = [getattr(mx, name) for name in names.split()]
     for one in [mx.Fit, *classes, WeightPosterior, AbstractEstimator]:
         order = [base.__name__ for base in one.__mro__]

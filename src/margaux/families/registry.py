@@ -45,7 +45,7 @@ class Family(NamedTuple):
 
 FAMILIES = [
     Family("nlme", {"NLME": "estimator"}),
-    Family("glmm", {"GLMM": "estimator"}, command="", page="", arviz="", plots=""),
+    Family("glmm", {"GLMM": "estimator"}),
     Family("missing", {"MissingLogistic": "estimator", "MissingLinear": "estimator", "MissingGLM": "estimator"}),
     Family("pln", {"PLNPCA": "estimator"}),
     Family("variational", {"BayesianClassifier": "estimator", "BayesianRegressor": "estimator"}),

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pandas as pd
 
+from ..engine.outcome import RESULTS
 from .forest import chosen, forest
 from .page import Part, Section, Table, Verdict, attempt, number, probability, section, words
 
@@ -15,6 +16,8 @@ if TYPE_CHECKING:
 
 
 ID, TITLE = "estimates", "Estimates"
+#: sentences of endings that are no reason for care
+REGULAR = {one.value.rstrip(".") for one in (RESULTS.successful, RESULTS.stopped)}
 #: columns of a summary that a page shows, in this order
 COLUMNS = ("estimate", "se", "rse", "z", "t", "p", "ci_low", "ci_high")
 
@@ -44,8 +47,8 @@ def estimates(
 def _parts(
     frame: pd.DataFrame, caption: str, rest: str, level: float, against: float | None, named: str, plot: Callable[..., Any] | None
 ) -> list[Part]:
-    said = frame.attrs.get("message", "").split("; ", 1)
-    about = [Verdict("careful", _sentence(said[1]))] if len(said) > 1 and said[1] else []
+    said = [one for one in frame.attrs.get("message", "").split("; ")[1:] if one.rstrip(".") not in REGULAR]
+    about = [Verdict("careful", _sentence("; ".join(said)))] if any(said) else []
     figure = attempt("The forest plot", plot or (lambda: forest(frame, level, against)))
     return [*about, *figure, table(frame, caption, rest, level, named)]
 

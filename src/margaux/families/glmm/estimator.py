@@ -263,6 +263,14 @@ class GLMM(Parameters, Fitted):
         return prediction.simulated(self, n, re_form, self.random_state if random_state is None else random_state)
 
     @property
+    def plot(self) -> Any:
+        """Figures; see `margaux.families.glmm.plots.GLMMPlots`."""
+        from .plots import GLMMPlots
+
+        check_fitted(self)
+        return GLMMPlots(self)
+
+    @property
     def is_singular_(self) -> bool:
         """Whether a covariance of random effects is at the edge, as lme4's isSingular."""
         check_fitted(self)

@@ -72,6 +72,7 @@ class Design:
         X: (N, p); names: of its columns.
         terms: random terms, in the order of the formula.
         offset, weights: (N,).
+        table: the columns of the data that the formula and the arguments name, as they came.
     """
 
     response: str
@@ -82,6 +83,7 @@ class Design:
     terms: tuple[Term, ...]
     offset: np.ndarray
     weights: np.ndarray
+    table: pd.DataFrame
     recipe: Recipe
 
     @property
@@ -225,9 +227,9 @@ def design(
         chosen = np.ones(len(frame))
     by = offset if isinstance(offset, str) or offset is None else True
     recipe = Recipe(formula, syntax.bars, groups, columns, syntax.offsets, by)
-    return Design(
-        found.name, found.y, found.trials, found.levels, fixed, terms, _offset(syntax.offsets, offset, frame), chosen, recipe
-    )
+    added = _offset(syntax.offsets, offset, frame)
+    table: Any = data[list(frame.columns)].reset_index(drop=True)
+    return Design(found.name, found.y, found.trials, found.levels, fixed, terms, added, chosen, table, recipe)
 
 
 def fixed_part(formula: str, data: pd.DataFrame) -> FixedPart:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pandas as pd
 
@@ -83,7 +84,8 @@ def mean_of(model: GLMM, eta: np.ndarray, trials: np.ndarray | None) -> np.ndarr
     """Of the response given the predictor."""
     response, dispersion = model.model_.response, model.result_.params["dispersion"]
     with precision(np.dtype(np.float64)):
-        return np.asarray(response.mean(np.asarray(eta, float), dispersion, trials))
+        of = None if trials is None else jnp.asarray(trials)
+        return np.asarray(response.mean(jnp.asarray(eta, float), dispersion, of))
 
 
 def simulated(model: GLMM, n: int, re_form: str | None, random_state: int) -> pd.DataFrame:
@@ -109,5 +111,6 @@ def simulated(model: GLMM, n: int, re_form: str | None, random_state: int) -> pd
             eta = eta + np.sum(term.Z * b[term.codes], axis=1)
         key = jax.random.key(int(rng.integers(2**31)))
         with precision(np.dtype(np.float64)):
-            out[f"sim_{j + 1}"] = np.asarray(response.simulate(key, eta, dispersion, design.trials))
+            trials = None if design.trials is None else jnp.asarray(design.trials)
+            out[f"sim_{j + 1}"] = np.asarray(response.simulate(key, jnp.asarray(eta), dispersion, trials))
     return pd.DataFrame(out)

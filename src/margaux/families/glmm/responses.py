@@ -32,6 +32,7 @@ __all__ = [
     "ZeroInflated",
     "by_name",
     "constrained",
+    "link_of",
     "unconstrained",
 ]
 
@@ -82,3 +83,12 @@ def by_name(name: str, link: str | None = None) -> Any:
     if link not in response.links:
         raise ValueError(f'the family {response.name} has no link "{link}"; its links are {", ".join(response.links)}')
     return found(link=LINKS[link])
+
+
+def link_of(response: Any) -> AbstractLink:
+    """The link of a response; where zeros have a predictor of their own, that of the rest.
+
+    >>> link_of(ZeroInflated(by_name("poisson"))).name
+    'log'
+    """
+    return link_of(response.response) if isinstance(response, ZeroInflated | Hurdle) else response.link
