@@ -200,7 +200,14 @@ class GLMM(Parameters, Fitted):
     def loglik_(self) -> LogLikelihood:
         """Marginal log-likelihood, every constant included."""
         check_fitted(self)
-        return settled(self.result_)
+        return settled(self.result_, self._eliminates)
+
+    @property
+    def _eliminates(self) -> bool:
+        """Whether crossed factors were approximated, and their likelihood is exact all the same."""
+        fit, settings = self.result_, self._asked()
+        crossed = isinstance(fit.estep, Laplace) and fit._model().n == 1 and fit.polished is None
+        return crossed and not approximate(self.model_.response, fit.estep, settings)
 
     def fixef(self) -> pd.Series:
         """Fixed effects, as lme4 calls them."""

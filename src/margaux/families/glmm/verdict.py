@@ -8,8 +8,11 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ...answers.certificate import Certificate, Check
+from ...answers.approximated import laplace_rule
+from ...answers.certificate import Certificate, Check, Level
+from ...answers.certify import AT_MAXIMUM
 from .counts import Binomial
+from .elimination import EVEN, can_eliminate, correction
 from .ordinal import Ordinal
 from .prediction import predictor
 
@@ -30,6 +33,8 @@ def certified(model: GLMM) -> Certificate:
         return pattern.sub(lambda found: inner[found.group()], sentence)
 
     checks = tuple(check._replace(sentence=named(check.sentence)) for check in fit.certificate.checks)
+    if model._eliminates and can_eliminate(model.model_):
+        checks = tuple(_approximation(model) if check.name == "approximation" else check for check in checks)
     more = [] if fit.result.failed else [check for check in (separation(model), singular(model)) if check is not None]
     return dataclasses.replace(fit.certificate, checks=(*checks, *more))
 
@@ -42,6 +47,20 @@ def _inner(model: GLMM) -> dict[str, str]:
         rows = effects if name.startswith("root") else np.nan_to_num(jacobian[:, j])
         out[name] = model._names[int(np.argmax(rows))]
     return out
+
+
+def _approximation(model: GLMM) -> Check:
+    """How far Laplace's estimate is from the maximum of the exact likelihood."""
+    fit = model.result_
+    mode = laplace_rule(fit).rows["mean"][0]
+    length, error, even = fit.remembered("eliminated", lambda: correction(fit, mode, fit.information().covariance))
+    told = f"The estimate is Laplace's; the maximum of the likelihood itself is {length:.2g} +- {error:.2g} standard errors away"
+    if even < EVEN:
+        sentence = f"{told}, by draws of which {100 * even:.0f}% are effective: this cannot be told."
+    else:
+        sentence = f"{told}."
+    level: Level = "pass" if even >= EVEN and length + 2 * error < AT_MAXIMUM else "careful"
+    return Check("approximation", length, error, AT_MAXIMUM, level, sentence)
 
 
 def singular(model: GLMM) -> Check:

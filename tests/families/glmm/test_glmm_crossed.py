@@ -1,0 +1,61 @@
+"""The exact likelihood of crossed factors against sums over grids."""
+
+import numpy as np
+import pandas as pd
+import pytest
+from scipy import special, stats
+
+import margaux as mx
+from margaux.answers.approximated import laplace_rule
+from margaux.families.glmm.elimination import can_eliminate, correction, likelihood
+
+
+def crossed(persons=60, items=3, seed=1):
+    rng = np.random.default_rng(seed)
+    person, item = np.repeat(np.arange(persons), items), np.tile(np.arange(items), persons)
+    eta = 0.4 + rng.normal(size=persons)[person] + rng.normal(size=items)[item]
+    return pd.DataFrame({"y": (rng.random(persons * items) < special.expit(eta)).astype(int), "p": person, "i": item})
+
+
+def over_grids(data, intercept, sd_person, sd_item, points=41):
+    """The log-likelihood: items on a grid in three dimensions, persons on one given these."""
+    u = np.linspace(-6, 6, points)
+    log_w = stats.norm.logpdf(u) + np.log(u[1] - u[0])
+    y = data["y"].to_numpy().reshape(-1, 3)
+    # Of person effects (u) and one item's effect (v): a table for each answer.
+    eta = intercept + sd_person * u[:, None] + sd_item * u
+    answers = {1: -np.logaddexp(0, -eta), 0: -np.logaddexp(0, eta)}
+    total = np.zeros((points,) * 3)
+    for pattern, count in zip(*np.unique(y, axis=0, return_counts=True), strict=True):
+        a, b, c = (answers[int(value)] for value in pattern)
+        joint = log_w[:, None, None, None] + a[:, :, None, None] + b[:, None, :, None] + c[:, None, None, :]
+        total += count * special.logsumexp(joint, axis=0)
+    prior = log_w[:, None, None] + log_w[None, :, None] + log_w
+    return special.logsumexp(total + prior)
+
+
+def test_the_likelihood_at_the_estimate():
+    data = crossed()
+    model = mx.GLMM("y ~ 1 + (1 | p) + (1 | i)", family="binomial", method="laplace", verbose=False).fit(data)
+    fit = model.result_
+    assert can_eliminate(model.model_)
+    exact = over_grids(data, *(model.params_[name] for name in ("Intercept", "sd_p", "sd_i")))
+    mode = laplace_rule(fit).rows["mean"][0]
+    found = [likelihood(fit, fit.params, mode, seed=seed) for seed in range(5)]
+    for one in found:
+        assert abs(float(one) - exact) < 4 * one.se + 1e-3 and one.se <= 0.02
+    assert abs(float(model.loglik_) - exact) > 0.03  # Laplace's own
+    length, error, even = correction(fit, mode, fit.information().covariance)
+    assert 0.02 < length < 2 and error < 0.1 and even > 0.3
+
+
+@pytest.mark.slow
+def test_verbal_aggression_over_seeds(data_folder):
+    data = pd.read_csv(data_folder / "verbagg.csv.gz").rename(columns=str.lower)
+    formula = "r2 ~ (anger + gender + btype + situ)**2 + (1 | id) + (1 | item)"
+    model = mx.GLMM(formula, family="binomial", method="laplace", verbose=False).fit(data)
+    mode = laplace_rule(model.result_).rows["mean"][0]
+    found = [likelihood(model.result_, model.result_.params, mode, seed=seed, tol=0.05) for seed in range(20)]
+    values, errors = np.array([float(one) for one in found]), np.array([one.se for one in found])
+    assert errors.max() <= 0.05
+    assert (np.abs(values - values.mean()) < 2.6 * errors).mean() > 0.9 and values.std(ddof=1) < 1.7 * errors.mean()
