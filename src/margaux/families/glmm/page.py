@@ -9,10 +9,13 @@ import pandas as pd
 
 from ...answers import fit_page as of_fit
 from ...answers import fitted_page as fitted
+from ...showing import convergence
 from ...showing.figures import drawn
-from ...showing.page import Paragraph, Part, Section, Verdict, attempt, framed, listed, section
+from ...showing.page import Paragraph, Part, Section, attempt, framed, listed, section
 from . import curves
+from .plots import TRACED
 from .responses import link_of
+from .verdict import inner_names
 
 if TYPE_CHECKING:
     from .estimator import GLMM
@@ -54,7 +57,7 @@ def sections(model: GLMM, command: str | None = None) -> list[Section]:
             words=WORDS,
             names=list(model.params_),
         ),
-        fitted.end(model, _singular(model)),
+        fitted.end(model),
         fitted.estimated(
             model,
             "Fixed effects on the scale of the linear predictor, then parameters of the response and of the covariances. "
@@ -87,18 +90,6 @@ def _response(model: GLMM) -> str:
     return f"{design.response}, from {design.y.min():g} to {design.y.max():g}"
 
 
-def _singular(model: GLMM) -> list[Part]:
-    if model.result_.result.failed or not model.is_singular_:
-        return []
-    return [
-        Verdict(
-            "careful",
-            "Boundary (singular) fit: a variance of random effects is estimated as zero, or a correlation as one. The data ask "
-            "for fewer random effects than the formula has.",
-        )
-    ]
-
-
 def _variances(model: GLMM) -> list[Part]:
     if model.result_.result.failed:
         return [Paragraph("Variances are left out: the fit failed.")]
@@ -115,8 +106,13 @@ def _variances(model: GLMM) -> list[Part]:
 
 
 def _convergence(model: GLMM) -> Section:
-    names = dict(zip(model.result_.names, model._names, strict=True))
-    return of_fit.convergence_of(model.result_, names=names)
+    """The checks and traces by the names that users know."""
+    checks = attempt("The diagnostics", lambda: convergence.diagnostics(of_fit.quick(model.result_), inner_names(model)))
+    count, n = len(model.params_), model.n_iter_
+    alt = f"Iterates of {min(count, TRACED)} of {count} parameters over {n:,} iterations."
+    caption = "Iterates of the parameters on their natural scale; the estimate is the horizontal line."
+    trace = attempt("The trace plot", _drawing(model.plot.trace, alt, caption))
+    return section(convergence.ID, convergence.TITLE, checks, convergence.course(model.result_), trace)
 
 
 def _goodness(model: GLMM) -> list[Part]:

@@ -4,17 +4,21 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 import pandas as pd
+from jax.flatten_util import ravel_pytree
 from matplotlib.ticker import MaxNLocator
 from scipy import stats
 
+from ...numerics.precision import precision
 from ...numerics.wald import check_level
 from ...showing.axes import Panels, headline, legend, several, single
 from ...showing.calibration import deciles
 from ...showing.panels import quantiles
 from ...showing.planes import PALETTE
-from . import curves
+from . import curves, natural
 from .prediction import mean_of, predictor
 from .responses import Ordinal, link_of
 
@@ -24,8 +28,8 @@ if TYPE_CHECKING:
     from ...showing.axes import AxesLike
     from .estimator import GLMM
 
-#: groups of a caterpillar, panels of a figure, at most
-GROUPS, PANELS = 50, 6
+#: groups of a caterpillar, panels of a figure, parameters of a trace, at most
+GROUPS, PANELS, TRACED = 50, 6, 12
 #: groups up to which each has its name at the axis
 NAMED = 60
 #: share of its variance that a conditional mean has at least, where the data tell something of it
@@ -193,28 +197,39 @@ class GLMMPlots:
         return axis
 
     def trace(self, names: list[str] | None = None, ax: AxesLike | None = None) -> Panels:
-        """The parameters over the iterations, by the names of `summary`.
+        """Parameters on their natural scale over the iterations, and the estimate.
+
+        Args:
+            names: those of `params_` that are shown; by default the first twelve.
 
         Raises:
-            ValueError: no such parameter.
+            ValueError: no such parameter, or no trace was kept.
         """
-        fitted = self._fitted
-        engine = dict(zip(fitted._names, fitted.result_.names, strict=True))
+        fitted, known = self._fitted, list(self._fitted.params_)
         for name in names or []:
-            if name not in engine:
-                raise ValueError(f'no parameter is called "{name}"; they are {", ".join(fitted.params_)}')
-        shown = list(fitted.params_)[:12] if names is None else names
-        axes = fitted.result_.plot.trace([engine[name] for name in shown], ax=ax)
+            if name not in known:
+                raise ValueError(f'no parameter is called "{name}"; they are {", ".join(known)}')
+        shown, values = known[:TRACED] if names is None else names, natural_trace(fitted)
+        axes, figure = several(ax, len(shown), 3.6, 2.2)
         for axis, name in zip(axes, shown, strict=True):
-            axis.set_title(name)
+            axis.plot(np.arange(1, len(values) + 1), values[:, :, known.index(name)], lw=1.0, color=PALETTE[0])
+            axis.axhline(fitted.params_[name], color="black", lw=1.0, ls="--")
+            axis.set_title(name, fontsize=10)
+            axis.set_xlabel("iteration")
             axis.xaxis.set_major_locator(MaxNLocator(integer=True))
+        headline(figure, "Convergence")
         return axes
 
     def estimates(self, level: float = 0.95, ax: AxesLike | None = None) -> Panels:
-        """All parameters with Wald intervals, a panel each, since their units differ."""
-        axes = self._fitted.result_.plot.estimates(level, ax=ax)
-        for axis, name in zip(axes, self._fitted._names, strict=False):
-            axis.set_title(name, fontsize=10)
+        """Parameters with Wald intervals, a panel each, since their units differ; at most the first 24."""
+        table = self._fitted.summary(level).head(24)
+        axes, figure = several(ax, len(table), 3.0, 1.5)
+        half = np.nan_to_num((table["ci_high"] - table["estimate"]).to_numpy(float))
+        for axis, name, estimate, width in zip(axes, table.index, table["estimate"], half, strict=True):
+            axis.errorbar([estimate], [0], xerr=[width], fmt="o", color="black", capsize=4)
+            axis.set_title(str(name), fontsize=10)
+            axis.set_yticks([])
+        headline(figure, f"Estimates with {100 * level:g}% intervals")
         return axes
 
     def _keys(self, factor: str | None) -> list[tuple[str, str]]:
@@ -241,6 +256,22 @@ def compared(model: GLMM) -> tuple[np.ndarray, np.ndarray, bool]:
         return mean_of(model, eta, np.ones_like(eta)), share, bool(np.median(design.trials) < FEW_TRIALS)
     grouped = isinstance(model.model_.response, Ordinal) or len(np.unique(design.y)) == 2
     return mean_of(model, eta, None), design.y, grouped
+
+
+def natural_trace(fitted: GLMM) -> np.ndarray:
+    """Parameters by iteration and run, (iterations, runs, q), in the order of `params_`.
+
+    Raises:
+        ValueError: no trace was kept.
+    """
+    trace = fitted.result_.trace.get("params")
+    if trace is None or not len(trace):
+        raise ValueError(f"no trace was kept (it is for at most 512 scalar parameters; this fit has {len(fitted.params_):,})")
+    with precision(np.dtype(np.float64)):
+        _, back = ravel_pytree(jax.tree.map(lambda leaf: np.asarray(leaf, float), fitted.result_.params))
+        each = jax.vmap(lambda flat: natural.values(fitted.model_, back(flat)))
+        found = each(jnp.asarray(trace, float).reshape(-1, trace.shape[-1]))
+        return np.asarray(found).reshape(*trace.shape[:2], -1)
 
 
 def _label(value: Any) -> str:

@@ -26,7 +26,7 @@ CERTAIN, SHARE = 12.0, 0.05
 def certified(model: GLMM) -> Certificate:
     """The checks of a fitted mixed model."""
     fit = model.result_
-    inner = _inner(model)
+    inner = inner_names(model)
     pattern = re.compile("|".join(re.escape(name) for name in sorted(inner, key=len, reverse=True)))
 
     def named(sentence: str) -> str:
@@ -39,7 +39,7 @@ def certified(model: GLMM) -> Certificate:
     return dataclasses.replace(fit.certificate, checks=(*checks, *more))
 
 
-def _inner(model: GLMM) -> dict[str, str]:
+def inner_names(model: GLMM) -> dict[str, str]:
     """What parameters of the fit are called by its users; of a Cholesky factor an entry is a part of its row's effect."""
     jacobian, out = np.abs(model._jacobian), {}
     for j, name in enumerate(model.result_.names):
