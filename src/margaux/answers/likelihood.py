@@ -15,7 +15,7 @@ from ..numerics.sampling import HEAVY, pooled
 from ..problem.model import AbstractDiscrete
 from .evidence import annealed, harmonic_mean, student
 from .posterior import each_unit, latent_size, nothing, proposals
-from .rules import TRIED, Rule, best_rule
+from .rules import CORRECTED, TRIED, Rule, best_rule, weighted_draws
 
 if TYPE_CHECKING:
     from .fit import Fit
@@ -28,6 +28,8 @@ WIDER = 1.4
 EVIDENCE = {"harmonic": (harmonic_mean, 100_000), "student": (student, 20_000), "annealed": (annealed, 500)}
 #: standard error that a likelihood by "auto" is brought below, and times its draws that this may take
 TOLERANCE, PATIENCE = 0.02, 16
+#: effective draws from Laplace's approximation, in a replicate, below which they tell nothing
+FEW_EFFECTIVE = 5
 #: replicates of importance sampling
 REPLICATES = 8
 
@@ -120,14 +122,31 @@ def loglik(
 
 def _approximated(fit: Fit, params: PyTree, rule: Rule, method: str) -> LogLikelihood:
     """Laplace's, whose error weighted draws tell; or by these."""
-    from .approximated import corrected
-
-    draws = corrected(fit, rule, params)
+    draws = _corrected(fit, rule, params)
     if method == "importance":
         return draws
     values = _marginals(fit, params, rule.estep, rule.rows)
     error = abs(float(draws) - values.sum()) + 2 * draws.se
     return LogLikelihood(values, error, "Laplace's approximation", draws.message)
+
+
+def _corrected(fit: Fit, rule: Rule, params: PyTree = None, tol: float = 0.02) -> LogLikelihood:
+    """The log-likelihood by weighted draws from the approximation; more of them until its error is small."""
+    draws = weighted_draws(fit, rule)
+    logs: list[np.ndarray] = []
+    ess = np.zeros(0)
+    for count in range(4):
+        keys = range(count * CORRECTED, (count + 1) * CORRECTED)
+        found = [each_unit(fit, nothing, draws.estep, params, key=1 + key, width=draws.width, rows=rule.rows)[1] for key in keys]
+        logs += [info["log_marginal"] for info in found]
+        ess = np.min([info["ess"] for info in found], axis=0)
+        values, relative = pooled(np.stack(logs))
+        se = float(np.sqrt(np.sum(relative**2)))
+        if se <= tol or ess.min() < FEW_EFFECTIVE:
+            break
+    few = float(ess.min())
+    message = "" if few >= FEW_EFFECTIVE else f"the weights have an effective size of {few:.1f}: the error itself is too small"
+    return LogLikelihood(values, se, "weighted draws from Laplace's approximation", message)
 
 
 def _enumerated(fit: Fit, params: PyTree) -> LogLikelihood:

@@ -38,6 +38,8 @@ DRAWS, LEAST, MOST, REPLICATES = 50_000, 100, 4000, 4
 SAMPLE = 5000
 #: latents a unit up to which importance sampling is tried, and how even weights must then be
 TRIED, EVEN = 200, 0.02
+#: draws a unit that correct Laplace's approximation in each replicate, at most, and replicates; numbers that draws may hold
+WEIGHTED, CORRECTED, NUMBERS = 1000, 8, 20_000_000
 #: transitions of a chain in each replicate, at most
 CHAIN = 500
 
@@ -97,8 +99,6 @@ def best_rule(
         return Rule(Exact(), None, 1, 100)
     size = latent_size(fit)
     if size > TRIED and isinstance(fit.estep, Laplace):
-        from .approximated import laplace_rule
-
         return laplace_rule(fit, params)
     draws = n_draws or int(np.clip(DRAWS // rung(problem.n), LEAST, MOST))
     if size > TRIED or (isinstance(fit.estep, Exact) and continuous_trouble(fit)):
@@ -149,3 +149,19 @@ def _by_draws(fit: Fit, size: int, draws: int) -> Rule:
     chain = fit.estep.kernel if isinstance(fit.estep, MCMC) else MALA()
     steps = min(draws, CHAIN)
     return Rule(MCMC(chain, n_steps=steps, burn_in=steps // 4), None, REPLICATES, steps * (size + 3))
+
+
+def laplace_rule(fit: Fit, params: PyTree = None) -> Rule:
+    """The rule of a fit whose latents are approximated, with modes at the estimate or at `params`."""
+    structure = fit.estep.structure if isinstance(fit.estep, Laplace) else None
+    estep = Laplace(structure)
+    return Rule(estep, proposals(fit, estep, params), 1, latent_size(fit) * (estep.n_draws + 3))
+
+
+def weighted_draws(fit: Fit, rule: Rule) -> Rule:
+    """Of Laplace's rule: draws from the same Gaussians with weights, as many as memory holds."""
+    size = latent_size(fit)
+    width = max(size, max(np.size(leaf) for leaf in jax.tree.leaves(fit.data)) // fit._model().n)
+    plain: Any = rule.estep
+    draws = int(np.clip(NUMBERS // width, 16, WEIGHTED)) // 2 * 2
+    return Rule(dataclasses.replace(plain, correct=True, n_draws=draws), rule.rows, CORRECTED, draws * (width + 3))

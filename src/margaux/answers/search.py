@@ -10,10 +10,9 @@ import numpy as np
 from jaxtyping import PyTree
 
 from ..esteps import Laplace, ModeMixture, Quadrature
-from .approximated import laplace_rule
 from .likelihood import TOLERANCE, LogLikelihood, agreed
 from .posterior import UndefinedDensity, each_unit, latent_size, nothing
-from .rules import Rule, best_rule
+from .rules import Rule, best_rule, laplace_rule
 from .scores import Coordinates, Evaluation, evaluate
 
 if TYPE_CHECKING:

@@ -6,7 +6,7 @@ import pytest
 from scipy import special, stats
 
 import margaux as mx
-from margaux.answers.approximated import laplace_rule
+from margaux.answers.rules import laplace_rule
 from margaux.families.glmm.elimination import can_eliminate, correction, likelihood
 
 

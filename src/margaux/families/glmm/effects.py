@@ -9,9 +9,8 @@ import jax.numpy as jnp
 import numpy as np
 import pandas as pd
 
-from ...answers.approximated import laplace_rule
 from ...answers.posterior import each_unit, latent_size
-from ...answers.rules import Rule
+from ...answers.rules import Rule, laplace_rule
 from ...esteps import Laplace
 from ...numerics.compiling import compiled
 from ...numerics.precision import default_dtype, precision, settle

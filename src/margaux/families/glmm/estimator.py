@@ -9,13 +9,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pandas as pd
 
-from ...answers.approximated import laplace_rule
 from ...answers.certificate import Certificate
 from ...answers.fit import Fit
 from ...answers.fitted import Fitted, Parameters
 from ...answers.likelihood import LogLikelihood
 from ...answers.polish import polish
-from ...answers.rules import best_rule
+from ...answers.rules import best_rule, laplace_rule
 from ...engine.outcome import FitError
 from ...esteps import Laplace
 from ...numerics.compiling import keep_compilations

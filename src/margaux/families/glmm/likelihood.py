@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ...answers.approximated import laplace_rule
 from ...answers.likelihood import LogLikelihood
 from ...answers.posterior import latent_size
+from ...answers.rules import laplace_rule
 from ...esteps import Laplace
 from .elimination import can_eliminate, likelihood
 

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ...answers.approximated import laplace_rule
 from ...answers.certificate import Certificate, Check, Level
 from ...answers.certify import AT_MAXIMUM
+from ...answers.rules import laplace_rule
 from .counts import Binomial
 from .elimination import EVEN, can_eliminate, correction
 from .ordinal import Ordinal
