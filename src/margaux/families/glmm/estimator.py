@@ -11,15 +11,17 @@ import pandas as pd
 
 from ...answers.approximated import laplace_rule
 from ...answers.fit import Fit
-from ...answers.fitted import Fitted, Parameters
+from ...answers.fitted import Parameters
 from ...answers.likelihood import LogLikelihood
 from ...answers.polish import polish
 from ...answers.rules import best_rule
 from ...engine.outcome import FitError
 from ...esteps import Laplace
 from ...numerics.compiling import keep_compilations
+from ...numerics.precision import precision
 from ...showing.parts import check_fitted
 from . import prediction
+from .answers import Answers
 from .base import AbstractResponse
 from .effects import effects_of, frames
 from .fitting import METHODS, MOST, Asked, estimate, started
@@ -34,7 +36,7 @@ if TYPE_CHECKING:
     from numpy.typing import ArrayLike, DTypeLike
 
 
-class GLMM(Parameters, Fitted):
+class GLMM(Parameters, Answers):
     r"""Generalised linear mixed models by formula, at the maximum of their exact likelihood where it can be integrated.
 
     $g(E[y\mid b]) = X\beta + \sum_t Z_tb_t + \text{offset}$ with $b_t\sim N(0, \Sigma_t)$ independent over the groups of each
@@ -217,7 +219,8 @@ class GLMM(Parameters, Fitted):
         one = next((one for one in self.model_.factors if one.name == factor), None)
         if one is None:
             raise ValueError(f'there is no factor "{factor}"; the factors are {", ".join(self.layout_.names)}')
-        root = np.asarray(one.root(self.result_.params), float)
+        with precision(np.dtype(np.float64)):
+            root = np.asarray(one.root(self.result_.params), float)
         return root @ root.T
 
     # -- predictions --------------------------------------------------------------------------------

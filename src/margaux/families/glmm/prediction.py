@@ -104,7 +104,8 @@ def simulated(model: GLMM, n: int, re_form: str | None, random_state: int) -> pd
     for j in range(n):
         eta = fixed.copy() if held is None else held
         for factor, term in zip(model.model_.factors, design.terms, strict=True) if held is None else ():
-            root = np.asarray(factor.root(model.result_.params), float)
+            with precision(np.dtype(np.float64)):
+                root = np.asarray(factor.root(model.result_.params), float)
             b = rng.normal(size=(len(term.labels), factor.k)) @ root.T
             eta = eta + np.sum(term.Z * b[term.codes], axis=1)
         key = jax.random.key(int(rng.integers(2**31)))
