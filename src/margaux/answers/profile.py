@@ -100,7 +100,8 @@ def profile(
 
 
 class Held(NamedTuple):
-    """A fit at the maximum over all parameters but one, or on the way to one that is clearly below a level; its log-likelihood."""
+    """A fit at the maximum over all parameters but one, or on the way to one that is clearly below a level, and its
+    log-likelihood."""
 
     fit: Fit
     below: bool

@@ -1,7 +1,8 @@
-"""Answers of a fitted mixed model beyond its tables: residuals, tests of models, shares of variance, intervals, marginal means."""
+"""Answers of a fitted mixed model beyond its tables: residuals, tests, intervals, shares of variance, marginal means."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -9,8 +10,9 @@ import pandas as pd
 
 from ...answers.fitted import Fitted
 from ...showing.parts import check_fitted
-from . import comparison, goodness
+from . import comparison, explained, goodness
 from .intervals import BOOTSTRAP, conf_int
+from .marginal_means import MarginalMeans, marginal_means
 from .residuals import SIMULATIONS, residuals
 
 if TYPE_CHECKING:
@@ -54,6 +56,20 @@ class Answers(Fitted):
     ) -> pd.DataFrame:
         """Confidence intervals, Wald's, by profiles or by bootstrap: see `margaux.families.glmm.intervals.conf_int`."""
         return conf_int(_fitted(self), method, level, parameters, n_boot, self._seed(random_state))
+
+    def r2(self) -> pd.DataFrame:
+        """Marginal and conditional R squared: see `margaux.families.glmm.explained.r2`."""
+        return explained.r2(_fitted(self))
+
+    def icc(self) -> pd.DataFrame:
+        """Adjusted and conditional intraclass correlation: see `margaux.families.glmm.explained.icc`."""
+        return explained.icc(_fitted(self))
+
+    def marginal_means(
+        self, by: str | list[str] | tuple[str, ...], *, at: Mapping[str, Any] | None = None, level: float = 0.95
+    ) -> MarginalMeans:
+        """Estimated marginal means and their contrasts: see `margaux.families.glmm.marginal_means.marginal_means`."""
+        return marginal_means(_fitted(self), by, at, level)
 
     def _seed(self, random_state: int | None) -> int:
         return self.random_state if random_state is None else random_state

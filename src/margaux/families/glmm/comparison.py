@@ -35,20 +35,20 @@ class Test(NamedTuple):
 def anova(models: list[GLMM], n_boot: int | None, random_state: int) -> pd.DataFrame:
     r"""Models side by side, each tested against the one before it with fewer parameters.
 
-    Twice the difference of log-likelihoods is compared with $\chi^2_{df}$ where all parameters tested lie inside their space. Where
-    one of them is a variance that is zero under the smaller model, it is at the edge, and the distribution is
-    $\tfrac12\chi^2_{df-1} + \tfrac12\chi^2_{df}$, covariances with the effects that there are counted in df (Self and Liang 1987, cases 5
-    and 6; Stram and Lee 1994); so it is of a negative binomial against Poisson, and of zero inflation against none. Of more than
-    one edge, or where the smaller model is itself singular, the weights are not known, and p is of a parametric bootstrap: both
-    models are fitted to data simulated from the smaller one, and p = (1 + how many statistics are as large) / (1 + data sets).
+    Twice the difference of log-likelihoods is compared with $\chi^2_{df}$ where all parameters tested lie inside their space.
+    Where one of them is a variance that is zero under the smaller model, it is at the edge, and the distribution is
+    $\tfrac12\chi^2_{df-1} + \tfrac12\chi^2_{df}$, its covariances with other effects counted in df (Self and Liang 1987, cases 5
+    and 6; Stram and Lee 1994); so it is of a negative binomial against Poisson, and of zero inflation against none. Of more
+    than one edge, or where the smaller model is itself singular, the weights are not known, and p is of a parametric bootstrap:
+    both models are fitted to data simulated from the smaller one, and p = (1 + statistics as large) / (1 + data sets).
 
     Args:
-        models: two or more, to the same data. n_boot: data sets of a bootstrap of every test; None for the distribution where it is
-            known and else `BOOTSTRAP` of them; 0 for none: p is then that of $\chi^2_{df}$, which is too large.
+        models: two or more, to the same data. n_boot: data sets of a bootstrap of every test; None for the distribution where
+            it is known and else `BOOTSTRAP` of them; 0 for none: p is then that of $\chi^2_{df}$, which is too large.
 
     Returns:
-        A frame with a row a model, from few parameters to many: "npar", "AIC", "BIC", "logLik", "deviance" (-2 logLik), "chisq", "df",
-        "p" and "test", which says by what.
+        A frame with a row a model, from few parameters to many: "npar", "AIC", "BIC", "logLik", "deviance" (-2 logLik), "chisq",
+        "df", "p" and "test", which says by what.
 
     Raises:
         ValueError: fewer than two models, other data, another response, or models that are not nested.

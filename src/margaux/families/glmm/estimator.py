@@ -28,6 +28,7 @@ from .fitting import METHODS, MOST, Asked, estimate, started
 from .formula import design
 from .layout import laid_out
 from .likelihood import settled
+from .marginal_means import typical
 from .model import Mixed
 from .naming import parameter_names, reading_order
 from .responses import Ordinal, by_name
@@ -116,6 +117,7 @@ class GLMM(Parameters, Answers):
         model = Mixed(response, layout.factors)
         fit = estimate(model, layout, started(found, response, layout), asked)
         self.design_, self.layout_, self.model_ = found, layout, model
+        self.typical_ = typical(found, data)
         self._names = parameter_names(model, found)
         self._order = reading_order(self._names, len(found.names))
         self._keep(fit)

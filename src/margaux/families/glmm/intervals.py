@@ -42,11 +42,11 @@ def conf_int(
 ) -> pd.DataFrame:
     r"""Confidence intervals: a row a parameter, "ci_low" and "ci_high".
 
-    "wald": estimate and standard error. "profile": the values c at which twice the fall of $\max_{\theta_j=c}\log p(y\mid\theta)$ is
-    below the quantile of $\chi^2_1$ (Venzon and Moolgavkar 1988): where it does not fall so far the end is that of the
-    parameter's space, zero of a standard deviation, infinity of the theta of counts that Poisson fits as well. "boot": percentiles
-    over `n_boot` data sets simulated from the estimate, with new random effects, and fitted again by the programs of the fit;
-    `attrs["replicates"]` has their estimates.
+    "wald": estimate and standard error. "profile": the values c at which twice the fall of $\max_{\theta_j=c}\log p(y\mid\theta)$
+    is below the quantile of $\chi^2_1$ (Venzon and Moolgavkar 1988): where it does not fall so far the end is that of the
+    parameter's space, zero of a standard deviation, infinity of the theta of counts that Poisson fits as well. "boot":
+    percentiles over `n_boot` data sets simulated from the estimate, with new random effects, and fitted again by the programs
+    of the fit; `attrs["replicates"]` has their estimates.
 
     Args:
         parameters: names in `params_`; all if None.
@@ -150,8 +150,8 @@ class _Profile:
         self.known[t] = found.fit
         if found.loglik > self.top + RISEN:
             warnings.warn(
-                f"the likelihood is higher by {found.loglik - self.top:.2g} at {self.name} = {self.scale.back(t):.4g} than at the "
-                "estimate, which is no maximum: fit again from there, or with more iterations",
+                f"the log-likelihood is {found.loglik - self.top:.2g} higher at {self.name} = {self.scale.back(t):.4g} than at "
+                "the estimate, which is no maximum: fit again with more iterations",
                 stacklevel=6,
             )
         return float(np.sqrt(2 * max(self.top - found.loglik, 0.0)))

@@ -62,8 +62,8 @@ def nesting(reduced: GLMM, full: GLMM) -> Nesting:
     df = full.n_params_ - reduced.n_params_
     if df < 1:
         raise ValueError(
-            f'"{full.formula}" has {full.n_params_} parameters and "{reduced.formula}" {reduced.n_params_}: there is nothing to test '
-            "between them; compare their AIC"
+            f'"{full.formula}" has {full.n_params_} parameters and "{reduced.formula}" {reduced.n_params_}: there is nothing to '
+            "test between them; compare their AIC"
         )
     return Nesting(df, edges, tied and edges <= 1)
 
@@ -116,8 +116,8 @@ def _check_span(reduced: GLMM, full: GLMM) -> None:
     beside[-1] &= bool(np.abs(columns[:, -1]).max() > 0)
     if beside.any():
         raise ValueError(
-            f'"{reduced.formula}" is not nested in "{full.formula}": "{names[int(np.flatnonzero(beside)[0])]}" is none of the latter\'s '
-            "fixed effects, nor made up of them; compare the models by their AIC"
+            f'"{reduced.formula}" is not nested in "{full.formula}": "{names[int(np.flatnonzero(beside)[0])]}" is none of the '
+            "latter's fixed effects, nor made up of them; compare the models by their AIC"
         )
 
 
