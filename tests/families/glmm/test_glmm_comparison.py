@@ -1,10 +1,12 @@
 """Likelihood-ratio tests of mixed models, against SciPy's likelihoods of balanced Gaussian groups and known mixtures."""
 
-import glmm_fits as fits
+from typing import Any
+
 import numpy as np
 import pytest
 from scipy import optimize, stats
 
+import glmm_fits as fits
 from margaux import GLMM
 from margaux.families.glmm.comparison import lr_test
 from margaux.families.glmm.nesting import nesting
@@ -102,15 +104,16 @@ def test_refits_compile_nothing_and_find_the_maximum():
     model = fits.binomial()
     responses = model.simulate(4, random_state=2)
     first = refitted(model, responses["sim_1"].to_numpy(float))
+    assert first is not None
     likelihood(first)
     before = len(programs._compiled)
-    found = [refitted(model, responses[name].to_numpy(float)) for name in responses]
-    values = [likelihood(fit) for fit in found]
+    refits: Any = [refitted(model, responses[name].to_numpy(float)) for name in responses]
+    values = [likelihood(fit) for fit in refits]
     assert len(programs._compiled) == before
     data = fits.table("shares").assign(y=responses["sim_3"])
     whole = GLMM("y/n ~ x + (1 | g)", family="binomial", verbose=False).fit(data)
     assert values[2] == pytest.approx(float(whole.loglik_), abs=1e-3)
-    np.testing.assert_allclose(found[2].params["beta"], list(whole.fixef()), atol=0.02 * min(whole.stderr_.values()))
+    np.testing.assert_allclose(refits[2].params["beta"], list(whole.fixef()), atol=0.02 * min(whole.stderr_.values()))
     assert refitted(model, np.full(len(data), 0.5)) is None
 
 

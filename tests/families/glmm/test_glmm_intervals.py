@@ -1,10 +1,12 @@
 """Intervals of mixed models, against SciPy's profile of balanced Gaussian groups and the spread of replicates."""
 
-import glmm_fits as fits
+from typing import Any
+
 import numpy as np
 import pytest
 from scipy import optimize, stats
 
+import glmm_fits as fits
 from margaux import GLMM
 from margaux.families.glmm.intervals import _Profile
 from margaux.numerics import programs
@@ -25,15 +27,16 @@ def profiled(data):
             groups = len(y) // size
             return (away @ away) / 2 + groups * np.linalg.slogdet(covariance)[1] / 2 + len(y) * np.log(2 * np.pi) / 2
 
-        return -optimize.minimize_scalar(minus, bounds=(-3, 2), method="bounded", options={"xatol": 1e-9}).fun
+        found: Any = optimize.minimize_scalar(minus, bounds=(-3, 2), method="bounded", options={"xatol": 1e-9})
+        return -found.fun
 
     return at
 
 
-def ends(data, level):
+def ends(data, level) -> Any:
     """Where the profile of the standard deviation crosses its quantile; zero where it does not."""
     at = profiled(data)
-    best = optimize.minimize_scalar(lambda sd: -at(sd), bounds=(0, 5), method="bounded", options={"xatol": 1e-9})
+    best: Any = optimize.minimize_scalar(lambda sd: -at(sd), bounds=(0, 5), method="bounded", options={"xatol": 1e-9})
     cut = -best.fun - stats.chi2.ppf(level, 1) / 2
     low = 0.0 if at(0.0) >= cut else optimize.brentq(lambda sd: at(sd) - cut, 0, best.x)
     return low, optimize.brentq(lambda sd: at(sd) - cut, best.x, 10 * best.x + 1)

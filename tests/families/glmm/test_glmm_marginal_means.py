@@ -1,10 +1,10 @@
 """Estimated marginal means, against linear algebra by hand, differences and simulated ranges."""
 
-import glmm_fits as fits
 import numpy as np
 import pytest
 from scipy import special, stats
 
+import glmm_fits as fits
 from margaux import GLMM
 from margaux.families.glmm.marginal_means import adjusted
 
@@ -75,7 +75,7 @@ def test_adjusted_p_values():
 def test_a_tukey_interval_holds_zero_where_p_is_above_its_level():
     found = fits.poisson().marginal_means("arm").contrasts()
     zero = (found["ci_low"] < 0) & (found["ci_high"] > 0)
-    assert np.array_equal(zero, found["p"] > 0.05) and zero.any() and not zero.all()
+    assert np.array_equal(zero, found["p"] > 0.05) and 0 < np.sum(zero) < len(zero)
 
 
 def test_offsets_and_categories():

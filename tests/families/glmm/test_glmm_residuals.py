@@ -1,6 +1,7 @@
 """Residuals of mixed models, against SciPy's distributions, exchangeability and models that are wrong on purpose."""
 
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -92,7 +93,7 @@ def test_figures_of_the_tests():
     np.testing.assert_allclose(_distance(ranks), [stats.kstest(ranks[:, j], "uniform").statistic for j in range(3)])
     values, codes = rng.normal(size=(12, 5)), np.repeat(np.arange(4), 3)
     standard = (values - values.mean(axis=1, keepdims=True)) / values.std(axis=1, keepdims=True)
-    within = pd.DataFrame(standard).groupby(codes).transform(lambda column: column - column.mean())
+    within: Any = pd.DataFrame(standard).groupby(codes).transform(lambda column: column - column.mean())
     np.testing.assert_allclose(_dispersion(values, [codes]), (within**2).sum())
     # An effect of every row has no group to be taken about.
     np.testing.assert_allclose(_dispersion(values, [np.arange(12)]), (standard**2).sum(axis=0))
@@ -111,7 +112,7 @@ def test_monte_carlo_p_values_are_ranks():
 def test_a_true_model_passes_and_wrong_ones_are_told():
     frame = fits.poisson().check_residuals()
     assert list(frame.index) == ["uniformity", "dispersion", "zeros", "outliers"]
-    assert (frame["p"] > 0.01).all() and frame["sentence"].str.contains("expected").all()
+    assert np.all(frame["p"] > 0.01) and all("expected" in told for told in frame["sentence"])
     assert frame.equals(fits.poisson().check_residuals())
     rng, data = np.random.default_rng(55), fits.counts(5, groups=40)
     wild = data.assign(y=rng.poisson(np.exp(0.6 + 0.3 * data["x"] + 0.9 * rng.normal(size=len(data)))))
@@ -152,7 +153,7 @@ def test_what_there_is_not_is_refused():
         (lambda: model.residuals("raw"), "kind must be one of quantile, pearson"),
         (lambda: model.residuals(re_form="all"), "re_form must be None"),
         (lambda: model.residuals(re_form="NA", n_simulations=10), "at least 50"),
-        (lambda: unit_deviance(by_name("beta"), None, None, None, {}), "family beta has no unit deviance"),
+        (lambda: unit_deviance(by_name("beta"), np.ones(1), np.ones(1), None, {}), "family beta has no unit deviance"),
     ]:
         with pytest.raises(ValueError, match=told):
             call()
@@ -163,7 +164,7 @@ def test_what_there_is_not_is_refused():
         ordinal.residuals("pearson")
     assert np.isfinite(ordinal.residuals()).all()
     infinite = GLMM("y ~ x + (1 | g)", family="student", verbose=False)
-    infinite.__dict__ |= fits.gaussian().__dict__ | {"model_": SimpleNamespace(response=by_name("student"))}
+    vars(infinite).update(vars(fits.gaussian()) | {"model_": SimpleNamespace(response=by_name("student"))})
     infinite.result_ = fits.gaussian().result_.at(fits.gaussian().result_.params | {"dispersion": {"sigma": 1.0, "df": 1.5}})
     infinite._effects = fits.gaussian()._effects
     with pytest.raises(ValueError, match="variance of the family student is infinite"):

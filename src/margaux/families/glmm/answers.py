@@ -79,4 +79,5 @@ def _fitted(model: Any) -> GLMM:
     if not isinstance(model, Answers):
         raise TypeError(f"this needs a fitted margaux.GLMM, got {type(model).__name__}")
     check_fitted(model)
-    return model
+    found: Any = model
+    return found

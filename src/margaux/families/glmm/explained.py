@@ -2,8 +2,9 @@ r"""How much of the variance fixed and random effects explain: R squared, and th
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
+import jax.numpy as jnp
 import numpy as np
 import pandas as pd
 import scipy.special
@@ -40,11 +41,12 @@ def variances(model: GLMM) -> Variances:
     r"""The parts of the variance on the scale of the predictor (Nakagawa, Johnson and Schielzeth 2017).
 
     Fixed effects: $\sigma_f^2 = \mathrm{Var}_i(x_i^\top\beta)$ over the rows, with N - 1 below. Random effects:
-    $\sigma_\tau^2 = \sum_t\mathrm{mean}_i(z_{ti}^\top\Sigma_tz_{ti})$ (Johnson 2014); terms with a group for every row are overdispersion
-    and go with the response. The response: "exact" of a Gaussian or Student response under the identity and of square roots;
-    "latent" of a variable that is cut, $\pi^2/3$ for the logit; "delta" $\mathrm{Var}(y\mid\lambda)\,g'(\lambda)^2$; under the logarithm,
-    with $c = \mathrm{Var}(y\mid\lambda)/\lambda^2$, "lognormal" $\log(1 + c)$ and "trigamma" $\psi_1(1/c)$, which is exact for gamma.
-    $\lambda$ is the mean of y over the rows and their random effects; of successes of trials it is that of one trial.
+    $\sigma_\tau^2 = \sum_t\mathrm{mean}_i(z_{ti}^\top\Sigma_tz_{ti})$ (Johnson 2014); terms with a group for every row are
+    overdispersion and go with the response. The response: "exact" of a Gaussian or Student response under the identity;
+    "latent" of a variable that is cut, $\pi^2/3$ for the logit; "delta" $\mathrm{Var}(y\mid\lambda)\,g'(\lambda)^2$; under the
+    logarithm, with $c = \mathrm{Var}(y\mid\lambda)/\lambda^2$, "lognormal" $\log(1 + c)$ and "trigamma" $\psi_1(1/c)$, which is
+    exact for gamma. $\lambda$ is the mean of y over the rows and their random effects; of successes of trials it is that of one
+    trial.
 
     Raises:
         ValueError: the family has no such definition.
@@ -67,8 +69,8 @@ def variances(model: GLMM) -> Variances:
 def _check(response: AbstractResponse) -> None:
     if isinstance(response, (ZeroInflated, Hurdle)):
         raise ValueError(
-            f"a {response.name} response has two predictors, and shares of variance are defined for one; ask a model of the counts "
-            "or measurements alone"
+            f"a {response.name} response has two predictors, and shares of variance are defined for one; ask a model of the "
+            "counts or measurements alone"
         )
 
 
@@ -80,7 +82,7 @@ def _of_response(model: GLMM, spread: np.ndarray) -> dict[str, float]:
         return {"latent": LATENT[link]}
     if isinstance(response, (Gaussian, Student)) and link == "identity":
         with precision(np.dtype(np.float64)):
-            found = float(np.asarray(response.variance(np.zeros(1), dispersion, None))[0])
+            found = float(np.asarray(response.variance(jnp.zeros(1), dispersion, None))[0])
         if not np.isfinite(found):
             raise ValueError("the variance of the Student response is infinite at two degrees of freedom or less; it has no R2")
         return {"exact": found}
@@ -113,9 +115,9 @@ def _relative(response: AbstractResponse, mean: float, dispersion: dict, model: 
         return float(1 / mean + 1 / dispersion["theta"])
     if isinstance(response, Gamma):
         return float(dispersion["sigma"] ** 2)
-    eta = np.atleast_1d(response.link.of_mean(np.array([mean])))  # type: ignore[attr-defined]
+    eta: Any = np.atleast_1d(response.link.of_mean(np.array([mean])))  # type: ignore[attr-defined]
     with precision(np.dtype(np.float64)):
-        trials = None if model.design_.trials is None else np.ones(1)
+        trials: Any = None if model.design_.trials is None else np.ones(1)
         return float(np.asarray(response.variance(eta, dispersion, trials))[0]) / mean**2
 
 

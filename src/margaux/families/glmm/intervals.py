@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
 import numpy as np
@@ -183,8 +183,8 @@ class _Profile:
         if np.isnan(fall):
             return np.nan
         close = EXACT * self._step()
-        root = scipy.optimize.brentq(lambda t: self._beyond(t, quantile), inside, outside, xtol=close, rtol=1e-8)
-        return float(self.scale.back(float(root)))
+        root: Any = scipy.optimize.brentq(lambda t: self._beyond(t, quantile), inside, outside, xtol=close)
+        return float(self.scale.back(root))
 
     def _beyond(self, t: float, quantile: float) -> float:
         if t == self.at:

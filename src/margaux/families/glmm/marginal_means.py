@@ -60,8 +60,8 @@ class MarginalMeans:
             scale: "link", or "response" by the delta method.
 
         Returns:
-            A frame with "estimate", "se", "z", "p" and the interval, adjusted for tukey and bonferroni, else not; of the link's scale
-            under a logarithm or logit also "ratio", the exponential of the estimate.
+            A frame with "estimate", "se", "z", "p" and the interval, adjusted for tukey and bonferroni, else not; of the scale
+            of a logarithm or logit also "ratio", the exponential of the estimate.
 
         Raises:
             ValueError: unknown settings, or a single mean.
@@ -129,8 +129,9 @@ def marginal_means(
 
     The grid has every level of each category, and every number at its mean unless `at` says otherwise (Searle, Speed and
     Milliken 1980). Over categories that are not in `by` means are taken with equal weights: with rows $x$ of the grid,
-    $\bar x^\top\hat\beta$ with variance $\bar x^\top V\bar x$. The offset is its mean. Random effects are zero: on the scale of the
-    response these are typical groups, not averages over them, and of responses with zeros of their own the part beyond those.
+    $\bar x^\top\hat\beta$ with variance $\bar x^\top V\bar x$. The offset is its mean. Random effects are zero: on the scale of
+    the response these are typical groups, not averages over them, and of responses with zeros of their own the part beyond
+    those.
 
     Args:
         by: columns of the fixed effects. at: column -> value or values; those of several values join the grid.
@@ -155,7 +156,11 @@ def marginal_means(
     covariance = weights @ V @ weights.T
     mean = weights @ np.asarray(model.result_.params["beta"], float) + float(design.offset.mean())
     first = grid.groupby(names, sort=False, observed=True).head(1)
-    index = pd.Index(first[names[0]].tolist(), name=names[0]) if len(names) == 1 else pd.MultiIndex.from_frame(first[names])
+    index = (
+        pd.Index(first[names[0]].tolist(), name=names[0])
+        if len(names) == 1
+        else pd.MultiIndex.from_frame(pd.DataFrame(first[names]))
+    )
     se = np.sqrt(np.maximum(np.diagonal(covariance), 0.0))
     low, high = interval(mean, se, level)
     frame = pd.DataFrame({"link": mean, "se": se, "ci_low": low, "ci_high": high}, index=index)

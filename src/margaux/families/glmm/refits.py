@@ -41,14 +41,17 @@ def refitted(model: GLMM, y: np.ndarray) -> Fit | None:
     except ValueError:
         return None
     at = np.where(layout.rows >= 0, layout.rows, layout.rows[:, :1])
-    base = np.asarray(response.log_base(y, model.design_.trials), float)
+    values: Any = y
+    trials: Any = model.design_.trials
+    base = np.asarray(response.log_base(values, trials), float)
     units = layout.units | {"y": y[at].astype(float), "base": base[at]}
-    found, problem = model.result_, model.result_._model()
+    problem, estep = model.result_._model(), model.result_.estep
+    assert estep is not None
     fit = run(
         model.model_,
         units,
         newton(),
-        found.estep,
+        estep,
         params=_start(model),
         space=problem.space,
         penalty=problem.penalty,

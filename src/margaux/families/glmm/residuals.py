@@ -2,7 +2,7 @@ r"""Residuals of a fitted mixed model: of the response, Pearson's, of the devian
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import scipy.special
@@ -54,7 +54,7 @@ def residuals(model: GLMM, kind: str, re_form: str | None, n_simulations: int, r
     design, response = model.design_, model.model_.response
     if isinstance(response, Ordinal):
         raise ValueError('categories have no distance from a mean; an ordinal response has residuals of kind="quantile" only')
-    eta = prediction.predictor(model, None, conditional)
+    eta: Any = prediction.predictor(model, None, conditional)
     mean = prediction.mean_of(model, eta, design.trials)
     trials = 1.0 if design.trials is None else design.trials
     away = design.y - mean
@@ -62,7 +62,8 @@ def residuals(model: GLMM, kind: str, re_form: str | None, n_simulations: int, r
         return away / trials
     if kind == "pearson":
         with precision(np.dtype(np.float64)):
-            variance = np.asarray(response.variance(eta, model.result_.params["dispersion"], design.trials), float)
+            of: Any = design.trials
+            variance = np.asarray(response.variance(eta, model.result_.params["dispersion"], of), float)
         if not np.all(np.isfinite(variance)):
             raise ValueError(f'the variance of the family {response.name} is infinite at the estimate; use kind="quantile"')
         return away * np.sqrt(design.weights / variance)
