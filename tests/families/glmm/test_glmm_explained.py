@@ -17,10 +17,11 @@ def test_a_gaussian_response_has_exact_shares():
     fixed = np.var(model.params_["x"] * data["x"], ddof=1)
     between, own = model.params_["sd_g"] ** 2, model.params_["sigma"] ** 2
     found = model.r2()
+    fixed = float(fixed)
     total = fixed + between + own
     assert list(found.index) == ["exact"]
-    np.testing.assert_allclose(found.to_numpy(float)[0], [fixed / total, (fixed + between) / total])
-    np.testing.assert_allclose(model.icc().to_numpy(float)[0], [between / (between + own), between / total])
+    np.testing.assert_allclose(found.to_numpy(float)[0], np.array([fixed, fixed + between]) / total)
+    np.testing.assert_allclose(model.icc().to_numpy(float)[0], between / np.array([between + own, total]))
     assert found.attrs["variances"].random == pytest.approx(between)
 
 
