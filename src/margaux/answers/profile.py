@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, NamedTuple
 
 import jax
@@ -99,24 +100,30 @@ def profile(
 
 
 class Held(NamedTuple):
-    """A fit at the maximum over all parameters but one, or on the way to one that is clearly below a level."""
+    """A fit at the maximum over all parameters but one, or on the way to one that is clearly below a level, and its
+    log-likelihood."""
 
     fit: Fit
     below: bool
+    loglik: float
 
 
-def held(fit: Fit, name: str, value: float, level: float) -> Held | None:
+def held(fit: Fit, name: str, value: float, level: float, rule_of: Callable[[Fit, PyTree], Rule] | None = None) -> Held | None:
     """The fit at the maximum over all parameters but one, which has a given value; None where that was not reached.
 
     Proposals are made anew at every point: where a variance is next to none, no other serves a mean that moves. The search ends
     early where what its next step promises, `PROMISE` times over, leaves the log-likelihood `CLEARLY` below `level`.
+
+    Args:
+        rule_of: how expectations are taken at some parameters; `best_rule` if None.
     """
     j = fit.names.index(name)
     try:
-        end = _Constrained(fit, j, name, held=False).maximum(fit.params, value, level)
+        end = _Constrained(fit, j, name, held=False, rule_of=rule_of).maximum(fit.params, value, level)
     except (ValueError, np.linalg.LinAlgError):
         return None
-    return Held(fit.at(end.params), end.below(level)) if end.below(level) or end.away <= CLOSE else None
+    reached = end.below(level) or end.away <= CLOSE or np.isnan(end.away)
+    return Held(fit.at(end.params), end.below(level), end.loglik) if reached else None
 
 
 class End(NamedTuple):
@@ -134,13 +141,22 @@ class End(NamedTuple):
 class _Constrained:
     """The search for the maximum over the other parameters, by proposals that are held, or made anew at every point."""
 
-    def __init__(self, fit: Fit, j: int, name: str, held: bool = True) -> None:
+    #: how expectations are taken at some parameters; `best_rule` if None
+    rule_of: Callable[[Fit, PyTree], Rule] | None = None
+
+    def __init__(
+        self, fit: Fit, j: int, name: str, held: bool = True, rule_of: Callable[[Fit, PyTree], Rule] | None = None
+    ) -> None:
         self.fit, self.j, self.name, self.coordinates, self.held = fit, j, name, Coordinates(fit), held
+        self.rule_of = rule_of
+
+    def _rule(self, params: PyTree) -> Rule:
+        return best_rule(self.fit, params) if self.rule_of is None else self.rule_of(self.fit, params)
 
     def maximum(self, params: PyTree, value: float, level: float = -np.inf) -> End:
         """The maximum, or a place after the first step from which it is clearly below a level."""
         u = self._onto(self.coordinates.to(params), value)
-        rule = best_rule(self.fit, self.coordinates.back(u))
+        rule = self._rule(self.coordinates.back(u))
         at = self._evaluated(u, rule)
         radius, first = RADIUS, True
         for _ in range(MOST):
@@ -156,7 +172,7 @@ class _Constrained:
 
     def _evaluated(self, u: np.ndarray, rule: Rule) -> Evaluation:
         params = self.coordinates.back(u)
-        rule = rule if self.held else best_rule(self.fit, params)
+        rule = rule if self.held else self._rule(params)
         return evaluate(self.fit, rule, params, range(rule.replicates))._replace(u=u)
 
     def _onto(self, u: np.ndarray, value: float) -> np.ndarray:

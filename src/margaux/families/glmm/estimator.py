@@ -11,7 +11,7 @@ import pandas as pd
 
 from ...answers.certificate import Certificate
 from ...answers.fit import Fit
-from ...answers.fitted import Fitted, Parameters
+from ...answers.fitted import Parameters
 from ...answers.likelihood import LogLikelihood
 from ...answers.polish import polish
 from ...answers.rules import best_rule, laplace_rule
@@ -21,12 +21,14 @@ from ...numerics.compiling import keep_compilations
 from ...numerics.wald import wald_table
 from ...showing.parts import check_fitted
 from . import natural, prediction
+from .answers import Answers
 from .base import AbstractResponse
 from .effects import effects_of, frames
 from .fitting import METHODS, MOST, Asked, approximate, estimate, started
 from .formula import design
 from .layout import laid_out
 from .likelihood import settled
+from .marginal_means import typical
 from .model import Mixed
 from .responses import Ordinal, by_name
 from .verdict import certified
@@ -39,7 +41,7 @@ if TYPE_CHECKING:
 EDGE = 1e-4
 
 
-class GLMM(Parameters, Fitted):
+class GLMM(Parameters, Answers):
     r"""Generalised linear mixed models by formula, at the maximum of their exact likelihood where it can be integrated.
 
     $g(E[y\mid b]) = X\beta + \sum_t Z_tb_t + \text{offset}$ with $b_t\sim N(0, \Sigma_t)$ independent over the groups of each
@@ -124,6 +126,7 @@ class GLMM(Parameters, Fitted):
             start = start._replace(params=natural.given(model, found, start.params, self.start))
         fit = estimate(model, layout, start, asked)
         self.design_, self.layout_, self.model_, self._sizes = found, layout, model, start.sizes
+        self.typical_ = typical(found, data)
         self._names = natural.names(model, found)
         self._keep(fit)
         if fit.result.failed:
