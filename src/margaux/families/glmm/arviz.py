@@ -8,9 +8,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ...answers.approximated import laplace_rule
 from ...answers.arviz import about_estimator, latents, pointwise_of
 from ...answers.posterior import each_unit, latent_size
+from ...answers.rules import laplace_rule
 from ...esteps import Laplace
 from ...numerics.precision import precision
 from ...showing.arviz import Parts

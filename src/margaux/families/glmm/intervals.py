@@ -145,8 +145,8 @@ def _engine(model: GLMM, name: str) -> tuple[str, float]:
     others = np.abs(model._jacobian[:, at[:1]]).sum() if at.size else 0.0
     if at.size != 1 or not np.isclose(row[at[0]], 1) or not np.isclose(others, 1):
         raise ValueError(
-            f'a profile holds one parameter of the fit, and "{name}" of correlated effects is none; use method="boot", or ask for '
-            "other parameters"
+            f'a profile holds one parameter of the fit, and "{name}" of correlated effects is none; use method="boot", or ask '
+            "for other parameters"
         )
     return model.result_.names[at[0]], float(np.sign(model._jacobian[model._names.index(name), at[0]]))
 
