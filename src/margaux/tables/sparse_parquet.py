@@ -130,9 +130,11 @@ class SparseParquet:
         lengths = np.zeros(n, np.int64)
         lengths[mine] = np.diff([*entries.starts, len(entries.counts)])
         ends = np.append(0, np.cumsum(lengths))
+        # Of wide ends SciPy makes wide places, in a copy.
+        ends = ends.astype(np.int32) if ends[-1] <= np.iinfo(np.int32).max else ends
         first = 0
         while first < n:
-            last = max(int(np.searchsorted(ends, ends[first] + BLOCK, "right")) - 1, first + 1)
+            last = max(int(np.searchsorted(ends, int(ends[first]) + BLOCK, "right")) - 1, first + 1)
             span = slice(ends[first], ends[last])
             parts = entries.counts[span].copy(), entries.places[span].copy(), ends[first : last + 1] - ends[first]
             rows = scipy.sparse.csr_array(parts, shape=(last - first, len(genes)))
@@ -145,8 +147,7 @@ class SparseParquet:
                 both = ends[row] + np.flatnonzero(entries.places[ends[row] : ends[row + 1]] == gene)[:2]
                 once, twice = (self.table.place(entries.first + int(at)) for at in both)
                 raise ValueError(
-                    f'the cell "{cells[row]}" has the gene "{genes[gene]}" twice, in {once} and {twice}; add up the counts of such '
-                    "rows"
+                    f'the cell "{cells[row]}" has the gene "{genes[gene]}" twice, in {once} and {twice}; add them up'
                 )
             entries.counts[span], entries.places[span] = rows.data, rows.indices
             first = last
