@@ -5,7 +5,7 @@
 3. Regression with missing covariates, 100,000 x 20, a tenth missing: the fit with standard errors.
 4. LeNet-5 on images of 28 x 28 by MISSO: an epoch of 55,000 in blocks of 128 (made-up images: the time is the same).
 5. ResNet-18 on images of 32 x 32 in three colours by MISSO: an epoch of 50,000 in blocks of 500, whose table of gradients takes
-   4.5 GB in single precision. On a CPU, where it takes hours, the time is that of two blocks of 50 times five hundred.
+   4.5 GB in single precision. On a CPU the time is that of two blocks of 50 images, times five hundred.
 
 Each job is a process of its own, on the accelerator in single precision and on the CPU in single and double; what is compiled is
 left out by a first fit. The share of the peak is that of arithmetic or of memory, whichever is more, where the work can be
