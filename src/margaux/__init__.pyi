@@ -68,6 +68,7 @@ from .problem.units import one_unit, pad_ragged
 from .replicating.replicates import ReplicateError, Replicates
 from .replicating.study import replicate
 from .tables.on_disk import on_disk
+from .tables.sparse_parquet import sparse_parquet
 
 __version__: str
 __all__ = [
@@ -173,5 +174,6 @@ __all__ = [
     "souk",
     "shard",
     "soul",
+    "sparse_parquet",
     "svrg",
 ]

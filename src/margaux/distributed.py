@@ -23,6 +23,7 @@ from jaxtyping import PyTree
 
 from .engine.share import Shard, Share, everyones, together
 from .engine.stored import Rows
+from .tables.sparse_parquet import SparseParquet
 
 #: what the schedulers that jax knows set in the environment of a process
 SCHEDULERS = ("SLURM_STEP_NODELIST", "OMPI_MCA_orte_hnp_uri", "JOB_COMPLETION_INDEX", "TPU_WORKER_HOSTNAMES")
@@ -121,7 +122,8 @@ def shard(data: PyTree, *, local: bool = False) -> Any:
         data: pytree of arrays, memmaps, arrays of zarr or HDF5, SciPy's sparse arrays, data frames and AnnData with all units on
             the leading axis, of which this process's slice alone is read, what lies on disk when it is needed; or with
             `local=True` the units that this process has read for itself, whatever their number: those of process 0 come first,
-            then those of process 1, and so on.
+            then those of process 1, and so on. Of a `margaux.sparse_parquet`, at once, the cells of this process's row groups,
+            and of other leaves the rows of the same cells.
 
     Raises:
         ValueError, TypeError: data that are none or of several lengths, or fewer units than processes.
@@ -135,11 +137,31 @@ def shard(data: PyTree, *, local: bool = False) -> Any:
         return data
     if local:
         with together(True):
+            data = jax.tree.map(lambda leaf: leaf.read() if isinstance(leaf, SparseParquet) else leaf, data)
             size = _units(data)
         sizes = tuple(int(size) for size in everyones(np.asarray(size)))
         return Shard(data, Share(sizes, index))
+    tables = [leaf for leaf in jax.tree.leaves(data) if isinstance(leaf, SparseParquet)]
+    if tables:
+        return _by_row_groups(data, *tables)
     share = Share.equal(_units(data))
     return Shard(jax.tree.map(lambda leaf: _part(leaf, share.first, share.first + share.size), data), share)
+
+
+def _by_row_groups(data: PyTree, table: SparseParquet, *more: SparseParquet) -> Shard:
+    """The cells of this process's row groups, and their rows of whatever else there is."""
+    if more:
+        raise TypeError("the data have several sparse Parquet tables, whose row groups may differ; pass one")
+    counts, share = table.shared()
+    others = [leaf for leaf in jax.tree.leaves(data) if leaf is not table]
+    if others and _units(others) != share.n:
+        told = f"the sparse Parquet table has {share.n} cells and what comes with it {_units(others)} rows"
+        raise ValueError(f"{told}; they must agree")
+
+    def own(leaf: Any) -> Any:
+        return counts if leaf is table else _part(leaf, share.first, share.first + share.size)
+
+    return Shard(jax.tree.map(own, data), share)
 
 
 def _units(data: PyTree) -> int:

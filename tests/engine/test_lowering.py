@@ -12,6 +12,12 @@ from margaux.families.pln import fitting
 from margaux.families.pln.counts import Counts
 from margaux.families.pln.fitting import Design, Sweeps
 from margaux.families.pln.start import by_log_counts
+from margaux.families.variational.layers import AbstractStacked, Convolution, Dense, GroupNorm
+from margaux.families.variational.likelihoods import Categorical
+from margaux.families.variational.model import Variational, blocks
+from margaux.families.variational.networks import as_network
+from margaux.families.variational.posterior import GaussianPosterior
+from margaux.families.variational.priors import Normal
 
 PROBLEM = random_intercept(20, 3)
 
@@ -80,6 +86,38 @@ def test_a_sweep_of_pln():
     for name, block in (("_whole", 1 << 22), ("visit", 80), ("_judged", 80)):
         program, args, static = seen(fitting, name, lambda block=block: swept(block))
         assert "dot_general" in lowered(program, *args, **static)
+
+
+class Small(AbstractStacked):
+    """The layers of a residual network, each once."""
+
+    convolution: Convolution
+    norm: GroupNorm
+    dense: Dense
+
+    def __init__(self):
+        keys = jax.random.split(jax.random.key(0))
+        self.convolution, self.norm = Convolution(3, 4, 3, 2, 1, use_bias=False, key=keys[0]), GroupNorm(2, 4)
+        self.dense = Dense(4, 4, key=keys[1])
+
+    def __call__(self, x):
+        x = jax.nn.relu(self.norm(self.convolution(jax.numpy.moveaxis(x, 2, 0))))
+        return self.dense(x.mean(axis=(1, 2)))
+
+
+def test_a_visit_of_a_block_of_images(monkeypatch):
+    n, rng = 8, np.random.default_rng(0)
+    network, weights = as_network(Small())
+    model = Variational(network, Categorical(), Normal(1.0), GaussianPosterior("all"), n, 2)
+    data = blocks(rng.integers(0, 256, (n, 8, 8, 3)).astype(np.uint8), rng.integers(0, 4, n), 2)
+
+    def trained():
+        mx.fit(model, data, mx.misso(lipschitz=1e3), mx.Noise(1), params=model.start(weights, 0.05), n_iter=4, batch_size=1,
+               dtype="float32", polish=False, progress=False)  # fmt: skip
+
+    program, args, static = seen(loop, "batch_chunk", trained, minibatch)
+    monkeypatch.setattr(jax, "default_backend", lambda: "gpu")  # where convolutions are the library's
+    assert "stablehlo.convolution" in lowered(program, *args, **static)
 
 
 @pytest.mark.gpu

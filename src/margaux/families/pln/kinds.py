@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from anndata import AnnData
 
     from ...engine.share import Shard
+    from ...tables.sparse_parquet import SparseParquet
 
 
 class Stored(Protocol):
@@ -28,7 +29,9 @@ class Stored(Protocol):
 
 
 #: a row a unit and a column a feature; or a dictionary of these, covariates and offsets; or what `margaux.shard` makes of them
-CountsLike: TypeAlias = "ArrayLike | pd.DataFrame | sparse.sparray | sparse.spmatrix | Stored | AnnData | dict[str, Any] | Shard"
+CountsLike: TypeAlias = (
+    "ArrayLike | pd.DataFrame | sparse.sparray | sparse.spmatrix | Stored | SparseParquet | AnnData | dict[str, Any] | Shard"
+)
 #: a row a unit
 Covariates: TypeAlias = "ArrayLike | pd.DataFrame | pd.Series | Shard"
 #: logs of size factors, by unit or by entry, or the name of a rule

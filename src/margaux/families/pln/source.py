@@ -14,6 +14,7 @@ import scipy
 from ...engine.share import Shard, Share
 from ...engine.stored import Rows
 from ...tables.checks import is_number
+from ...tables.sparse_parquet import LabelledCounts, SparseParquet
 from .covariates import plain
 from .disk import from_disk, on_disk, sparse_rows
 from .offsets import given
@@ -87,7 +88,11 @@ def source_of(counts: Any, share: Share | None = None) -> Source:
         if whole.X is None:
             raise ValueError('the AnnData has no .X; put the raw counts there, often those in .layers["counts"]')
         counts = _of_anndata(whole.X, rows)
-    if isinstance(counts, pd.DataFrame):
+    if isinstance(counts, SparseParquet):
+        counts = counts.read()
+    if isinstance(counts, LabelledCounts):
+        features, units, counts = counts.genes, counts.cells, counts.values
+    elif isinstance(counts, pd.DataFrame):
         features, units = counts.columns, counts.index
         counts = _of_frame(counts)
     elif on_disk(counts):

@@ -67,9 +67,10 @@ def read(counts: CountsLike, covariates: Covariates | None = None, formula: str 
 
     Args:
         counts: (n, p) whole numbers: an array or what NumPy makes one of (a list), a data frame, a SciPy sparse matrix, which
-            stays sparse, a memory map, a zarr array or an HDF5 dataset, or an AnnData in memory or backed (its .X, .obs and
-            .var_names). What lies on disk is read a block of rows at a time: see `from_disk`. Or a dictionary of counts,
-            covariates and offsets by these names. Of a fit over several processes, what `margaux.shard` makes of it.
+            stays sparse, a memory map, a zarr array or an HDF5 dataset, a `margaux.sparse_parquet`, or an AnnData in memory or
+            backed (its .X, .obs and .var_names). What lies on disk is read a block of rows at a time: see `from_disk`. Or a
+            dictionary of counts, covariates and offsets by these names. Of a fit over several processes, what `margaux.shard`
+            makes of it.
         covariates: (n,) or (n, k), an array or a data frame without intercept; text and categories become dummies.
         formula: such as "~ site + depth", about the columns of `covariates` or of an AnnData's .obs.
         offsets: logs of size factors, (n,), (n, 1) or (n, p), or a name (see `margaux.families.pln.offsets`); zeros unless given.
