@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import oracles
@@ -68,7 +69,7 @@ def draw(family: str) -> Callable[[np.random.Generator, str, int], Problem]:
 
     def made(rng: np.random.Generator, variant: str, seed: int) -> Problem:
         data = table(rng, family, variant)
-        while data["y"].nunique() < 2:
+        while len(np.unique(data["y"])) < 2:
             data = table(rng, family, variant)
         found: dict[str, np.ndarray] = {}
 
@@ -94,7 +95,8 @@ def draw(family: str) -> Callable[[np.random.Generator, str, int], Problem]:
                 density(y[i : i + TOGETHER, None], eta[i : i + TOGETHER, None] + spread * GRID, own)
                 for i in range(0, len(y), TOGETHER)
             ])  # fmt: skip
-            return -float(special.logsumexp(np.add.reduceat(logs, starts) + LOG_W, axis=1).sum())
+            total: Any = special.logsumexp(np.add.reduceat(logs, starts) + LOG_W, axis=1)
+            return -float(np.sum(total))
 
         def truth() -> oracles.Truth:
             first = np.array([0.3, 0.4, -0.5] + ([0.0] if name else []))

@@ -11,6 +11,7 @@ from jaxtyping import Array, Float, PyTree
 
 from ..kernels.base import flat_size
 from ..numerics.gaussian import HOPELESS, normals
+from ..numerics.keys import key_of
 from ..numerics.sampling import effective_size
 from ..numerics.structures import AbstractFactor, AbstractStructure, Dense, LogDensity
 from ..problem.model import AbstractStructured, leading, mapped
@@ -77,10 +78,9 @@ class Laplace(AbstractMarginal):
         return self.structure.trouble(latents) if trouble is None and self.structure is not None else trouble
 
     def _structure(self, model: Any, params: PyTree, y: PyTree) -> AbstractStructure:
+        shapes = jax.eval_shape(model.init_latents, key_of(0), params, y)
         declared = model.structure(params, y) if isinstance(model, AbstractStructured) else Dense()
-        return (self.structure or declared).ready(
-            jax.eval_shape(lambda p, u: model.init_latents(jax.random.key(0), p, u), params, y)
-        )
+        return (self.structure or declared).ready(shapes)
 
     def init(self, key, model, params, y):
         target, _ = flat_target(model, params, y)

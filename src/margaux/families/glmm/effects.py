@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from ...answers.fit import Fit
     from .formula import Design
     from .layout import Layout
-    from .model import Mixed
 
 #: solves with a factor that are made together
 TOGETHER = 64
@@ -47,7 +46,7 @@ def effects_of(fit: Fit, rule: Rule, layout: Layout) -> dict[str, tuple[np.ndarr
     return out
 
 
-def _averaged(model: Mixed, params: Any, z: Any, w: Any, batch: Any) -> Any:
+def _averaged(model: Any, params: Any, z: Any, w: Any, batch: Any) -> Any:
     """E[b] and E[b^2] of one unit's effects."""
     out = {}
     for factor in model.factors:

@@ -20,7 +20,7 @@ from ...answers.likelihood import LogLikelihood
 from ...numerics.compiling import compiled
 from ...numerics.precision import default_dtype, precision, settle
 from ...numerics.sampling import effective_size
-from .model import ByPredictor, Mixed
+from .model import ByPredictor
 
 if TYPE_CHECKING:
     from ...answers.fit import Fit
@@ -45,7 +45,7 @@ class Drawn(NamedTuple):
     gradient: np.ndarray
 
 
-def can_eliminate(model: Mixed) -> bool:
+def can_eliminate(model: Any) -> bool:
     """Whether one unit's effects can be integrated so."""
     sizes = sorted((factor.groups * factor.k, factor.k) for factor in model.factors)
     return len(sizes) > 1 and sizes[-1][1] <= INTEGRATED and sum(size for size, _ in sizes[:-1]) <= DRAWN

@@ -88,7 +88,7 @@ def chosen(response: AbstractResponse, layout: Layout, asked: Asked) -> Abstract
     return Laplace()
 
 
-def approximate(response: AbstractResponse, estep: AbstractEStep, asked: Asked) -> bool:
+def approximate(response: AbstractResponse, estep: AbstractEStep | None, asked: Asked) -> bool:
     """Whether a fit is answered by Laplace's approximation, also where its likelihood could be had by draws."""
     return isinstance(estep, Laplace) and (asked.method == "laplace" or is_exact(response))
 

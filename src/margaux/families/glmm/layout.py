@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+import jax.numpy as jnp
 import numpy as np
 import pandas as pd
 
@@ -48,7 +49,8 @@ def laid_out(design: Design, response: AbstractResponse) -> Layout:
     unit = np.zeros(len(design.y), int) if top is None else np.unique(top.codes, return_inverse=True)[1]
     rows = _rows_of(unit)
     with precision(default_dtype(None)):
-        base = np.asarray(response.log_base(design.y, design.trials), float)
+        y, trials = (None if part is None else jnp.asarray(part) for part in (design.y, design.trials))
+        base = np.asarray(response.log_base(y, trials), float)  # type: ignore[arg-type]
     there = rows >= 0
     at = np.where(there, rows, rows[:, :1])  # padding repeats a row of the unit, with no weight
     units: dict[str, Any] = {"X": design.X[at], "y": design.y[at].astype(float), "base": base[at], "offset": design.offset[at]}

@@ -178,7 +178,7 @@ class ByPredictor(AbstractEliminated):
         self.groups, self.k = sizes[largest]
         self.model, self.params, self.y = model, params, y
 
-    def curvature(self, log_density, z):
+    def curvature(self, log_density: Any, z: Array) -> Arrow:
         model, params, y = self.model, self.params, self.y
         own, places, values, at = None, [], [], 0
         latents, start = {}, 0
