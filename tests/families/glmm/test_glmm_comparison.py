@@ -29,6 +29,7 @@ def maximum(data, X):
     return -optimize.minimize(minus, start, method="BFGS", options={"gtol": 1e-6}).fun
 
 
+@pytest.mark.slow
 def test_the_table_of_two_gaussian_models():
     full, data = fits.gaussian(), fits.table("measurements")
     less = fits.fitted("measurements", "y ~ 1 + (1 | g)", "gaussian")
@@ -47,6 +48,7 @@ def test_the_table_of_two_gaussian_models():
     assert np.isnan(table["p"].iloc[0]) and table["test"].tolist() == ["", "chi-squared(1)"]
 
 
+@pytest.mark.slow
 def test_a_variance_with_its_covariance_is_tested_by_a_mixture():
     slopes = fits.fitted("counts", "y ~ x + arm + (1 + x | g)", "poisson")
     row = slopes.anova(fits.poisson()).iloc[1]
@@ -60,6 +62,7 @@ def test_a_variance_with_its_covariance_is_tested_by_a_mixture():
     assert nesting(alone, slopes)[:2] == (1, 0)
 
 
+@pytest.mark.slow
 def test_families_at_an_edge_of_others():
     nbinom = fits.fitted("counts", "y ~ x + arm + (1 | g)", "nbinom2")
     found = nesting(fits.poisson(), nbinom)
@@ -75,6 +78,7 @@ def test_families_at_an_edge_of_others():
         nesting(nbinom, fits.poisson())
 
 
+@pytest.mark.slow
 def test_several_variances_need_a_bootstrap():
     full = fits.fitted("measurements", "y ~ x + (1 + x | g)", "gaussian")
     data = fits.table("measurements").assign(h=lambda frame: frame.index % 5)
@@ -89,6 +93,7 @@ def test_several_variances_need_a_bootstrap():
     assert again[0]["p"] * 20 == pytest.approx(round(again[0]["p"] * 20)) and again[0]["p"] >= 0.05
 
 
+@pytest.mark.slow
 def test_a_bootstrap_agrees_with_chi_squared_inside():
     data = fits.measurements(3, groups=40)
     data["w"] = np.random.default_rng(11).normal(size=len(data))
@@ -139,6 +144,7 @@ def test_what_cannot_be_compared_is_refused():
         full.anova("y ~ x")
 
 
+@pytest.mark.slow
 def test_thresholds_are_the_intercept_of_categories():
     data = fits.table("counts").assign(y=lambda frame: np.minimum(frame["y"], 3))
     less, full = (GLMM(f"y ~ {x} + (1 | g)", family="ordinal", verbose=False).fit(data) for x in ("x", "x + arm"))

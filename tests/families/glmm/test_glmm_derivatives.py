@@ -18,9 +18,9 @@ from margaux.problem.model import differentiated
 
 @pytest.mark.parametrize("family, formula", [
     (by_name("poisson"), "y ~ x + (x | g)"),
-    (by_name("nbinom2"), "y ~ x + (x || g)"),
-    (Hurdle(by_name("nbinom2")), "y ~ x + (1 | h/g)"),
-    (by_name("gaussian"), "y ~ x + (1 | g) + (1 | c)"),
+    pytest.param(by_name("nbinom2"), "y ~ x + (x || g)", marks=pytest.mark.slow),
+    pytest.param(Hurdle(by_name("nbinom2")), "y ~ x + (1 | h/g)", marks=pytest.mark.slow),
+    pytest.param(by_name("gaussian"), "y ~ x + (1 | g) + (1 | c)", marks=pytest.mark.slow),
 ])  # fmt: skip
 def test_two_derivatives(family, formula):
     rng = np.random.default_rng(8)

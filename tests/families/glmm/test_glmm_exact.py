@@ -98,6 +98,7 @@ def test_nested_and_crossed_gaussian_factors_are_those_of_their_marginal_normal(
         assert model.certificate_.word == "certified"
 
 
+@pytest.mark.slow
 def test_a_singular_fit_says_so():
     rng = np.random.default_rng(5)
     data = pd.DataFrame({"x": rng.normal(size=240), "g": np.repeat(np.arange(40), 6)})

@@ -38,6 +38,7 @@ def test_counts_have_three_approximations():
     assert np.all(table["conditional"] > table["marginal"])
 
 
+@pytest.mark.slow
 def test_negative_binomials_add_their_own():
     data = fits.table("counts")
     rng = np.random.default_rng(8)
@@ -84,6 +85,7 @@ def test_slopes_count_where_they_are_and_effects_of_rows_with_the_response():
     np.testing.assert_allclose(table["marginal"], table["conditional"])
 
 
+@pytest.mark.slow
 def test_categories_are_cut_latent_variables_and_zeros_of_their_own_are_refused():
     data = fits.table("counts").assign(y=lambda frame: np.minimum(frame["y"], 3))
     ordinal = GLMM("y ~ x + (1 | g)", family="ordinal", link="probit", verbose=False).fit(data)

@@ -42,6 +42,7 @@ def ends(data, level) -> Any:
     return low, optimize.brentq(lambda sd: at(sd) - cut, best.x, 10 * best.x + 1)
 
 
+@pytest.mark.slow
 def test_a_profile_is_that_of_the_exact_likelihood():
     model, data = fits.gaussian(), fits.table("measurements")
     found = model.conf_int(method="profile", parameters="sd_g")
@@ -50,6 +51,7 @@ def test_a_profile_is_that_of_the_exact_likelihood():
     np.testing.assert_allclose(narrow.loc["sd_g"], ends(data, 0.5), atol=0.01 * model.stderr_["sd_g"])
 
 
+@pytest.mark.slow
 def test_a_standard_deviation_may_be_zero():
     data = fits.measurements(4, groups=15, size=4, sd=0.12)
     model = GLMM("y ~ x + (1 | g)", verbose=False).fit(data)
@@ -75,6 +77,7 @@ def test_profiles_of_counts_lean_the_right_way_and_agree_with_wald_inside():
         assert fall == pytest.approx(stats.chi2.ppf(0.95, 1), abs=0.03)
 
 
+@pytest.mark.slow
 def test_a_theta_that_poisson_reaches_has_no_upper_end():
     model = fits.fitted("counts", "y ~ x + arm + (1 | g)", "nbinom2")
     if model.anova(fits.poisson())["chisq"].iloc[1] > 2:

@@ -78,6 +78,7 @@ def test_a_tukey_interval_holds_zero_where_p_is_above_its_level():
     assert np.array_equal(zero, found["p"] > 0.05) and 0 < np.sum(zero) < len(zero)
 
 
+@pytest.mark.slow
 def test_offsets_and_categories():
     data = fits.table("counts").assign(t=lambda frame: 1.0 + frame.index % 3)
     model = GLMM("y ~ arm + offset(log(t)) + (1 | g)", family="poisson", verbose=False).fit(data)

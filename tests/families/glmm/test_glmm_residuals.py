@@ -109,6 +109,7 @@ def test_monte_carlo_p_values_are_ranks():
     assert monte_carlo_p(10.0, others, True) == 1.0
 
 
+@pytest.mark.slow
 def test_a_true_model_passes_and_wrong_ones_are_told():
     frame = fits.poisson().check_residuals()
     assert list(frame.index) == ["uniformity", "dispersion", "zeros", "outliers"]
@@ -128,6 +129,7 @@ def test_a_true_model_passes_and_wrong_ones_are_told():
     assert "zeros" not in found.index and found.loc["outliers", "p"] < 0.02
 
 
+@pytest.mark.slow
 def test_the_tests_hold_their_level_on_data_of_the_model():
     # Refitting each data set would make the p values larger; here the estimate is the truth.
     model = fits.binomial()

@@ -158,6 +158,7 @@ def wrapped(name, link):
 
 
 @pytest.mark.parametrize(("name", "link"), PAIRS)
+@pytest.mark.slow
 def test_three_derivatives_are_differences_and_finite_far_out(name, link):
     positive = link in ("identity", "inverse", "sqrt") and name not in ("gaussian", "student")
     near = np.linspace(0.3, 3, 7) if positive else np.linspace(-4.05, 4.15, 9)
@@ -215,6 +216,7 @@ def test_a_predictor_without_a_mean_has_no_density():
 
 
 @pytest.mark.parametrize(("name", "link"), PAIRS)
+@pytest.mark.slow
 def test_draws_have_the_moments_and_the_distribution_function(name, link):
     count = 20_000
     for response in wrapped(name, link):

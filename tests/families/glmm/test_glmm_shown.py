@@ -280,6 +280,7 @@ def test_the_command_is_the_estimator(binomial, tmp_path):
     np.testing.assert_allclose(frame["estimate"], binomial.ranef()["herd"]["estimate"])
 
 
+@pytest.mark.slow
 def test_offsets_weights_and_zeros_of_the_command(tmp_path):
     table = herds(30, 6)
     rng = np.random.default_rng(0)

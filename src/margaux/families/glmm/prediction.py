@@ -36,7 +36,7 @@ def predicted(
         allow_new_levels: groups that the fit does not have get effects of zero instead of an error.
 
     Returns:
-        (rows,). Of an ordinal response (rows, K): probabilities of the categories.
+        (rows,). Of an ordinal response the mean number of the category, from zero on; of trials the probability of a success.
 
     Raises:
         ValueError: a group that the fit does not have, missing columns, unknown settings.
