@@ -58,4 +58,6 @@ def test_verbal_aggression_over_seeds(data_folder):
     found = [likelihood(model.result_, model.result_.params, mode, seed=seed, tol=0.05) for seed in range(20)]
     values, errors = np.array([float(one) for one in found]), np.array([one.se for one in found])
     assert errors.max() <= 0.05
+    auto = mx.GLMM(formula, family="binomial", verbose=False).fit(data)
+    assert abs(float(auto.loglik_) - values.mean()) < 0.1 and "maximum of the likelihood itself" in str(auto.certificate_.checks)
     assert (np.abs(values - values.mean()) < 2.6 * errors).mean() > 0.9 and values.std(ddof=1) < 1.7 * errors.mean()

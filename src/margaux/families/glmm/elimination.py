@@ -30,7 +30,7 @@ INTEGRATED, DRAWN = 2, 300
 #: nodes a dimension, and Newton's steps to where they are put
 NODES, STEPS = 9, 3
 #: pairs of draws, and how often as many more are made until the error is small
-PAIRS, AGAIN = 256, 6
+PAIRS, AGAIN = 256, 24
 #: error of the log-likelihood that is small, and the share of draws that must be effective
 SMALL, EVEN = 0.02, 0.05
 #: numbers that the rows of the draws made together may hold

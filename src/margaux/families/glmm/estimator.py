@@ -24,6 +24,7 @@ from . import natural, prediction
 from .answers import Answers
 from .base import AbstractResponse
 from .effects import effects_of, frames
+from .elimination import can_eliminate
 from .fitting import METHODS, MOST, Asked, approximate, estimate, started
 from .formula import design
 from .layout import laid_out
@@ -207,9 +208,10 @@ class GLMM(Parameters, Answers):
     @property
     def _eliminates(self) -> bool:
         """Whether crossed factors were approximated, and their likelihood is exact all the same."""
-        fit, settings = self.result_, self._asked()
-        crossed = isinstance(fit.estep, Laplace) and fit._model().n == 1 and fit.polished is None
-        return crossed and not approximate(self.model_.response, fit.estep, settings)
+        fit = self.result_
+        done = fit.polished or fit.known("examined")
+        approximated = done is not None and isinstance(done.rule.estep, Laplace) and fit._model().n == 1
+        return approximated and not approximate(self.model_.response, fit.estep, self._asked()) and can_eliminate(self.model_)
 
     def fixef(self) -> pd.Series:
         """Fixed effects, as lme4 calls them."""

@@ -8,7 +8,7 @@ from ...answers.likelihood import LogLikelihood
 from ...answers.posterior import latent_size
 from ...answers.rules import laplace_rule
 from ...esteps import Laplace
-from .elimination import can_eliminate, likelihood
+from .elimination import likelihood
 
 if TYPE_CHECKING:
     from ...answers.fit import Fit
@@ -21,7 +21,7 @@ FINER = {1: (31, 51, 99), 2: (25, 41, 61), 3: (15, 21, 27)}
 def settled(fit: Fit, exact: bool) -> LogLikelihood:
     """As `margaux.Fit.loglik`, by finer quadratures where its error could be seen in a difference of models; `exact`: of crossed
     factors, by integrating the largest."""
-    if exact and can_eliminate(fit._model().model):
+    if exact:
         return likelihood(fit, fit.params, laplace_rule(fit).rows["mean"][0])
     best = fit.loglik()
     if isinstance(fit.estep, Laplace) or best.method != "quadrature":

@@ -12,7 +12,7 @@ from ...answers.certificate import Certificate, Check, Level
 from ...answers.certify import AT_MAXIMUM
 from ...answers.rules import laplace_rule
 from .counts import Binomial
-from .elimination import EVEN, can_eliminate, correction
+from .elimination import EVEN, correction
 from .ordinal import Ordinal
 from .prediction import predictor
 
@@ -33,7 +33,7 @@ def certified(model: GLMM) -> Certificate:
         return pattern.sub(lambda found: inner[found.group()], sentence)
 
     checks = tuple(check._replace(sentence=named(check.sentence)) for check in fit.certificate.checks)
-    if model._eliminates and can_eliminate(model.model_):
+    if model._eliminates:
         checks = tuple(_approximation(model) if check.name == "approximation" else check for check in checks)
     more = [] if fit.result.failed else [check for check in (separation(model), singular(model)) if check is not None]
     return dataclasses.replace(fit.certificate, checks=(*checks, *more))
