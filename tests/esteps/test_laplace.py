@@ -41,7 +41,7 @@ def counts(n=12, rows=5):
     return {"y": rng.poisson(np.exp(eta)).astype(float), "x": x}
 
 
-@pytest.mark.parametrize("correct", [False, True])
+@pytest.mark.parametrize("correct", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_two_derivatives_of_the_objective(correct):
     """Against differences of values whose modes are found anew at each place."""
     data, model, estep = counts(), Counts(), mx.Laplace(correct=correct, n_draws=16)

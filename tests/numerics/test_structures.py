@@ -36,8 +36,7 @@ def test_dense(d):
     compare(Dense(), symmetric(d) + 8 * np.eye(d))
 
 
-@pytest.mark.parametrize("width", [1, 2, 3])
-@pytest.mark.parametrize("d", [1, 2, 7, 12])
+@pytest.mark.parametrize("width, d", [(1, 1), (1, 7), (2, 1), (3, 2), (3, 7)])
 def test_bands_longer_and_shorter_than_their_width(width, d):
     far = np.abs(np.subtract.outer(np.arange(d), np.arange(d))) > width
     compare(mx.Band(width), np.where(far, 0.0, symmetric(d)) + 10 * np.eye(d))

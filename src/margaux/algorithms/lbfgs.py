@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 import equinox as eqx
 import jax
 import jax.numpy as jnp
-import optax
 from jax.flatten_util import ravel_pytree
 from jaxtyping import Array, Float, PyTree
 
@@ -65,7 +64,9 @@ class LBFGS(AbstractRowless):
         return _Point(u, zero - jnp.inf, 0 * u, 0 * u, zero, self._remembering.init(u))
 
     @property
-    def _remembering(self) -> optax.GradientTransformation:
+    def _remembering(self) -> Any:
+        import optax
+
         return optax.scale_by_lbfgs(self.memory)
 
     def statistics(self, problem, params, z, w, batch):

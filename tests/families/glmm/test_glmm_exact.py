@@ -136,7 +136,10 @@ def read(folder, file):
     return data.assign(period=data["period"].astype(str)) if file == "cbpp.csv" else data
 
 
-@pytest.mark.parametrize("name", EXACT)
+LONG = ("epil_poisson_RI", "epil_intercept_only", "rapi_poisson_slope")
+
+
+@pytest.mark.parametrize("name", [pytest.param(name, marks=pytest.mark.slow if name in LONG else ()) for name in EXACT])
 def test_exact_answers(name, data_folder, reference):
     formula, file, family = EXACT[name]
     truth = reference("glmm")["exact_mle"][name]

@@ -85,6 +85,7 @@ def test_a_theta_that_poisson_reaches_has_no_upper_end():
     assert _Profile(model, "theta", float(model.loglik_)).interval(0.95)[1] == np.inf
 
 
+@pytest.mark.slow
 def test_a_bootstrap_has_the_spread_of_the_estimates():
     model = fits.gaussian()
     model.conf_int(method="boot", n_boot=40, parameters="x")

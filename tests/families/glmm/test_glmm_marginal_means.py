@@ -39,6 +39,7 @@ def test_other_categories_count_alike_whatever_their_rows():
     np.testing.assert_allclose(averaged.frame["link"], found.frame["link"])
 
 
+@pytest.mark.slow
 def test_contrasts_and_their_scales():
     model = fits.binomial()
     means = model.marginal_means("x", at={"x": [0.0, 1.0, 2.0]})

@@ -237,6 +237,7 @@ def test_draws_have_the_moments_and_the_distribution_function(name, link):
 
 
 @pytest.mark.parametrize("name", ["poisson", "nbinom1", "nbinom2", "binomial"])
+@pytest.mark.slow
 def test_positive_counts_of_small_means_are_ones(name):
     response = Hurdle(by_name(name))
     trials = jnp.full(200, 7.0) if name == "binomial" else None

@@ -78,6 +78,7 @@ def test_a_caterpillar_has_the_largest_effects_with_their_intervals(binomial):
         binomial.plot.caterpillar("cow")
 
 
+@pytest.mark.slow
 def test_normal_effects_lie_on_the_line_and_others_do_not(slopes):
     axes = slopes.plot.normality()
     assert [axis.get_title() for axis in axes] == ["g: Intercept", "g: x"]
@@ -110,6 +111,7 @@ def test_ratios_need_a_logarithm(slopes):
         slopes.plot.fixed(exponentiate=True)
 
 
+@pytest.mark.slow
 def test_observed_against_fitted(binomial, ordinal):
     expected, y, grouped = compared(binomial)
     np.testing.assert_allclose(expected, binomial.predict())
