@@ -136,7 +136,7 @@ def read(folder, file):
     return data.assign(period=data["period"].astype(str)) if file == "cbpp.csv" else data
 
 
-LONG = ("epil_poisson_RI", "epil_intercept_only", "rapi_poisson_slope")
+LONG = ("toenail_1re", "epil_poisson_RI", "epil_intercept_only", "rapi_poisson_slope")
 
 
 @pytest.mark.parametrize("name", [pytest.param(name, marks=pytest.mark.slow if name in LONG else ()) for name in EXACT])

@@ -53,6 +53,7 @@ def test_negative_binomials_add_their_own():
         )
 
 
+@pytest.mark.slow
 def test_trigamma_is_the_variance_of_the_logarithm_of_a_gamma_response():
     rng, data = np.random.default_rng(2), fits.table("measurements")
     data = data.assign(y=np.exp(0.3 * data["y"]) * rng.gamma(4.0, 0.25, len(data)))

@@ -61,6 +61,7 @@ def test_a_standard_deviation_may_be_zero():
     assert found["ci_high"] == pytest.approx(high, rel=5e-3)
 
 
+@pytest.mark.slow
 def test_profiles_of_counts_lean_the_right_way_and_agree_with_wald_inside():
     model = fits.poisson()
     wald, profile = model.conf_int(), model.conf_int(method="profile", parameters=["x", "sd_g"])

@@ -75,6 +75,7 @@ def test_randomised_ranks_are_uniform_whatever_is_tied():
     assert order[0] > order[2] > max(order[1], order[3]) and order[0] > 0.75 and max(order[1], order[3]) < 0.5
 
 
+@pytest.mark.slow
 def test_marginal_quantile_residuals_are_those_of_new_groups():
     model, data = fits.gaussian(), fits.table("measurements")
     found = model.residuals(re_form="NA", n_simulations=2000)

@@ -166,6 +166,7 @@ def test_others_are_held_where_they_are_asked_to_be(binomial):
         curves.effect(binomial, "x", by="x")
 
 
+@pytest.mark.slow
 def test_a_band_knows_that_the_zeros_are_estimated_too(inflated):
     found = curves.effect(inflated, "x").iloc[[10, 60]]
     flat, names = inflated.params_, ["Intercept", "x", "zero"]
