@@ -13,8 +13,7 @@ from jaxtyping import PyTree
 
 from .algorithms.average import AbstractAverage
 from .algorithms.base import AbstractAlgorithm
-from .algorithms.lbfgs import LBFGS
-from .algorithms.newton import Newton
+from .algorithms.climbing import AbstractClimb
 from .algorithms.recipes import describe
 from .answers.ahead import ahead
 from .answers.fit import Fit
@@ -135,7 +134,7 @@ def fit(
         )
     if checkpoint is not None and not isinstance(checkpoint, Checkpoint):
         checkpoint = Checkpoint(checkpoint)
-    stop = Short() if stop is None and isinstance(algorithm, Newton | LBFGS) else stop
+    stop = Short() if stop is None and isinstance(algorithm, AbstractClimb) else stop
     hooks = [*callbacks]
     for hook in [*hooks, *([stop] if stop else [])]:
         if not isinstance(hook, AbstractCallback):

@@ -124,7 +124,7 @@ def test_the_parameter_that_is_furthest_off_is_named_where_that_is_known():
     ({"message": "odd"}, "careful", "Standard errors: odd."),
     ({"se_error": np.array([0.049, 0.098])}, "pass", "positive definite"),
     ({"se_error": np.array([0.0, 0.104])}, "careful", "up to 5%"),
-    ({"se_error": np.array([np.nan, 0.0])}, "pass", "positive definite"),
+    ({"se_error": np.array([np.nan, 0.0])}, "careful", "some draws alone give none"),
 ])  # fmt: skip
 def test_an_information_that_is_not_to_be_used_is_told(given, level, says):
     check = _information(Fit(info=information(**given)))

@@ -9,7 +9,7 @@ from margaux.answers import search as module
 from margaux.answers.posterior import UndefinedDensity
 from margaux.answers.rules import Rule
 from margaux.answers.scores import Evaluation
-from margaux.answers.search import CLOSE, FLAT, MOVED, NEAR, PATIENCE, RADIUS, Search
+from margaux.answers.search import CLOSE, FLAT, MOVED, NEAR, PATIENCE, RADIUS, Search, spread
 from margaux.esteps import Exact, Quadrature
 
 
@@ -178,6 +178,7 @@ def test_all_draws_move_at_most_two_steps_and_only_up():
 def test_proposals_of_the_end_are_made_where_they_came_from_afar(monkeypatch):
     far = Toy(parabola([[1.0]], [0.0]), [0.0], estep=Quadrature(5))
     monkeypatch.setattr(module, "agreed", lambda fit, params, rule, coarse: SimpleNamespace(se=0.0))
+    monkeypatch.setattr(module, "evaluate", lambda fit, rule, params, keys: far.evaluated(params))
     for since, made in ((1.1 * NEAR, 1), (0.9 * NEAR, 0)):
         far.since, far.rules = since, []
         far.look_closer(50)
@@ -188,10 +189,36 @@ def test_proposals_of_the_end_are_made_where_they_came_from_afar(monkeypatch):
 def test_a_quadrature_that_others_disagree_with_is_made_finer(errors, level, monkeypatch):
     left = iter(errors)
     monkeypatch.setattr(module, "agreed", lambda fit, params, rule, coarse: SimpleNamespace(se=next(left)))
+    monkeypatch.setattr(module, "evaluate", lambda fit, rule, params, keys: search.evaluated(params))
     search = Toy(parabola([[1.0]], [0.5]), [0.0], estep=Quadrature(5))
     search.look_closer(50)
     assert search.level == level and len(search.rules) == level and next(left, None) is None
     assert search.params[0] == pytest.approx(0.5 if level else 0.0)  # and climbed by
+
+
+@pytest.mark.parametrize(("push", "times", "level"), [(0.0, 1.0, 0), (0.06, 1.0, 1), (0.04, 1.0, 0), (0.0, 1.2, 1), (0.0, 0.95, 0)])
+def test_a_quadrature_whose_score_or_information_a_wider_one_contradicts_is_made_finer(push, times, level, monkeypatch):
+    def other(fit, rule, params, keys):
+        assert rule.estep.widening > 1
+        if search.level:
+            return search.evaluated(params)
+        return Toy(lambda u: (0.0, -4.0 * u + 2.0 * push, np.array([[4.0 * times]])), params).at
+
+    monkeypatch.setattr(module, "agreed", lambda fit, params, rule, coarse: SimpleNamespace(se=0.0))
+    monkeypatch.setattr(module, "evaluate", other)
+    search = Toy(parabola([[4.0]], [0.0]), [0.0], estep=Quadrature(5))
+    search.look_closer(50)
+    assert search.level == level
+
+
+def test_matrices_are_compared_in_units_of_the_information():
+    free, one = np.ones(2, bool), np.array([[4.0, 0.0], [0.0, 100.0]])
+    assert spread(one, np.array([[[4.0, 2.0], [2.0, 100.0]]]), free) == pytest.approx(0.1)
+    assert spread(one, np.array([[[4.0, 0.0], [0.0, 50.0]]]), free) == pytest.approx(0.5)
+    assert spread(one, np.array([[[4.0, 0.0], [0.0, 50.0]]]), np.array([True, False])) == 0.0
+    assert np.isnan(spread(one, np.full((1, 2, 2), np.nan), free))
+    nearly = np.array([[1.0, 1.0], [1.0, 1.0 + 1e-12]])  # next to nothing is known of the difference
+    assert spread(nearly, np.array([[[1.0, 1.0], [1.0, 1.0 + 1e-6]]]), free) < 0.01
 
 
 # -- around -----------------------------------------------------------------------------------------

@@ -207,3 +207,18 @@ def test_a_structure_the_latents_do_not_have():
         climb(Counts(), counts(), mx.Laplace(mx.Blocks("person")), {"mu": 0.0, "spread": 0.0, "tilt": 0.0})
     with pytest.raises(ValueError, match="memory must be at least 1"):
         mx.lbfgs(memory=0)
+
+
+class Runaway(mx.AbstractModel):
+    """Latents by the hundred whose density rises towards infinity: there is no mode to approximate them around."""
+
+    def log_joint(self, params, z, y):
+        return jnp.sum(jnp.log1p(jnp.exp(-z) * 0 + jnp.log1p(z**2))) - (params["mu"] - y[0]) ** 2
+
+    def init_latents(self, key, params, y):
+        return jnp.ones(201, y.dtype)
+
+
+def test_a_mode_that_is_not_found_fails_the_certificate():
+    fit = climb(Runaway(), np.ones((1, 2)), mx.Laplace(mx.Band(1)), {"mu": 0.5}, n_iter=3, throw=False)
+    assert fit.certificate.word == "failed"

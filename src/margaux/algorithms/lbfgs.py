@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import equinox as eqx
-import jax
 import jax.numpy as jnp
 from jax.flatten_util import ravel_pytree
 from jaxtyping import Array, Float, PyTree
 
 from .average import AbstractAverage
-from .base import AbstractRowless, summed
-from .objective import coordinates, gradient, penalised, smooth
-from .statistics import Score
+from .base import summed
+from .climbing import AbstractClimb, better, led_to, traced
+from .objective import coordinates, gradient, penalised
 
 if TYPE_CHECKING:
     import numpy as np
@@ -38,7 +37,7 @@ class _Point(NamedTuple):
     memory: PyTree
 
 
-class LBFGS(AbstractRowless):
+class LBFGS(AbstractClimb):
     r"""Steps along $B\nabla$, B from the changes of the gradient over the last iterations (Liu and Nocedal 1989, by optax).
 
     One E-step an iteration: a step that does not raise $\log p(y\mid\theta)-g(\theta)$ enough (Armijo) is tried again, shorter by
@@ -49,14 +48,9 @@ class LBFGS(AbstractRowless):
         memory: iterations that are remembered.
     """
 
-    same_noise: ClassVar[bool] = True
-    all_units: ClassVar[bool] = True
     first: Array | np.ndarray
     memory: int = eqx.field(static=True)
     average: AbstractAverage
-
-    def requires(self, problem):
-        return smooth(problem)
 
     def init(self, problem, params, per_unit):
         u, _ = ravel_pytree(problem.space.to_unconstrained(params))
@@ -68,9 +62,6 @@ class LBFGS(AbstractRowless):
         import optax
 
         return optax.scale_by_lbfgs(self.memory)
-
-    def statistics(self, problem, params, z, w, batch):
-        return Score().per_unit(problem.model, params, z, w, batch)
 
     def step(self, problem, estep, params, state, visit):
         _, own_rows = visit.rows
@@ -96,10 +87,8 @@ class LBFGS(AbstractRowless):
         share = 1 / jnp.maximum(jnp.max(jnp.abs(direction) / (LEAP + jnp.abs(u))), 1.0)
         shorter = jnp.clip(jnp.nan_to_num(promised / (2 * (promised - gained)), nan=LEAST), LEAST, MOST) * best.share
         now = _Point(u, value, slope, direction, share.astype(u.dtype), memory)
-        now = jax.tree.map(lambda new, old: jnp.where(taken, new, old), now, best._replace(share=shorter))
+        now = better(taken, now, best._replace(share=shorter))
         length = jnp.sqrt(jnp.maximum(jnp.sum(now.direction * now.gradient), 0.0))
         length = jnp.where(first & (length > 0), jnp.inf, length)  # of which nothing is known before the second
-        moved = jax.tree.map(lambda new, old: new.astype(old.dtype), back(now.u + now.share * now.direction), params)
-        figures = {name: figure / b for name, figure in info.items()}
-        figures["log_marginal"] = jnp.where(first | jnp.isfinite(value), figures["log_marginal"], now.value / b)
-        return moved, now, (rows, own_rows), figures | {"newton": length}
+        figures = traced(info, b, value, first, now.value, length)
+        return led_to(params, now.u + now.share * now.direction, back), now, (rows, own_rows), figures

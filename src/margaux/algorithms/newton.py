@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, ClassVar, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
-import jax
 import jax.numpy as jnp
 from jax.flatten_util import ravel_pytree
 from jaxtyping import Array, Float
 
 from .average import AbstractAverage
-from .base import AbstractRowless, summed
-from .objective import coordinates, curvature, penalised, smooth
-from .statistics import Score
+from .base import summed
+from .climbing import AbstractClimb, better, led_to, traced
+from .objective import coordinates, curvature, penalised
 
 if TYPE_CHECKING:
     import numpy as np
@@ -44,7 +43,7 @@ class _Point(NamedTuple):
     length: Array
 
 
-class Newton(AbstractRowless):
+class Newton(AbstractClimb):
     r"""Trust-region Newton steps on $\log p(y\mid\theta) - g(\theta)$ in the unconstrained coordinates u of $\Theta$.
 
     With Fisher's identity $s_i = E[\nabla_u\log p(y_i, z_i\mid\theta)\mid y_i]$ the step is $M^{-1}\sum_is_i$, where M is Louis'
@@ -57,27 +56,18 @@ class Newton(AbstractRowless):
         radius: r at first.
     """
 
-    #: expectations are taken by the same noise in every iteration: the likelihood is then a function of the parameters
-    same_noise: ClassVar[bool] = True
-    all_units: ClassVar[bool] = True
     radius: Array | np.ndarray
     average: AbstractAverage
-
-    def requires(self, problem):
-        return smooth(problem)
 
     def init(self, problem, params, per_unit):
         u, _ = ravel_pytree(problem.space.to_unconstrained(params))
         if u.size > LARGEST:
             raise ValueError(
-                f"Newton's steps take second derivatives in {u.size} parameters, and at most {LARGEST}; use margaux.soul"
+                f"Newton's steps take second derivatives in {u.size} parameters, and at most {LARGEST}; use margaux.lbfgs"
             )
         zero = jnp.zeros((), u.dtype)
         nowhere = jnp.full((), -jnp.inf, u.dtype)
         return _Point(u, nowhere, 0 * u, jnp.eye(u.size, dtype=u.dtype), zero + self.radius, zero, zero, nowhere)
-
-    def statistics(self, problem, params, z, w, batch):
-        return Score().per_unit(problem.model, params, z, w, batch)
 
     def step(self, problem, estep, params, state, visit):
         _, own_rows = visit.rows
@@ -100,14 +90,11 @@ class Newton(AbstractRowless):
         grown = jnp.where(~first & (gained > GOOD * best.promised), 2 * best.radius, best.radius)
         region = jnp.where(taken, grown, SHRINK * best.tried)
         now = _Point(flat, value, gradient, matrix, region, best.promised, best.tried, best.length)
-        now = jax.tree.map(lambda new, old: jnp.where(taken, new, old), now, best._replace(radius=region))
+        now = better(taken, now, best._replace(radius=region))
         step, promised, tried, length = _step(now)
         now = now._replace(promised=promised, tried=tried, length=length)
-        moved = jax.tree.map(lambda new, old: new.astype(old.dtype), back(now.u + step), params)
-        figures = {name: figure / b for name, figure in info.items()}
-        # Of a place that was tried and left nothing is known; one that the fit begins at is its end.
-        figures["log_marginal"] = jnp.where(first | jnp.isfinite(value), figures["log_marginal"], now.value / b)
-        return moved, now, (estep_rows, own_rows), figures | {"newton": length}
+        figures = traced(info, b, value, first, now.value, length)
+        return led_to(params, now.u + step, back), now, (estep_rows, own_rows), figures
 
 
 def _positive(louis: Array, bhhh: Array) -> Array:

@@ -12,19 +12,12 @@ from jaxtyping import Array, Float, PyTree
 
 from ..esteps.base import AbstractEStep, AbstractMarginal
 from ..problem.model import Params, log_joints, two_derivatives
-from ..problem.penalty import L2, NoPenalty
+from ..problem.penalty import NoPenalty
 from .scaled import EDGE
 from .updates import Problem
 
 if TYPE_CHECKING:
     from .base import Visit
-
-
-def smooth(problem: Problem) -> str | None:
-    """Why the objective has no derivatives to climb by, or None."""
-    if isinstance(problem.penalty, NoPenalty | L2):
-        return None
-    return f"{type(problem.penalty).__name__} has a kink, where Newton's steps are none; use margaux.soul, or the penalty L2"
 
 
 def coordinates(problem: Problem, params: Params) -> tuple[Float[Array, " k"], Callable[[Array], Params]]:

@@ -8,6 +8,7 @@ import numpy as np
 
 from ..engine.outcome import RESULTS
 from ..esteps import MCMC, Exact, ImportanceSampling, Laplace, ModeMixture
+from ..numerics.gaussian import FOUND
 from ..numerics.ladder import rung
 from ..numerics.sampling import HEAVY
 from .approximated import correction
@@ -16,7 +17,7 @@ from .certificate import Certificate, Check, Level
 from .diagnostics import trace_checks
 from .likelihood import LogLikelihood, loglik
 from .polish import Polish, affordable, polish, unpolishable
-from .posterior import UndefinedDensity, proposals
+from .posterior import UndefinedDensity, each_unit, nothing, proposals
 from .rules import Rule
 from .visits import visits
 
@@ -128,11 +129,13 @@ def _information(fit: Fit) -> Check:
     if not np.all(np.isfinite(info.matrix)):
         return Check("information", NAN, NAN, 0.0, "careful", f"Standard errors are missing: {info.message}.")
     lowest, error = info.lowest
-    rough = float(np.nanmax(info.se_error / info.se, initial=0.0))
+    known = np.isfinite(info.se)
+    rough = float(np.max(np.nan_to_num(info.se_error / info.se, nan=np.inf)[known], initial=0.0))
     if info.message:
         return Check("information", lowest, error, 0.0, "careful", f"Standard errors: {info.message}.")
     if rough > ROUGH:
-        sentence = f"Standard errors have Monte Carlo errors of up to {100 * rough:.0f}%: raise n_draws of the information."
+        size = f"of up to {100 * rough:.0f}%" if np.isfinite(rough) else "so large that some draws alone give none"
+        sentence = f"Standard errors have Monte Carlo errors {size}: raise n_draws of the information."
         return Check("information", lowest, error, 0.0, "careful", sentence)
     return Check("information", lowest, error, 0.0, "pass", "The information is positive definite.")
 
@@ -218,7 +221,12 @@ def _likelihoods(fit: Fit, done: Polish) -> list[Check]:
 
 
 def _approximation(fit: Fit, done: Polish) -> Check:
-    """How far Laplace's estimate is from the maximum of the likelihood itself."""
+    """Whether latents are at their modes, and how far Laplace's estimate is from the maximum of the likelihood itself."""
+    away = each_unit(fit, nothing, done.rule.estep, rows=done.rule.rows, width=done.rule.width)[1]["away"].astype(float)
+    lost = int(np.argmax(np.nan_to_num(away, nan=np.inf)))
+    if not away[lost] < FOUND:
+        sentence = f"The mode of the latents of unit {lost} was not found, around which they are approximated: no number holds."
+        return Check("approximation", float(away[lost]), NAN, FOUND, "failed", sentence)
     value = fit.loglik()
     length, error, ess = fit.remembered("correction", lambda: correction(fit, done.evaluation, done.rule))
     told = f"The log-likelihood is {float(value):.3f} by {value.method}, whose error is about {value.se:.2g}"

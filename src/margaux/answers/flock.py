@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -19,19 +19,10 @@ from ..numerics.keys import key_of
 from ..numerics.ladder import rung
 from ..numerics.threads import side_by_side
 from ..problem.space import AbstractSpace
-from .scores import frozen, louis, symmetrised
+from .scores import Place, frozen, louis, symmetrised
 
 #: numbers that a block of units may hold, and units in it
 BLOCK_NUMBERS, MOST = 500_000, 4096
-
-
-class Place(NamedTuple):
-    """A data set's log-likelihood at a point: coordinates, value, gradient (k,), Louis' information (k, k)."""
-
-    u: np.ndarray
-    loglik: float
-    gradient: np.ndarray
-    matrix: np.ndarray
 
 
 class Flock:

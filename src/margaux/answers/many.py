@@ -26,7 +26,7 @@ from ..problem.model import AbstractDiscrete
 from ..problem.penalty import NoPenalty
 from ..problem.space import as_space, moved_to, point
 from ..problem.space import validate as validate_space
-from .flock import Flock, Place
+from .flock import Flock
 from .likelihood import TOLERANCE, WIDER
 from .polish import MOST
 from .rules import NODES

@@ -105,6 +105,7 @@ def _polished(fit: Fit, rule: Rule, most: int) -> tuple[PyTree, Polish]:
         drops, higher = search.around()
         if higher is None or most == 0:
             break
+        search.level = 0  # what draws were needed for was of another place
         search.go(higher)
     _, length, _ = newton(search.at, search.free, RADIUS)
     matrix = search.at.matrix[np.ix_(search.free, search.free)]

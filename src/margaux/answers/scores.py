@@ -70,6 +70,15 @@ class Coordinates:
         return jax.tree.map(np.asarray, params), np.asarray(jacobian)
 
 
+class Place(NamedTuple):
+    """A data set's log-likelihood at a point: coordinates, value, gradient (k,), Louis' information (k, k)."""
+
+    u: np.ndarray
+    loglik: float
+    gradient: np.ndarray
+    matrix: np.ndarray
+
+
 class Evaluation(NamedTuple):
     """A model at a point of its unconstrained coordinates, by R independent sets of draws.
 

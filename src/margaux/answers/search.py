@@ -13,11 +13,10 @@ from ..esteps import Laplace, ModeMixture, Quadrature
 from .likelihood import TOLERANCE, LogLikelihood, agreed
 from .posterior import UndefinedDensity, each_unit, latent_size, nothing
 from .rules import Rule, best_rule, laplace_rule
-from .scores import Coordinates, Evaluation, evaluate
+from .scores import Coordinates, Evaluation, Place, evaluate
 
 if TYPE_CHECKING:
     from .fit import Fit
-    from .flock import Place
 
 
 #: the length of Newton's step, in standard errors, that ends the polish; and how far a step goes at most, at first
@@ -35,6 +34,9 @@ NOTHING = 0.1
 PLAIN, WILD = 0.15, 0.45
 #: times as many steps as long as ten of them raise the log-likelihood by one
 PATIENCE = 4
+#: scale of the quadrature that scores and information are held to; how far these may be apart, in standard errors and in units of
+#: the information
+ASIDE, NEAR_BY, ALIKE = 1.2, 0.05, 0.1
 #: what a coordinate may move in a step: a variance by a factor of seven
 LEAP = 2.0
 
@@ -104,13 +106,38 @@ class Search:
         if self.since > NEAR and self.rule.has_likelihood and self.rule.rows is not None:
             self.go(self.params)
             self.climb(most)
+        climbed = isinstance(self.rule.estep, Quadrature)
         while isinstance(self.rule.estep, Quadrature):
-            self.held_to_others = self.params, agreed(self.fit, self.params, self.rule, self.at.logs[0])
-            if self.held_to_others[1].se <= TOLERANCE / 2:
+            if self.trusted():
                 return
             self.level += 1
             self.go(self.params)
             self.climb(most)
+        if climbed and most > 0:
+            self._look_back(most)
+
+    def trusted(self) -> bool:
+        """Whether a quadrature agrees with others in likelihoods, scores and information: at a kink of a posterior, as at the
+        edge of what a predictor may be, it is right about the first alone."""
+        self.held_to_others = self.params, agreed(self.fit, self.params, self.rule, self.at.logs[0])
+        if self.likelihood is None:
+            return False
+        estep = dataclasses.replace(self.rule.estep, widening=np.asarray(ASIDE))
+        other = evaluate(self.fit, dataclasses.replace(self.rule, estep=estep), self.params, range(1))
+        gap = Place(self.at.u, np.nan, self.at.gradient - other.gradient, self.at.matrix)
+        near = not newton(gap, self.free, RADIUS)[1] > NEAR_BY
+        return near and not spread(self.at.matrix, other.matrix[None], self.free) > ALIKE
+
+    def _look_back(self, most: int) -> None:
+        """Draws took over on a bad road; where it ends quadratures may do again."""
+        there, level = (self.params, self.rule, self.at, self.since), self.level
+        self.level = 0
+        self.go(self.params)
+        if isinstance(self.rule.estep, Quadrature):
+            self.climb(most)
+            if isinstance(self.rule.estep, Quadrature) and self.trusted():
+                return
+        (self.params, self.rule, self.at, self.since), self.level = there, level
 
     @property
     def likelihood(self) -> LogLikelihood | None:
@@ -132,7 +159,10 @@ class Search:
             params = self.coordinates.back(self.at.u + step)
             there = self.tried(params, self.scouts)
             gained = -np.inf if there is None else rise(self.at, there)
-            if there is None or not gained > 0.1 * gain - 1e-9 * abs(self.at.loglik):
+            enough = 0.1 * gain - 1e-9 * abs(self.at.loglik)
+            if not gained > enough and length > CLOSE and isinstance(self.rule.estep, Quadrature):
+                there, gained = self._anew(params)  # where units know much the nodes of here say nothing about there
+            if there is None or not gained > enough:
                 radius = 0.25 * min(radius, length)
                 continue
             moved = min(length, radius)
@@ -142,6 +172,16 @@ class Search:
             self.since += moved / np.sqrt(self.n)
             if self.since > MOVED and self.rule.has_likelihood and self.rule.rows is not None:
                 self.go(params)
+
+    def _anew(self, params: PyTree) -> tuple[Evaluation | None, float]:
+        """What a quadrature says at a place by nodes of its own, which it keeps if that is higher; and by how much it is."""
+        rule, before, since = self.rule, self.at, self.since
+        self.rule, self.since = self.rule_at(params, nearby=True), 0.0
+        there = self.tried(params, self.scouts) if isinstance(self.rule.estep, Quadrature) else None
+        gained = -np.inf if there is None else there.loglik - before.loglik
+        if not gained > 0:
+            self.rule, self.since = rule, since
+        return there, gained
 
     def all_draws(self, moving: bool) -> None:
         """The model by all sets of draws, after the step that they would still make where those of a few have led."""
@@ -161,18 +201,20 @@ class Search:
             self.params, self.at = params, there
 
     def around(self) -> tuple[np.ndarray, PyTree]:
-        """The fall of the log-likelihood a standard error to either side of each coordinate, and the highest place found
-        there, None where none is higher."""
+        """The fall of the log-likelihood a standard error to either side of each coordinate, of very many those about which
+        next to nothing is known; and the highest place found there, None where none is higher."""
         here, k = self.at, self.at.u.size
         drops, places = np.full((k, 2), np.nan), np.flatnonzero(self.free)
-        if not self.rule.has_likelihood or not 0 < len(places) <= LOOKED_AT or not np.all(np.isfinite(here.matrix)):
+        if not self.rule.has_likelihood or not len(places) or not np.all(np.isfinite(here.matrix)):
             return drops, None
         base, found = self.value(self.params, self.rule), []
-        covariance = np.linalg.pinv(here.matrix[np.ix_(self.free, self.free)], hermitian=True)
-        for place, j in enumerate(places):
-            size = np.sqrt(max(covariance[place, place], 0.0))
-            known = np.isfinite(size) and size > 0 and here.matrix[j, j] > 0
-            toward = covariance[:, place] / size if known else np.full(len(places), np.inf)
+        covariance = inverse(here.matrix[np.ix_(self.free, self.free)])
+        sizes = np.sqrt(np.maximum(np.diagonal(covariance), 0.0))
+        sizes[~(np.isfinite(sizes) & (sizes > 0) & (np.diagonal(here.matrix)[places] > 0))] = np.inf
+        wanted = np.flatnonzero(sizes > FLAT)[:LOOKED_AT] if len(places) > LOOKED_AT else range(len(places))
+        for place in wanted:
+            j, size = places[place], sizes[place]
+            toward = covariance[:, place] / size if np.isfinite(size) else np.full(len(places), np.inf)
             looks = self.looked_at(place, toward, base)
             if np.abs(toward).max() <= FLAT and max(abs(look.fall) for look in looks) < NOTHING:
                 looks = self.looked_at(place, np.full(len(places), np.inf), base)  # its curvature was one of rounding errors
@@ -233,6 +275,27 @@ def newton(here: Evaluation | Place, free: np.ndarray, radius: float) -> tuple[n
     if leap > 1:
         step, share = step / leap, share / leap
     return step, length, (share - share**2 / 2) * length**2
+
+
+def inverse(matrix: np.ndarray) -> np.ndarray:
+    """Of an information matrix (k, k), on a common scale: next to nothing is known of a coordinate beside much of others."""
+    scale = np.sqrt(np.maximum(np.abs(np.diagonal(matrix)), 1e-300))
+    return np.linalg.pinv(matrix / np.outer(scale, scale), hermitian=True) / np.outer(scale, scale)
+
+
+def spread(matrix: np.ndarray, others: np.ndarray, free: np.ndarray) -> float:
+    """How far information matrices (R, k, k) are from another one: the largest eigenvalue of the differences in its units, of
+    the free coordinates; in directions of next to no information, in those of a thousandth of what there is in others."""
+    if not free.any():
+        return 0.0
+    here, others = matrix[np.ix_(free, free)], np.stack([other[np.ix_(free, free)] for other in others])
+    scale = np.sqrt(np.maximum(np.abs(np.diagonal(here)), 1e-300))
+    here, others = here / np.outer(scale, scale), others / np.outer(scale, scale)
+    if not (np.all(np.isfinite(here)) and np.all(np.isfinite(others))):
+        return np.nan
+    values, vectors = np.linalg.eigh(here)
+    along = vectors / np.sqrt(np.maximum(np.abs(values), 1e-3))
+    return float(np.abs(np.linalg.eigvalsh(along.T @ (others - here) @ along)).max())
 
 
 def noise(here: Evaluation, free: np.ndarray) -> float:

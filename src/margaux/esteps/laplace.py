@@ -39,7 +39,8 @@ class Laplace(AbstractMarginal):
         correct: weights draws $\hat z + L^{-\top}u$ by $p(y, z)/q(z)$.
         n_draws: u and -u, half as many of each. n_newton: steps an iteration, at most, that follow the mode.
 
-    Traces the log marginal likelihood, and where draws are weighted their effective size.
+    Traces the log marginal likelihood, how far the mode is in standard deviations, and where draws are weighted their effective
+    size.
 
     Raises:
         ValueError: a structure that the latents do not have.
@@ -118,16 +119,18 @@ class Laplace(AbstractMarginal):
             structure = self._structure(model, params, y)
             factor = structure.factor(structure.curvature(target, row["mean"]), 0.0)
             x, log_w = _drawn(target, row["mean"], factor, u)
-            plain = target(row["mean"]) - factor.log_det() / 2 + x.shape[1] / 2 * jnp.log(2 * jnp.pi)
-            return jax.vmap(unravel)(x), log_w, plain
+            value, slope = jax.value_and_grad(target)(row["mean"])
+            away = jnp.sqrt(jnp.abs(slope @ factor.solve(slope)))
+            plain = value - factor.log_det() / 2 + x.shape[1] / 2 * jnp.log(2 * jnp.pi)
+            return jax.vmap(unravel)(x), log_w, {"log_marginal": plain, "away": away}
 
-        z, log_w, plain = mapped(unit, leading(batch))(noise, rows, batch)
+        z, log_w, figures = mapped(unit, leading(batch))(noise, rows, batch)
         z, log_w = jax.tree.map(lambda leaf: jnp.moveaxis(leaf, 0, 1), (z, log_w))
         if not self.correct:
-            return f(z, jnp.full_like(log_w, 1 / self.n_draws)), rows, {"log_marginal": plain}
+            return f(z, jnp.full_like(log_w, 1 / self.n_draws)), rows, figures
         w = jax.nn.softmax(log_w, axis=0)
         log_mean = jax.nn.logsumexp(log_w, axis=0) - jnp.log(self.n_draws)
-        return f(z, w), rows, {"ess": effective_size(w), "log_marginal": log_mean}
+        return f(z, w), rows, figures | {"ess": effective_size(w), "log_marginal": log_mean}
 
 
 def _mode(log_density: LogDensity, start: Float[Array, " d"], structure: AbstractStructure, most: int | Array) -> Array:

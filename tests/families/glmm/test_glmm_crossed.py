@@ -7,7 +7,7 @@ from scipy import special, stats
 
 import margaux as mx
 from margaux.answers.rules import laplace_rule
-from margaux.families.glmm.elimination import can_eliminate, correction, likelihood
+from margaux.families.glmm.elimination import can_eliminate, correction, likelihood, weighed
 
 
 def crossed(persons=60, items=3, seed=1):
@@ -47,6 +47,18 @@ def test_the_likelihood_at_the_estimate():
     assert abs(float(model.loglik_) - exact) > 0.03  # Laplace's own
     length, error, even = correction(fit, mode, fit.information().covariance)
     assert 0.02 < length < 2 and error < 0.1 and even > 0.3
+
+
+def test_answers_at_the_end_of_their_range_do_not_spoil_the_gradient():
+    """Padding of uneven groups repeats their rows: a one would be no answer of a beta response."""
+    rng = np.random.default_rng(3)
+    p, i = rng.integers(0, 30, 150), rng.integers(0, 4, 150)
+    mean = special.expit(0.3 + 0.8 * rng.normal(size=30)[p] + 0.5 * rng.normal(size=4)[i])
+    data = pd.DataFrame({"y": np.clip(rng.beta(6 * mean, 6 * (1 - mean)), 1e-4, 1 - 1e-4), "p": p, "i": i})
+    model = mx.GLMM("y ~ 1 + (1 | p) + (1 | i)", family="beta", method="laplace", verbose=False).fit(data)
+    fit = model.result_
+    found = weighed(fit, fit.params, laplace_rule(fit).rows["mean"][0], 32, 1)
+    assert np.isfinite(found.logs).all() and np.isfinite(found.gradient).all()
 
 
 @pytest.mark.slow

@@ -57,7 +57,7 @@ def _over_draws(function: Any) -> Any:
 def _loadings(model: Mixed, z: Any, y: Any) -> Float[Array, "rows c"]:
     r"""What each row's $\eta$ is multiplied by in each entry of the factors' $\Lambda$, in their order."""
     out = []
-    for factor in sorted(model.factors, key=lambda one: one.name):
+    for factor in model.in_order:
         own = z[factor.name][y["code"][factor.name]] if factor.groups > 1 else z[factor.name]
         low = np.tril_indices(factor.k) if factor.structure == "us" else (np.arange(factor.k), np.arange(factor.k))
         out.append(y["Z"][factor.name][:, low[0]] * own[:, low[1]])

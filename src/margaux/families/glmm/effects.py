@@ -9,11 +9,12 @@ import jax.numpy as jnp
 import numpy as np
 import pandas as pd
 
-from ...answers.posterior import each_unit, latent_size
-from ...answers.rules import Rule, laplace_rule
+from ...answers.posterior import each_unit
+from ...answers.rules import Rule
 from ...esteps import Laplace
 from ...numerics.compiling import compiled
 from ...numerics.precision import default_dtype, precision, settle
+from ...problem.model import leading, mapped
 
 if TYPE_CHECKING:
     from ...answers.fit import Fit
@@ -30,10 +31,9 @@ def effects_of(fit: Fit, rule: Rule, layout: Layout) -> dict[str, tuple[np.ndarr
     By the rule of the fit's likelihood; of Laplace's approximation they are the modes, and the diagonal of the inverse curvature.
     """
     if isinstance(rule.estep, Laplace):
-        moments = _of_modes(fit, laplace_rule(fit) if rule.rows is None else rule)
+        moments = _of_modes(fit, rule)
     else:
-        width = latent_size(fit) * getattr(rule.estep, "n_nodes", 100) ** min(latent_size(fit), 3)
-        moments, _ = each_unit(fit, _averaged, rule.estep, width=rule.width or width, rows=rule.rows)
+        moments, _ = each_unit(fit, _averaged, rule.estep, width=rule.width, rows=rule.rows)
     out = {}
     for name, groups in layout.groups.items():
         mean, square = (np.asarray(part, float) for part in moments[name])
@@ -69,7 +69,7 @@ def _approximate(model, params, data, modes):
         structure = model.structure(params, y)
         factor = structure.factor(structure.curvature(None, mode), 0.0)
         size, out, start = mode.size, {}, 0
-        for one in sorted(model.factors, key=lambda factor: factor.name):
+        for one in model.in_order:
             root = one.root(params)
 
             def spread(at, k=one.k, root=root):
@@ -80,16 +80,12 @@ def _approximate(model, params, data, modes):
 
             places = start + one.k * jnp.arange(one.groups)
             variance = jax.lax.map(spread, places, batch_size=min(TOGETHER, one.groups))
-            b = mode[start : start + one.groups * one.k].reshape(one.groups, one.k) @ root.T
+            b = model.by_factor(mode)[one.name] @ root.T
             out[one.name] = b, variance + b**2
-            start += one.groups * one.k
+            start += one.size
         return out
 
-    return (
-        jax.vmap(unit)(data, modes)
-        if modes.shape[0] > 1
-        else jax.tree.map(lambda leaf: leaf[None], unit(jax.tree.map(lambda leaf: leaf[0], data), modes[0]))
-    )
+    return mapped(unit, leading(data))(data, modes)
 
 
 def frames(found: dict[str, tuple[np.ndarray, np.ndarray]], design: Design, names: tuple[str, ...]) -> dict[str, pd.DataFrame]:

@@ -47,24 +47,21 @@ class Drawn(NamedTuple):
 
 def can_eliminate(model: Any) -> bool:
     """Whether one unit's effects can be integrated so."""
-    sizes = sorted((factor.groups * factor.k, factor.k) for factor in model.factors)
-    return len(sizes) > 1 and sizes[-1][1] <= INTEGRATED and sum(size for size, _ in sizes[:-1]) <= DRAWN
+    rest = sum(factor.size for factor in model.factors) - model.largest.size
+    return len(model.factors) > 1 and model.largest.k <= INTEGRATED and rest <= DRAWN
 
 
 def weighed(fit: Fit, params: Any, mode: Float[np.ndarray, " d"], pairs: int, seed: int) -> Drawn:
     """Draws at some parameters, placed by a mode there."""
     model: Any = fit._model().model
     dtype = default_dtype(None)
-    structure_factor = max(sorted(model.factors, key=lambda one: one.name), key=lambda one: one.groups * one.k)
-    code = np.asarray(fit.data["code"][structure_factor.name][0])
-    half = np.random.default_rng(seed).normal(size=(pairs, mode.size - structure_factor.groups * structure_factor.k))
+    code = np.asarray(fit.data["code"][model.largest.name][0])
+    half = np.random.default_rng(seed).normal(size=(pairs, mode.size - model.largest.size))
     with precision(dtype):
         at = settle(jax.tree.map(np.asarray, params), dtype)
         own, unit = settle((model, jax.tree.map(lambda leaf: np.asarray(leaf[0]), fit.data)), dtype)
         u = jnp.asarray(np.concatenate([half, -half]), dtype)
-        logs, gradient = _weighed(
-            own, at, unit, jnp.asarray(mode, dtype), u, jnp.asarray(_members(code, structure_factor.groups))
-        )
+        logs, gradient = _weighed(own, at, unit, jnp.asarray(mode, dtype), u, jnp.asarray(_members(code, model.largest.groups)))
         logs, gradient = np.asarray(logs, float), np.asarray(gradient, float)
     share = np.exp(logs - logs.max())
     return Drawn(logs, float(effective_size(share / share.sum())), gradient)
@@ -95,8 +92,8 @@ def likelihood(fit: Fit, params: Any, mode: np.ndarray, seed: int = 1, tol: floa
     return LogLikelihood(np.array([value]), error, "quadrature within weighted draws", message)
 
 
-def _members(code: np.ndarray, groups: int) -> Float[np.ndarray, "groups most"]:
-    """Rows of each group, the number of rows in padding."""
+def _members(code: np.ndarray, groups: int) -> np.ndarray:
+    """Rows of each group (groups, most), the number of rows in padding."""
     sizes = np.bincount(code, minlength=groups)
     order = np.argsort(code, kind="stable")
     out = np.full((groups, max(sizes.max(), 1)), len(code))
@@ -130,25 +127,14 @@ def _weighed(model, params, unit, mode, u, members):
 
 def _integrals(model, params, unit, structure, v, centre, members) -> Float[Array, " groups"]:
     """Logarithms of the groups' integrals, by nodes around each one's mode."""
-    names = sorted(factor.name for factor in model.factors)
-    factors = {factor.name: factor for factor in model.factors}
-    zero = structure._together(jnp.zeros((structure.k, structure.groups), v.dtype), v)
-    latents, start = {}, 0
-    for name in names:
-        size = factors[name].groups * factors[name].k
-        if start == structure.start and factors[name].k == structure.k and factors[name].groups == structure.groups:
-            eliminated = name
-        latents[name] = zero[start : start + size].reshape(factors[name].groups, factors[name].k)
-        start += size
+    latents = model.by_factor(structure._together(jnp.zeros((structure.k, structure.groups), v.dtype), v))
     fixed = model.predictor(params, latents, unit)
-    loading = unit["Z"][eliminated] @ factors[eliminated].root(params)
-
-    def padded(leaf: Array, fill: Any) -> Array:
-        return jnp.concatenate([leaf, jnp.full((1, *leaf.shape[1:]), fill, leaf.dtype)])[members]
-
-    eta, a = padded(fixed, 0.0), padded(loading, 0.0)
-    rows = {name: padded(unit[name], 1.0) for name in ("y", "base", "weight", "trials") if name in unit}
-    rows["weight"] = jnp.where(members < len(fixed), rows["weight"], 0.0)
+    loading = unit["Z"][structure.largest.name] @ structure.largest.root(params)
+    there = members < len(fixed)
+    at_row = jnp.where(there, members, 0)  # padding repeats a row, with no weight
+    eta, a = fixed[at_row], loading[at_row]
+    rows = {name: unit[name][at_row] for name in ("y", "base", "weight", "trials") if name in unit}
+    rows["weight"] = jnp.where(there, rows["weight"], 0.0)
 
     def log_rows(at: Array) -> Array:
         return model.log_rows(params, at, rows)

@@ -25,7 +25,7 @@ from .answers import Answers
 from .base import AbstractResponse
 from .effects import effects_of, frames
 from .elimination import can_eliminate
-from .fitting import METHODS, MOST, Asked, approximate, estimate, started
+from .fitting import METHODS, MOST, Asked, approximate, estimate, is_exact, started
 from .formula import design
 from .layout import laid_out
 from .likelihood import settled
@@ -149,7 +149,7 @@ class GLMM(Parameters, Answers):
             vars(self).pop(name, None)
         self.result_ = fit
         self.n_iter_, self.converged_, self.message_ = fit.n_iter, fit.converged, fit.message
-        if approximate(self.model_.response, fit.estep, self._asked()) and not fit.result.failed:
+        if self._approximated and not fit.result.failed:
             # The approximation's own errors and likelihood, where the exact ones could be had.
             fit.remembered("examined", lambda: polish(fit, laplace_rule(fit), most=0)[1])
         self._values, self._jacobian = natural.moved(self.model_, fit.params)
@@ -206,12 +206,15 @@ class GLMM(Parameters, Answers):
         return settled(self.result_, self._eliminates)
 
     @property
+    def _approximated(self) -> bool:
+        """Whether standard errors and modes are those of Laplace's approximation."""
+        return approximate(self.model_.response, self.result_.estep, len(self.layout_.rows), self._asked())
+
+    @property
     def _eliminates(self) -> bool:
         """Whether crossed factors were approximated, and their likelihood is exact all the same."""
-        fit = self.result_
-        done = fit.polished or fit.known("examined")
-        approximated = done is not None and isinstance(done.rule.estep, Laplace) and fit._model().n == 1
-        return approximated and not approximate(self.model_.response, fit.estep, self._asked()) and can_eliminate(self.model_)
+        exact = self.method == "laplace" or is_exact(self.model_.response)
+        return self._approximated and not exact and len(self.layout_.rows) == 1 and can_eliminate(self.model_)
 
     def fixef(self) -> pd.Series:
         """Fixed effects, as lme4 calls them."""

@@ -88,9 +88,10 @@ def chosen(response: AbstractResponse, layout: Layout, asked: Asked) -> Abstract
     return Laplace()
 
 
-def approximate(response: AbstractResponse, estep: AbstractEStep | None, asked: Asked) -> bool:
-    """Whether a fit is answered by Laplace's approximation, also where its likelihood could be had by draws."""
-    return isinstance(estep, Laplace) and (asked.method == "laplace" or is_exact(response))
+def approximate(response: AbstractResponse, estep: AbstractEStep | None, n: int, asked: Asked) -> bool:
+    """Whether a fit of n units is answered by Laplace's approximation, also where its likelihood could be had by draws: weights
+    of all effects of one unit together, as of crossed factors, are too uneven to climb by."""
+    return isinstance(estep, Laplace) and (asked.method == "laplace" or is_exact(response) or n == 1)
 
 
 def is_measured(response: AbstractResponse) -> bool:
@@ -117,6 +118,6 @@ def estimate(model: Mixed, layout: Layout, start: Start, asked: Asked) -> Fit:
         key=asked.random_state,
         dtype=asked.dtype,
         progress=asked.verbose,
-        polish=False if approximate(model.response, estep, asked) else None,
+        polish=False if approximate(model.response, estep, len(layout.rows), asked) else None,
         throw=False,
     )

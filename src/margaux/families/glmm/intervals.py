@@ -16,7 +16,6 @@ from ...answers.rules import best_rule, laplace_rule
 from ...answers.scores import evaluate
 from ...numerics.wald import check_level
 from . import natural
-from .fitting import approximate
 from .prediction import simulated
 from .refits import refits
 
@@ -97,8 +96,7 @@ def _bootstrapped(model: GLMM, level: float, names: list[str], n_boot: int, rand
 
 
 def _rule_of(model: GLMM) -> Callable:
-    approximated = approximate(model.model_.response, model.result_.estep, model._asked())
-    return laplace_rule if approximated else best_rule
+    return laplace_rule if model._approximated else best_rule
 
 
 def _loglik(model: GLMM, fit: Fit) -> float:

@@ -16,6 +16,10 @@ if TYPE_CHECKING:
     from .formula import Design, Term
 
 
+#: numbers that padded units may hold
+MOST = 400_000_000
+
+
 class Layout(NamedTuple):
     """Units of a design.
 
@@ -34,12 +38,7 @@ class Layout(NamedTuple):
     @property
     def width(self) -> int:
         """Latents of a unit."""
-        return sum(factor.k * factor.groups for factor in self.factors)
-
-    @property
-    def labels(self) -> int:
-        """How many units there are."""
-        return len(self.rows)
+        return sum(factor.size for factor in self.factors)
 
 
 def laid_out(design: Design, response: AbstractResponse) -> Layout:
@@ -47,6 +46,7 @@ def laid_out(design: Design, response: AbstractResponse) -> Layout:
     names = _named(design.terms)
     top = next((term for term in design.terms if all(_nested(other.codes, term.codes) for other in design.terms)), None)
     unit = np.zeros(len(design.y), int) if top is None else np.unique(top.codes, return_inverse=True)[1]
+    _check_size(unit, design, top)
     rows = _rows_of(unit)
     with precision(default_dtype(None)):
         y, trials = (None if part is None else jnp.asarray(part) for part in (design.y, design.trials))
@@ -65,6 +65,17 @@ def laid_out(design: Design, response: AbstractResponse) -> Layout:
         places = () if term.positions is None else tuple(map(tuple, np.atleast_2d(term.positions).tolist()))
         factors.append(Factor(name, term.Z.shape[1], groups[name].shape[1], term.structure, places))
     return Layout(units, tuple(factors), rows, names, groups)
+
+
+def _check_size(unit: np.ndarray, design: Design, top: Term | None) -> None:
+    """Raises: ValueError: groups padded to the largest are more than memory should be asked for."""
+    sizes = np.bincount(unit)
+    numbers = sizes.size * int(sizes.max()) * (design.X.shape[1] + sum(term.Z.shape[1] + 1 for term in design.terms) + 5)
+    if top is not None and numbers > MOST:
+        raise ValueError(
+            f'the {sizes.size:,} groups of "{top.name}" have up to {sizes.max():,} rows, in the middle {np.median(sizes):,.0f}; '
+            f"padded to one size they take {8 * numbers / 2**30:.0f} GiB: split the largest groups, or leave them out"
+        )
 
 
 def _named(terms: tuple[Term, ...]) -> tuple[str, ...]:

@@ -28,6 +28,8 @@ from .spaces import Ordered, Scaled
 
 #: how near a correlation may come to one in size
 EDGE = 1e-9
+#: times the largest distance, and a share of the smallest, where a range changes nothing any more
+BEYOND = 1e3
 
 
 class Factor(eqx.Module):
@@ -43,6 +45,11 @@ class Factor(eqx.Module):
     groups: int = eqx.field(static=True)
     structure: str = eqx.field(static=True)
     positions: tuple[tuple[float, ...], ...] = eqx.field(static=True, default=())
+
+    @property
+    def size(self) -> int:
+        """Latents of a unit."""
+        return self.groups * self.k
 
     def start(self, size: Float[np.ndarray, " k"]) -> dict[str, Float[np.ndarray, " m"]]:
         """Where its parameters begin, given standard deviations for its effects: independent ones."""
@@ -88,7 +95,8 @@ class Factor(eqx.Module):
             return rho + (1 - rho) * jnp.eye(self.k, dtype=rho.dtype)
         if self.structure == "ar1":
             return _power(params["cor"][self.name][0], self.apart)
-        scaled = self.apart / params["range"][self.name][0]
+        apart = self.apart[self.apart > 0]
+        scaled = self.apart / jnp.clip(params["range"][self.name][0], apart.min() / BEYOND, apart.max() * BEYOND)
         near = jnp.exp(-scaled) if self.structure == "exp" else (1 + scaled) * jnp.exp(-scaled)
         return near + 1e-10 * jnp.eye(self.k, dtype=near.dtype)
 
@@ -112,6 +120,21 @@ class Mixed(AbstractModel, AbstractDifferentiated, AbstractPointwise, AbstractSt
     factors: tuple[Factor, ...]
     #: sizes of fixed effects that matter (p,): their coordinates are in these
     scale: Array | np.ndarray
+
+    @property
+    def in_order(self) -> list[Factor]:
+        """The factors in the order of flattened latents."""
+        return sorted(self.factors, key=lambda factor: factor.name)
+
+    @property
+    def largest(self) -> Factor:
+        """The one with most latents, which is eliminated."""
+        return max(self.in_order, key=lambda factor: factor.size)
+
+    def by_factor(self, z: Float[Array, " d"]) -> dict[str, Array]:
+        """Flattened latents by factor (groups, k)."""
+        parts = jnp.split(z, np.cumsum([factor.size for factor in self.in_order])[:-1])
+        return {one.name: part.reshape(one.groups, one.k) for one, part in zip(self.in_order, parts, strict=True)}
 
     def init_latents(self, key, params, y):
         return {factor.name: jnp.zeros((factor.groups, factor.k), y["y"].dtype) for factor in self.factors}
@@ -167,37 +190,27 @@ class ByPredictor(AbstractEliminated):
     model: Mixed
     params: Params
     y: Unit
+    largest: Factor
     start: int = eqx.field(static=True)
     groups: int = eqx.field(static=True)
     k: int = eqx.field(static=True)
 
     def __init__(self, model: Mixed, params: Params, y: Unit) -> None:
-        sizes = {factor.name: (factor.groups, factor.k) for factor in model.factors}
-        largest = max(sorted(sizes), key=lambda name: sizes[name][0] * sizes[name][1])
-        self.start = sum(int(np.prod(sizes[name])) for name in sizes if name < largest)
-        self.groups, self.k = sizes[largest]
-        self.model, self.params, self.y = model, params, y
+        self.model, self.params, self.y, self.largest = model, params, y, model.largest
+        self.start = sum(factor.size for factor in model.in_order if factor.name < self.largest.name)
+        self.groups, self.k = self.largest.groups, self.largest.k
 
     def curvature(self, log_density: Any, z: Array) -> Arrow:
         model, params, y = self.model, self.params, self.y
-        own, places, values, at = None, [], [], 0
-        latents, start = {}, 0
-        for factor in sorted(model.factors, key=lambda one: one.name):
-            size = factor.groups * factor.k
-            latents[factor.name] = z[start : start + size].reshape(factor.groups, factor.k)
-            loading = y["Z"][factor.name] @ factor.root(params)
-            code = y["code"][factor.name]
-            if start == self.start and own is None:
-                own = loading, code
-            else:
-                places.append(at + code[:, None] * factor.k + np.arange(factor.k))
-                values.append(loading)
-                at += size
-            start += size
-        assert own is not None
-        eta = model.predictor(params, latents, y)
+        places, values, m = [], [], 0
+        for factor in model.in_order:
+            if factor.name != self.largest.name:
+                places.append(m + y["code"][factor.name][:, None] * factor.k + np.arange(factor.k))
+                values.append(y["Z"][factor.name] @ factor.root(params))
+                m += factor.size
+        eta = model.predictor(params, model.by_factor(z), y)
         weight = -_second(lambda e: model.log_rows(params, e, y), eta)
-        (a, code), m = own, at
+        a, code = y["Z"][self.largest.name] @ self.largest.root(params), y["code"][self.largest.name]
         blocks = (
             jnp.zeros((self.groups, self.k, self.k), z.dtype).at[code].add(weight[:, None, None] * a[:, :, None] * a[:, None])
         )
