@@ -41,7 +41,7 @@ class Fit:
     def __init__(self, **given):
         self.result, self.problem, self.polished, self.converged = RESULTS.successful, "there", None, True
         self.message, self.names, self.estep, self.batch_size = "Ended.", ["a", "b"], mx.Quadrature(5), None
-        self.info = information()
+        self.info, self.data = information(), np.zeros((0, 1))
         self.__dict__.update(given)
         self.computed = {}
 
@@ -242,6 +242,8 @@ def test_the_second_likelihood_shares_no_draws_with_the_first(n, draws, monkeypa
     some = call["units"]
     assert len(set(some.tolist())) == min(n, 5000) and 0 <= some.min() and some.max() < n and np.all(np.diff(some) > 0)
     assert call["rows"][3] is (some if n > 5000 else None)
+    _second(Fit(n=n, data=np.broadcast_to(0.0, (n, 10_000))), Rule(mx.Quadrature(5), None, 1, 1))
+    assert calls.pop()["estep"].n_draws == max(100, min(draws, 4000 // min(n, 5000)))  # of large units fewer
     own = mx.ImportanceSampling(77, ModeMixture())
     _second(Fit(n=n), Rule(own, None, 4, 1))
     assert calls[1]["estep"] is own and calls[1]["rows"][1] == 77

@@ -196,7 +196,9 @@ def test_a_quadrature_that_others_disagree_with_is_made_finer(errors, level, mon
     assert search.params[0] == pytest.approx(0.5 if level else 0.0)  # and climbed by
 
 
-@pytest.mark.parametrize(("push", "times", "level"), [(0.0, 1.0, 0), (0.06, 1.0, 1), (0.04, 1.0, 0), (0.0, 1.2, 1), (0.0, 0.95, 0)])
+@pytest.mark.parametrize(
+    ("push", "times", "level"), [(0.0, 1.0, 0), (0.06, 1.0, 1), (0.04, 1.0, 0), (0.0, 1.2, 1), (0.0, 0.95, 0)]
+)
 def test_a_quadrature_whose_score_or_information_a_wider_one_contradicts_is_made_finer(push, times, level, monkeypatch):
     def other(fit, rule, params, keys):
         assert rule.estep.widening > 1

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+import jax
 import numpy as np
 
 from ..engine.outcome import RESULTS
@@ -32,6 +33,8 @@ AT_MAXIMUM, FAR_AWAY = 0.2, 1.0
 APART, LARGE_ERROR = 0.05, 0.1
 #: units at most that a second likelihood is made of
 COMPARED = 5_000
+#: numbers that the rows of all units make at all draws of a second likelihood, about
+NUMBERS = 40_000_000
 #: effective draws of a unit below which its weights are not to be averaged with
 FEW = 20
 #: falls of the log-likelihood a standard error away (a half for a parabola) beyond which Wald intervals are not to be used
@@ -244,7 +247,8 @@ def _second(fit: Fit, rule: Rule) -> tuple[np.ndarray, LogLikelihood] | None:
         return None
     n = fit._model().n
     units = np.arange(n) if n <= COMPARED else np.sort(np.random.default_rng(7).choice(n, COMPARED, replace=False))
-    draws = int(np.clip(100_000 // rung(len(units)), 100, 2000))
+    held = len(units) * max(sum(np.size(leaf) for leaf in jax.tree.leaves(fit.data)) // n, 1)
+    draws = int(np.clip(min(100_000 // rung(len(units)), NUMBERS // held), 100, 2000))
     estep = ImportanceSampling(draws, ModeMixture(), quasi=True)
     if isinstance(rule.estep, ImportanceSampling):
         estep = rule.estep  # the program is there already

@@ -30,6 +30,7 @@ from .flock import Flock
 from .likelihood import TOLERANCE, WIDER
 from .polish import MOST
 from .rules import NODES
+from .scores import Place
 from .search import CLOSE, FLAT, RADIUS, newton
 
 if TYPE_CHECKING:

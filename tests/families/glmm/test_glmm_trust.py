@@ -60,7 +60,9 @@ def test_posteriors_with_a_kink(table):
 def test_effects_that_all_go_together_have_an_end():
     """The range of a correlation that grows to one has none."""
     rng = np.random.default_rng(5)
-    data = pd.DataFrame({"g": np.repeat(np.arange(40), 8), "e": np.tile(np.arange(8) % 4, 40), "s": np.tile(np.arange(8) // 4, 40)})
+    data = pd.DataFrame(
+        {"g": np.repeat(np.arange(40), 8), "e": np.tile(np.arange(8) % 4, 40), "s": np.tile(np.arange(8) // 4, 40)}
+    )
     data["y"] = rng.normal(size=40)[data["g"]] + rng.normal(size=320)
     model = fitted("y ~ 1 + exp(0 + e + s | g)", "gaussian", data)
     assert model.certificate_.word == "careful"

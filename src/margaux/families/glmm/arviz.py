@@ -15,6 +15,7 @@ from ...esteps import Laplace
 from ...numerics.precision import precision
 from ...showing.arviz import Parts
 from ...showing.parts import check_fitted
+from .integrated import with_all_effects
 
 if TYPE_CHECKING:
     from jaxtyping import PyTree
@@ -29,7 +30,7 @@ DENSE = 200
 def arviz_parts(fitted: GLMM, n_draws: int, key: int) -> Parts:
     """Random effects by group of each factor, `b_herd` (herd, herd_effect), and the observations in the order of the table."""
     check_fitted(fitted)
-    fit, design, layout = fitted.result_, fitted.design_, fitted.layout_
+    fit, design, layout = with_all_effects(fitted.result_), fitted.design_, fitted.layout_
     z, stats, drawn = latents(fit, n_draws, key) if latent_size(fit) <= DENSE else _of_approximation(fit, n_draws, key)
     effects = _by_group(fitted, z)
     posterior = {f"b_{_path(name)}": values for name, values in effects.items()}

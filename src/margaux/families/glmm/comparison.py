@@ -135,7 +135,7 @@ def _bootstrapped(reduced: GLMM, full: GLMM, n_boot: int, random_state: int) -> 
             f"only {len(found)} of {n_boot} simulated data sets could be fitted by both models; use n_boot=0, or raise it"
         )
     # By the same likelihoods as those of the simulated data.
-    chisq = 2 * (likelihood(full.result_) - likelihood(reduced.result_))
+    chisq = 2 * (likelihood(full.climbed_) - likelihood(reduced.climbed_))
     p = (1 + int(np.sum(found >= chisq - ROUNDING))) / (1 + len(found))
     lost = n_boot - len(found)
     return p, f"bootstrap of {len(found)}" + (f" ({lost} more could not be fitted)" if lost > FAILED * n_boot else "")

@@ -17,8 +17,20 @@ if TYPE_CHECKING:
 
 def by_rows(model: Mixed, params: Any, z: Any, w: Float[Array, "m b"], batch: Any) -> tuple[Array, Array]:
     """As `margaux.problem.AbstractDifferentiated` has it: (m, b, p) and (p, p); of covariances by their factors' entries."""
-    of_draws = _over_draws(lambda z_i, y: (model.predictor(params, z_i, y), _loadings(model, z_i, y)))
+    of_draws = _over_draws(lambda z_i, y: (model.predictor(params, z_i, y), loadings(model, z_i, y)))
     eta, A = of_draws(z, batch)
+    return by_predictor(model, params, eta, A, w, batch)
+
+
+def by_predictor(
+    model: Mixed,
+    params: Any,
+    eta: Float[Array, "m b rows"],
+    A: Float[Array, "m b rows c"],
+    w: Float[Array, "m b"],
+    batch: Any,
+) -> tuple[Array, Array]:
+    r"""The same of $\eta$ and of what entries of $\Lambda$ are multiplied by in it."""
     own, back = ravel_pytree(params["dispersion"])
 
     def logs(eta: Array, own: Array) -> Array:
@@ -54,7 +66,7 @@ def _over_draws(function: Any) -> Any:
     return jax.vmap(jax.vmap(function), in_axes=(0, None))
 
 
-def _loadings(model: Mixed, z: Any, y: Any) -> Float[Array, "rows c"]:
+def loadings(model: Mixed, z: Any, y: Any) -> Float[Array, "rows c"]:
     r"""What each row's $\eta$ is multiplied by in each entry of the factors' $\Lambda$, in their order."""
     out = []
     for factor in model.in_order:

@@ -48,11 +48,9 @@ def effects_of(fit: Fit, rule: Rule, layout: Layout) -> dict[str, tuple[np.ndarr
 
 def _averaged(model: Any, params: Any, z: Any, w: Any, batch: Any) -> Any:
     """E[b] and E[b^2] of one unit's effects."""
-    out = {}
-    for factor in model.factors:
-        b = z[factor.name][:, 0] @ factor.root(params).T
-        out[factor.name] = jnp.einsum("m,mgk->gk", w[:, 0], b), jnp.einsum("m,mgk->gk", w[:, 0], b**2)
-    return out
+    unit = jax.tree.map(lambda leaf: leaf[0], batch)
+    each = mapped(lambda z_j: model.moments(params, jax.tree.map(lambda leaf: leaf[0], z_j), unit), leading(z))(z)
+    return jax.tree.map(lambda leaf: jnp.einsum("m,mgk->gk", w[:, 0], leaf), each)
 
 
 def _of_modes(fit: Fit, rule: Rule) -> Any:

@@ -23,6 +23,7 @@ from ...showing.parts import check_fitted
 from . import natural, prediction
 from .answers import Answers
 from .base import AbstractResponse
+from .corrected import Correction, corrected
 from .effects import effects_of, frames
 from .elimination import can_eliminate
 from .fitting import METHODS, MOST, Asked, approximate, estimate, is_exact, started
@@ -147,12 +148,16 @@ class GLMM(Parameters, Answers):
     def _keep(self, fit: Fit) -> None:
         for name in ("stderr_", "loglik_", "_effects"):
             vars(self).pop(name, None)
-        self.result_ = fit
+        self.climbed_ = self.result_ = fit
+        self.correction_: Correction | None = None
         self.n_iter_, self.converged_, self.message_ = fit.n_iter, fit.converged, fit.message
         if self._approximated and not fit.result.failed:
             # The approximation's own errors and likelihood, where the exact ones could be had.
-            fit.remembered("examined", lambda: polish(fit, laplace_rule(fit), most=0)[1])
-        self._values, self._jacobian = natural.moved(self.model_, fit.params)
+            _examine(fit)
+            if self._eliminates and (found := corrected(fit)) is not None:
+                self.result_, self.correction_ = found
+                _examine(self.result_)
+        self._values, self._jacobian = natural.moved(self.model_, self.result_.params)
         self.params_ = dict(zip(self._names, self._values.tolist(), strict=True))
         self.n_observations_, self.n_features_in_ = len(self.design_.y), len(self.design_.names)
         self.groups_ = {name: len(term.labels) for name, term in zip(self.layout_.names, self.design_.terms, strict=True)}
@@ -301,6 +306,12 @@ class GLMM(Parameters, Answers):
 
     @property
     def fitted_by_(self) -> str:
-        """ "quadrature" or "laplace"."""
+        """ "quadrature", "laplace", or "laplace, corrected": by Laplace's to the maximum of the exact likelihood."""
         check_fitted(self)
+        if self.correction_ is not None:
+            return "laplace, corrected"
         return "laplace" if isinstance(self.result_.estep, Laplace) else "quadrature"
+
+
+def _examine(fit: Fit) -> None:
+    fit.remembered("examined", lambda: polish(fit, laplace_rule(fit), most=0)[1])

@@ -11,6 +11,7 @@ from ...answers.fit import Fit
 from ...esteps import AbstractEStep, Laplace, Quadrature
 from ...fitting import fit as run
 from .continuous import Gaussian, Student
+from .integrated import can_integrate, reduced
 from .model import Mixed
 
 if TYPE_CHECKING:
@@ -106,10 +107,14 @@ def is_exact(response: AbstractResponse) -> bool:
 
 def estimate(model: Mixed, layout: Layout, start: Start, asked: Asked) -> Fit:
     """The maximum of the likelihood."""
-    estep = chosen(model.response, layout, asked)
+    solved: Any = model
+    estep, units = chosen(model.response, layout, asked), layout.units
+    if isinstance(estep, Laplace) and asked.method == "auto" and not is_exact(model.response) and can_integrate(model, layout):
+        solved, units, nodes = reduced(model, layout)
+        estep = Quadrature(nodes)
     return run(
-        model,
-        layout.units,
+        solved,
+        units,
         newton(),
         estep,
         params=start.params,

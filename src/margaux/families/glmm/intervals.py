@@ -43,7 +43,8 @@ def conf_int(
 
     "wald": estimate and standard error. "profile": the values c at which twice the fall of $\max_{\theta_j=c}\log p(y\mid\theta)$
     is below the quantile of $\chi^2_1$ (Venzon and Moolgavkar 1988): where it does not fall so far the end is that of the
-    parameter's space, zero of a standard deviation, infinity of the theta of counts that Poisson fits as well. "boot":
+    parameter's space, zero of a standard deviation, infinity of the theta of counts that Poisson fits as well; of crossed factors
+    that of Laplace's approximation. "boot":
     percentiles over `n_boot` data sets simulated from the estimate, with new random effects, and fitted again by the programs
     of the fit; `attrs["replicates"]` has their estimates.
 
@@ -68,7 +69,7 @@ def conf_int(
         return model.summary(level).filter(["ci_low", "ci_high"]).loc[names]
     if method == "boot":
         return _bootstrapped(model, level, names, n_boot, random_state)
-    top = _loglik(model, model.result_)
+    top = _loglik(model, model.climbed_)
     ends = [_Profile(model, name, top).interval(level) for name in names]
     return pd.DataFrame(ends, index=names, columns=["ci_low", "ci_high"])
 
@@ -155,11 +156,12 @@ class _Profile:
     def __init__(self, model: GLMM, name: str, top: float) -> None:
         self.model, self.name, self.top = model, name, top
         self.engine, self.sign = _engine(model, name)
-        self.estimate, self.se = model.params_[name], float(model.summary().loc[name, "se"])
+        of_top = natural.moved(model.model_, model.climbed_.params)[0]
+        self.estimate, self.se = float(of_top[model._names.index(name)]), float(model.summary().loc[name, "se"])
         self.scale = _scale(model, name, self.estimate)
         low, high = self.scale.near
         self.at = self.scale.to(float(np.clip(self.estimate, low, high)))
-        self.known: dict[float, Fit] = {self.at: model.result_}
+        self.known: dict[float, Fit] = {self.at: model.climbed_}
 
     def fall(self, t: float) -> float:
         """The root of twice the fall, from the nearest place that is known; NaN where the maximum was not found."""

@@ -96,7 +96,8 @@ class Factor(eqx.Module):
         if self.structure == "ar1":
             return _power(params["cor"][self.name][0], self.apart)
         apart = self.apart[self.apart > 0]
-        scaled = self.apart / jnp.clip(params["range"][self.name][0], apart.min() / BEYOND, apart.max() * BEYOND)
+        reach = jnp.clip(params["range"][self.name][0], apart.min() / BEYOND, apart.max() * BEYOND)
+        scaled = jnp.asarray(self.apart, reach.dtype) / reach
         near = jnp.exp(-scaled) if self.structure == "exp" else (1 + scaled) * jnp.exp(-scaled)
         return near + 1e-10 * jnp.eye(self.k, dtype=near.dtype)
 
@@ -160,6 +161,11 @@ class Mixed(AbstractModel, AbstractDifferentiated, AbstractPointwise, AbstractSt
     def pointwise(self, params, z, y):
         logs = self.log_rows(params, self.predictor(params, z, y), y)
         return jnp.where(y["weight"] > 0, logs, jnp.nan)
+
+    def moments(self, params: Params, z: dict[str, Array], y: Unit) -> dict[str, tuple[Array, Array]]:
+        """Effects $b = \\Lambda u$ and their squares by factor, each (groups, k), given latents."""
+        effects = {factor.name: z[factor.name] @ factor.root(params).T for factor in self.factors}
+        return {name: (b, b**2) for name, b in effects.items()}
 
     def structure(self, params, y):
         return ByPredictor(self, params, y)

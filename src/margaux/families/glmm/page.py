@@ -25,6 +25,7 @@ WORDS = "A response whose mean is a function of a linear predictor, with effects
 #: how the exact likelihood, or what stands for it, was found
 HOW = {
     "quadrature": "adaptive quadrature of the exact likelihood",
+    "laplace, corrected": "the exact likelihood, from Laplace's approximation, by quadrature within weighted draws",
     "laplace": "Laplace's approximation, with weighted draws that tell how far it is off",
 }
 #: groups whose effects are listed

@@ -6,6 +6,7 @@ import copy
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
+import jax
 import numpy as np
 
 from ...algorithms.recipes import newton
@@ -45,11 +46,11 @@ def refitted(model: GLMM, y: np.ndarray) -> Fit | None:
     trials: Any = model.design_.trials
     with precision(default_dtype(None)):
         base = np.asarray(response.log_base(values, trials), float)
-    units = layout.units | {"y": y[at].astype(float), "base": base[at]}
     problem, estep = model.result_._model(), model.result_.estep
+    units = jax.tree.map(np.asarray, model.result_.data) | {"y": y[at].astype(float), "base": base[at]}
     assert estep is not None
     fit = run(
-        model.model_,
+        problem.model,
         units,
         newton(),
         estep,

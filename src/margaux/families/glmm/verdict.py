@@ -10,9 +10,10 @@ import numpy as np
 
 from ...answers.certificate import Certificate, Check, Level
 from ...answers.certify import AT_MAXIMUM
-from ...answers.rules import laplace_rule
+from .corrected import Correction
 from .counts import Binomial
-from .elimination import EVEN, correction
+from .elimination import EVEN, SMALL
+from .integrated import Integrated
 from .ordinal import Ordinal
 from .prediction import predictor
 
@@ -25,7 +26,7 @@ CERTAIN, SHARE = 12.0, 0.05
 
 def certified(model: GLMM) -> Certificate:
     """The checks of a fitted mixed model."""
-    fit = model.result_
+    fit = model.climbed_
     inner = inner_names(model)
     pattern = re.compile("|".join(re.escape(name) for name in sorted(inner, key=len, reverse=True)))
 
@@ -33,9 +34,10 @@ def certified(model: GLMM) -> Certificate:
         return pattern.sub(lambda found: inner[found.group()], sentence)
 
     checks = tuple(check._replace(sentence=named(check.sentence)) for check in fit.certificate.checks)
-    if model._eliminates:
-        checks = tuple(_approximation(model) if check.name == "approximation" else check for check in checks)
-    more = [] if fit.result.failed else [check for check in (separation(model), singular(model)) if check is not None]
+    if model.correction_ is not None:
+        checks = (*(check for check in checks if check.name != "approximation"), _correction(model.correction_))
+    own = [] if fit.result.failed else [separation(model), singular(model), sums(model)]
+    more = [check for check in own if check is not None]
     return dataclasses.replace(fit.certificate, checks=(*checks, *more))
 
 
@@ -49,18 +51,15 @@ def inner_names(model: GLMM) -> dict[str, str]:
     return out
 
 
-def _approximation(model: GLMM) -> Check:
-    """How far Laplace's estimate is from the maximum of the exact likelihood."""
-    fit = model.result_
-    mode = laplace_rule(fit).rows["mean"][0]
-    length, error, even = fit.remembered("eliminated", lambda: correction(fit, mode, fit.information().covariance))
-    told = f"The estimate is Laplace's; the maximum of the likelihood itself is {length:.2g} +- {error:.2g} standard errors away"
-    if even < EVEN:
-        sentence = f"{told}, by draws of which {100 * even:.0f}% are effective: this cannot be told."
+def _correction(made: Correction) -> Check:
+    """Whether the estimate is at the maximum of the exact likelihood."""
+    told = f"The estimate is at the maximum of the exact likelihood, {made.moved:.2g} standard errors from that of Laplace's"
+    level: Level = "pass" if made.even >= EVEN and made.left + 2 * made.error < AT_MAXIMUM else "careful"
+    if made.even < EVEN:
+        sentence = f"{told}, by draws of which {100 * made.even:.0f}% are effective: this cannot be told."
     else:
-        sentence = f"{told}."
-    level: Level = "pass" if even >= EVEN and length + 2 * error < AT_MAXIMUM else "careful"
-    return Check("approximation", length, error, AT_MAXIMUM, level, sentence)
+        sentence = f"{told}; what is left is {made.left:.2g} +- {made.error:.2g} standard errors."
+    return Check("approximation", made.left, made.error, AT_MAXIMUM, level, sentence)
 
 
 def singular(model: GLMM) -> Check:
@@ -73,6 +72,18 @@ def singular(model: GLMM) -> Check:
         "they are needed by anova, or ask for fewer. Their standard errors do not hold."
     )
     return Check("singular", float(len(bad)), np.nan, 0.0, "careful", sentence)
+
+
+def sums(model: GLMM) -> Check | None:
+    """Whether the effects that are summed over group by group are summed over by nodes enough."""
+    if not isinstance(model.result_._model().model, Integrated):
+        return None
+    error, name = model.loglik_.se, model.model_.largest.name
+    if error <= SMALL:
+        sentence = f"The sums over the effects of {name} are accurate."
+        return Check("sums", error, np.nan, SMALL, "pass", sentence)
+    sentence = f"The sums over the effects of {name}, and with them the log-likelihood, are off by about {error:.2g}."
+    return Check("sums", error, np.nan, SMALL, "careful", sentence)
 
 
 def separation(model: GLMM) -> Check | None:
