@@ -60,8 +60,12 @@ def table(rng: np.random.Generator, family: str, variant: str) -> pd.DataFrame:
     sd = {"no variance": 0.0, "extreme": 2.5}.get(variant, 0.7)
     intercept = {"rare": -2.5, "far away": 4.0}.get(variant, 0.3)
     y = DENSITIES[family][1](rng, intercept + 0.5 * x + sd * b[g])
-    scale = 1000.0 if variant == "far away" and family == "gaussian" else 1.0
-    return pd.DataFrame({"x": x, "g": g, "y": scale * y})
+    return pd.DataFrame({"x": x, "g": g, "y": unit(family, variant) * y})
+
+
+def unit(family: str, variant: str) -> float:
+    """What measurements are in: the oracle's parameters are in units of it."""
+    return 1000.0 if variant == "far away" and family == "gaussian" else 1.0
 
 
 def draw(family: str) -> Callable[[np.random.Generator, str, int], Problem]:
@@ -72,6 +76,7 @@ def draw(family: str) -> Callable[[np.random.Generator, str, int], Problem]:
         while len(np.unique(data["y"])) < 2:
             data = table(rng, family, variant)
         found: dict[str, np.ndarray] = {}
+        size = unit(family, variant)
 
         def run() -> Answer:
             with warnings.catch_warnings():
@@ -79,13 +84,14 @@ def draw(family: str) -> Callable[[np.random.Generator, str, int], Problem]:
                 model = mx.GLMM("y ~ x + (1 | g)", family=family, verbose=False, random_state=seed).fit(data)
                 own, se = model.params_, model.stderr_
                 logs = [key for key in ("sd_g", name) if key]
-                theta = [own["Intercept"], own["x"], *(np.log(own[key]) for key in logs)]
-                errors = [se["Intercept"], se["x"], *(se[key] / own[key] for key in logs)]
+                theta = [own["Intercept"] / size, own["x"] / size, *(np.log(own[key] / size) for key in logs)]
+                errors = [se["Intercept"] / size, se["x"] / size, *(se[key] / own[key] for key in logs)]
             found["theta"] = np.array(theta)
             word = model.certificate_
             return Answer(np.array(theta), np.array(errors), float(model.loglik_), model.loglik_.se, word.word, str(word))
 
         x, y, g = (data[key].to_numpy() for key in ("x", "y", "g"))
+        y = y / size if size > 1 else y
         starts = np.flatnonzero(np.diff(g, prepend=-1))
 
         def value(theta: np.ndarray) -> float:
@@ -96,13 +102,11 @@ def draw(family: str) -> Callable[[np.random.Generator, str, int], Problem]:
                 for i in range(0, len(y), TOGETHER)
             ])  # fmt: skip
             total: Any = special.logsumexp(np.add.reduceat(logs, starts) + LOG_W, axis=1)
-            return -float(np.sum(total))
+            return len(y) * np.log(size) - float(np.sum(total))
 
         def truth() -> oracles.Truth:
             first = np.array([0.3, 0.4, -0.5] + ([0.0] if name else []))
             ours = np.clip(np.nan_to_num(found["theta"], posinf=8, neginf=-8), -20, 20)
-            if family == "gaussian" and variant == "far away":
-                first = np.array([y.mean(), 500.0, np.log(y.std() / 2), np.log(y.std() / 2)])
             return oracles.maximum(value, [first, ours, ours + 0.3], logs=(2,))
 
         return Problem("glmm", family, variant, run, truth, misspecified=variant == "skewed")

@@ -198,6 +198,8 @@ def _weights(done: Polish) -> list[Check]:
 def _likelihoods(fit: Fit, done: Polish) -> list[Check]:
     if not done.rule.has_likelihood:  # chains give none, and other means are for few latents
         return []
+    if isinstance(done.rule.estep, Laplace):
+        return [fit.remembered("approximation", lambda: _approximation(fit, done))]
     value = fit.loglik()
     level: Level = "careful" if value.message or not value.se <= LARGE_ERROR else "pass"
     sentence = f"The log-likelihood is {float(value):.3f} by {value.method}, with an error of {value.se:.2g}"
@@ -205,8 +207,6 @@ def _likelihoods(fit: Fit, done: Polish) -> list[Check]:
     out = [Check("likelihood", float(value), value.se, LARGE_ERROR, level, sentence)]
     if isinstance(done.rule.estep, Exact) and done.rule.deterministic:
         return out
-    if isinstance(done.rule.estep, Laplace):
-        return [_approximation(fit, done)]
     found = fit.remembered("second likelihood", lambda: _second(fit, done.rule))
     if found is None:
         return out

@@ -59,12 +59,10 @@ def weighed(fit: Fit, params: Any, mode: Float[np.ndarray, " d"], pairs: int, se
     dtype = default_dtype(None)
     code = np.asarray(fit.data["code"][model.largest.name][0])
     with precision(dtype):
-        half = normals(key_of(seed), pairs, mode.size - model.largest.size, dtype, quasi=True)
         at = settle(jax.tree.map(np.asarray, params), dtype)
         own, unit = settle((model, jax.tree.map(lambda leaf: np.asarray(leaf[0]), fit.data)), dtype)
-        u = jnp.concatenate([half, -half])
         of_groups = jnp.asarray(members(code, np.ones(len(code), bool), model.largest.groups))
-        logs, gradient = _weighed(own, at, unit, jnp.asarray(mode, dtype), u, of_groups)
+        logs, gradient = _weighed(own, at, unit, jnp.asarray(mode, dtype), key_of(seed), of_groups, pairs)
         logs, gradient = np.asarray(logs, float), np.asarray(gradient, float)
     share = np.exp(logs - logs.max())
     return Drawn(logs, float(effective_size(share / share.sum())), gradient)
@@ -86,11 +84,13 @@ def likelihood(fit: Fit, params: Any, mode: np.ndarray, seed: int = 1, tol: floa
 
 
 @compiled
-def _weighed(model, params, unit, mode, u, members):
+def _weighed(model, params, unit, mode, key, members, pairs):
     flat, back = ravel_pytree(params)
     structure = ByPredictor(model, params, unit)
     factor = structure.factor(structure.curvature(None, mode), 0.0)
     own, rest = structure._apart(mode)
+    half = normals(key, pairs, rest.size, mode.dtype, quasi=True)
+    u = jnp.concatenate([half, -half])
     root_diagonal = jnp.diagonal(factor.root)
 
     def log_marginal(flat: Array, v: Array) -> Array:

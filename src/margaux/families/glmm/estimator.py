@@ -33,7 +33,7 @@ from .likelihood import settled
 from .marginal_means import typical
 from .model import Mixed
 from .responses import Ordinal, by_name
-from .verdict import certified
+from .verdict import certified, of_correction
 
 if TYPE_CHECKING:
     from numpy.typing import ArrayLike, DTypeLike
@@ -155,7 +155,8 @@ class GLMM(Parameters, Answers):
             # The approximation's own errors and likelihood, where the exact ones could be had.
             _examine(fit)
             if self._eliminates and (found := corrected(fit)) is not None:
-                self.result_, self.correction_ = found
+                self.result_, self.correction_ = found[0], found[1]
+                fit.remembered("approximation", lambda: of_correction(found[1]))
                 _examine(self.result_)
         self._values, self._jacobian = natural.moved(self.model_, self.result_.params)
         self.params_ = dict(zip(self._names, self._values.tolist(), strict=True))

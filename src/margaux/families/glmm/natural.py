@@ -117,7 +117,12 @@ def root(factor: Factor, params: PyTree) -> Float[np.ndarray, "k k"]:
     """$\\Lambda$ of a factor, on the host."""
     dtype = default_dtype(None)
     with precision(dtype):
-        return np.asarray(factor.root(settle(jax.tree.map(np.asarray, params), dtype)), float)
+        return np.asarray(_root(*settle((factor, jax.tree.map(np.asarray, params)), dtype)), float)
+
+
+@compiled
+def _root(factor: Any, params: Any) -> Any:
+    return factor.root(params)
 
 
 @compiled

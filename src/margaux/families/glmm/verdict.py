@@ -34,8 +34,6 @@ def certified(model: GLMM) -> Certificate:
         return pattern.sub(lambda found: inner[found.group()], sentence)
 
     checks = tuple(check._replace(sentence=named(check.sentence)) for check in fit.certificate.checks)
-    if model.correction_ is not None:
-        checks = (*(check for check in checks if check.name != "approximation"), _correction(model.correction_))
     own = [] if fit.result.failed else [separation(model), singular(model), sums(model)]
     more = [check for check in own if check is not None]
     return dataclasses.replace(fit.certificate, checks=(*checks, *more))
@@ -51,7 +49,7 @@ def inner_names(model: GLMM) -> dict[str, str]:
     return out
 
 
-def _correction(made: Correction) -> Check:
+def of_correction(made: Correction) -> Check:
     """Whether the estimate is at the maximum of the exact likelihood."""
     told = f"The estimate is at the maximum of the exact likelihood, {made.moved:.2g} standard errors from that of Laplace's"
     level: Level = "pass" if made.even >= EVEN and made.left + 2 * made.error < AT_MAXIMUM else "careful"
