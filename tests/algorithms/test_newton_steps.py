@@ -8,7 +8,7 @@ from jax.scipy.stats import norm
 import margaux as mx
 from helpers import gamma_poisson, logistic_normal, random_intercept
 from margaux import algorithms
-from margaux.algorithms.newton import Newton, _Point, _positive, _step
+from margaux.algorithms.newton import Newton, _Point, _step
 
 
 def run(problem, estep, n_iter=30, **settings):
@@ -96,10 +96,12 @@ def test_too_few_iterations_are_said():
     assert run(problem, mx.Quadrature(9), n_iter=2).result is mx.RESULTS.max_iterations
 
 
-def test_an_indefinite_information_gives_way():
-    louis, bhhh = jnp.array([[1.0, 2.0], [2.0, 1.0]]), jnp.array([[2.0, 0.5], [0.5, 3.0]])
-    np.testing.assert_array_equal(_positive(louis, bhhh), bhhh)
-    np.testing.assert_array_equal(_positive(bhhh, louis), bhhh)
+def test_where_the_information_is_indefinite_steps_lead_up_all_the_same():
+    zero, matrix, gradient = jnp.zeros(()), jnp.array([[1.0, 2.0], [2.0, 1.0]]), jnp.array([0.1, -0.3])
+    step, promised, _, length = _step(_Point(jnp.zeros(2), zero, gradient, matrix, jnp.ones(()), zero, zero, zero))
+    values, vectors = np.linalg.eigh(matrix)
+    np.testing.assert_allclose(step, vectors @ ((vectors.T @ gradient) / np.abs(values)), rtol=1e-6)
+    assert values[0] < 0 and float(step @ gradient) > 0 and float(promised) == pytest.approx(float(length) ** 2 / 2)
 
 
 def test_a_step_is_held_to_its_region():

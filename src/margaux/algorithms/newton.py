@@ -46,11 +46,11 @@ class _Point(NamedTuple):
 class Newton(AbstractClimb):
     r"""Trust-region Newton steps on $\log p(y\mid\theta) - g(\theta)$ in the unconstrained coordinates u of $\Theta$.
 
-    With Fisher's identity $s_i = E[\nabla_u\log p(y_i, z_i\mid\theta)\mid y_i]$ the step is $M^{-1}\sum_is_i$, where M is Louis'
-    information $\sum_i E[-\nabla^2_u] - E[\nabla_u\nabla_u^\top] + s_is_i^\top$, or where that is not positive definite
-    $\sum_i s_is_i^\top$ (Berndt, Hall, Hall and Hausman 1974). It is held to a region $\delta^\top M\delta\le r^2$: a step that
-    does not raise the likelihood is taken back, and the region shrinks (Nocedal and Wright 2006, algorithm 4.1).
-    The trace "newton" is the length $\sqrt{s^\top M^{-1}s}$ of what is left, in standard errors.
+    With Fisher's identity $s_i = E[\nabla_u\log p(y_i, z_i\mid\theta)\mid y_i]$ the step is $|M|^{-1}\sum_is_i$, where M is
+    Louis' information $\sum_i E[-\nabla^2_u] - E[\nabla_u\nabla_u^\top] + s_is_i^\top$, of which far away eigenvalues may be
+    negative taken by their modulus (Dauphin et al. 2014, section 4). It is held to a region
+    $\delta^\top|M|\delta\le r^2$: a step that does not raise the likelihood is taken back, and the region shrinks (Nocedal and Wright 2006, algorithm 4.1).
+    The trace "newton" is the length $\sqrt{s^\top|M|^{-1}s}$ of what is left, in standard errors.
 
     Args:
         radius: r at first.
@@ -76,11 +76,10 @@ class Newton(AbstractClimb):
         best: _Point = state
 
         (scores, louis), estep_rows, info = curvature(problem, estep, visit, params, flat, back)
-        own = scores.T @ scores
-        (score, louis, bhhh), info = summed((jnp.sum(scores, axis=0), louis, own), info, visit.axis)
+        (score, louis), info = summed((jnp.sum(scores, axis=0), louis), info, visit.axis)
         value, gradient, bent = penalised(problem, back, flat)
         value, gradient = info["log_marginal"] - value, score - gradient
-        matrix = _positive(louis + bent, bhhh + bent)
+        matrix = (louis + louis.T) / 2 + bent
 
         gained = value - best.value
         first = best.length < 0
@@ -95,17 +94,6 @@ class Newton(AbstractClimb):
         now = now._replace(promised=promised, tried=tried, length=length)
         figures = traced(info, b, value, first, now.value, length)
         return led_to(params, now.u + step, back), now, (estep_rows, own_rows), figures
-
-
-def _positive(louis: Array, bhhh: Array) -> Array:
-    """The first, or where it is not positive definite the second; neither of few units may be, whose eigenvalues are turned."""
-    louis, bhhh = (louis + louis.T) / 2, (bhhh + bhhh.T) / 2
-    return jnp.where(_is_positive(louis) | ~_is_positive(bhhh), louis, bhhh)
-
-
-def _is_positive(matrix: Array) -> Array:
-    scale = jnp.sqrt(jnp.maximum(jnp.abs(jnp.diagonal(matrix)), jnp.finfo(matrix.dtype).tiny))
-    return jnp.linalg.eigvalsh(jnp.nan_to_num(matrix / jnp.outer(scale, scale)))[0] > POSITIVE
 
 
 def _length(matrix: Array, gradient: Array) -> Array:
