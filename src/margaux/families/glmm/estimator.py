@@ -47,9 +47,10 @@ class GLMM(Parameters, Answers):
     r"""Generalised linear mixed models by formula, at the maximum of their exact likelihood where it can be integrated.
 
     $g(E[y\mid b]) = X\beta + \sum_t Z_tb_t + \text{offset}$ with $b_t\sim N(0, \Sigma_t)$ independent over the groups of each
-    factor. Effects of up to three dimensions a group are integrated by adaptive quadrature (Pinheiro and Bates 1995); crossed
-    and nested ones of more by Laplace's approximation, in which the largest factor is eliminated (Bates, Maechler, Bolker and
-    Walker 2015), and weighted draws tell how far that is off, or mend it where a unit has up to 200 of them.
+    factor. Effects of up to three dimensions a group are integrated by adaptive quadrature (Pinheiro and Bates 1995), nested ones
+    by quadrature within quadrature. Crossed ones are fitted by Laplace's approximation, in which the largest factor is eliminated
+    (Bates, Maechler, Bolker and Walker 2015), and from there to the maximum of the exact likelihood where the others are few
+    enough to be drawn; elsewhere weighted draws tell how far the approximation is off.
 
     Args:
         formula: lme4's and glmmTMB's, as "incidence/size ~ period + (1 | herd)": see `margaux.families.glmm.formula.design`.
@@ -62,7 +63,9 @@ class GLMM(Parameters, Answers):
 
     Attributes:
         params_, stderr_: fixed effects by the names of their columns; `sigma`, `theta` and the like; `sd_herd`, `sd_g[x]`,
-            `cor_g[Intercept,x]`. design_: of the formula. groups_: how many of each factor. See `Fitted` for the rest.
+            `cor_g[Intercept,x]`. design_: of the formula. groups_: how many of each factor. climbed_: the fit that
+            `conf_int(method="profile")` is of. correction_: how far Laplace's estimate was from that of the exact likelihood, where
+            it has been mended (`margaux.families.glmm.corrected.Correction`). See `Fitted` for the rest.
 
     Raises:
         ValueError, TypeError: bad input, before anything is compiled, with where and how to mend it.
