@@ -49,7 +49,8 @@ class Newton(AbstractClimb):
     With Fisher's identity $s_i = E[\nabla_u\log p(y_i, z_i\mid\theta)\mid y_i]$ the step is $|M|^{-1}\sum_is_i$, where M is
     Louis' information $\sum_i E[-\nabla^2_u] - E[\nabla_u\nabla_u^\top] + s_is_i^\top$, of which far away eigenvalues may be
     negative taken by their modulus (Dauphin et al. 2014, section 4). It is held to a region
-    $\delta^\top|M|\delta\le r^2$: a step that does not raise the likelihood is taken back, and the region shrinks (Nocedal and Wright 2006, algorithm 4.1).
+    $\delta^\top|M|\delta\le r^2$: a step that does not raise the likelihood is taken back, and the region shrinks (Nocedal and
+    Wright 2006, algorithm 4.1).
     The trace "newton" is the length $\sqrt{s^\top|M|^{-1}s}$ of what is left, in standard errors.
 
     Args:

@@ -64,8 +64,8 @@ class GLMM(Parameters, Answers):
     Attributes:
         params_, stderr_: fixed effects by the names of their columns; `sigma`, `theta` and the like; `sd_herd`, `sd_g[x]`,
             `cor_g[Intercept,x]`. design_: of the formula. groups_: how many of each factor. climbed_: the fit that
-            `conf_int(method="profile")` is of. correction_: how far Laplace's estimate was from that of the exact likelihood, where
-            it has been mended (`margaux.families.glmm.corrected.Correction`). See `Fitted` for the rest.
+            `conf_int(method="profile")` is of. correction_: how far Laplace's estimate was from that of the exact likelihood,
+            where it has been mended (`margaux.families.glmm.corrected.Correction`). See `Fitted` for the rest.
 
     Raises:
         ValueError, TypeError: bad input, before anything is compiled, with where and how to mend it.
