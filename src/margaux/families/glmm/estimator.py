@@ -29,6 +29,7 @@ from .fitting import METHODS, MOST, Asked, approximate, estimate, is_exact, star
 from .formula import design
 from .layout import laid_out
 from .likelihood import settled
+from .many import fitted_together
 from .marginal_means import typical
 from .model import Mixed
 from .responses import Ordinal, by_name
@@ -36,6 +37,8 @@ from .verdict import certified
 
 if TYPE_CHECKING:
     from numpy.typing import ArrayLike, DTypeLike
+
+    from .many_answers import ManyGLMM
 
 
 #: share of a moderate standard deviation below which there is none: lme4's tolerance
@@ -133,6 +136,22 @@ class GLMM(Parameters, Answers):
         if fit.result.failed:
             raise FitError(fit)
         return self
+
+    def fit_many(
+        self,
+        Y: Any,
+        data: pd.DataFrame,
+        *,
+        offset: str | ArrayLike | None = None,
+        weights: str | ArrayLike | None = None,
+        trials: str | ArrayLike | None = None,
+    ) -> ManyGLMM:
+        """The same model for each of many responses: see `margaux.families.glmm.many.fitted_together`."""
+        asked = self._asked()
+        if self.start is not None:
+            raise ValueError("start= is of one fit; fit_many begins each response with a regression of its own: leave it out")
+        given = {"offset": offset, "weights": weights, "trials": trials}
+        return fitted_together(self.formula, self._response(), asked, Y, data, given)
 
     def _response(self) -> AbstractResponse:
         return self.family if isinstance(self.family, AbstractResponse) else by_name(self.family, self.link)

@@ -54,7 +54,11 @@ class Start(NamedTuple):
 
 def started(design: Design, response: AbstractResponse, layout: Layout) -> Start:
     """A regression without random effects, and moderate ones beside it."""
-    beta = response.start(design.y, design.X, design.offset, design.weights, design.trials)
+    return beside(response.start(design.y, design.X, design.offset, design.weights, design.trials), design, response, layout)
+
+
+def beside(beta: np.ndarray, design: Design, response: AbstractResponse, layout: Layout) -> Start:
+    """What begins beside given fixed effects (p,)."""
     eta = design.X @ beta + design.offset
     dispersion = response.start_dispersion(design.y, eta, design.trials)
     params: dict[str, Any] = {"beta": beta, "dispersion": {name: np.asarray(value, float) for name, value in dispersion.items()}}
