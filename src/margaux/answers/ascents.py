@@ -86,6 +86,7 @@ def climb(
     close: float,
     most: int,
     told: Callable[[int], None],
+    kept: Callable[[np.ndarray, np.ndarray], None],
 ) -> tuple[Float[np.ndarray, " R"], Int[np.ndarray, " R"]]:
     """Some of R functions to where Newton's step is shorter than `close`; `u` and `here` are moved in place.
 
@@ -93,7 +94,7 @@ def climb(
 
     Args:
         heights: of coordinates (m, k) and which of the functions these belong to (m,). most: steps of each. told: hears how many
-            functions are still on their way.
+            functions are still on their way. kept: hears of each evaluation which functions it was of, and which have gone there.
 
     Returns:
         The length of the step that is left, and how many steps were taken, of each of the R; NaN and 0 of those not asked for.
@@ -101,6 +102,7 @@ def climb(
     length, count = np.full(len(u), np.nan), np.zeros(len(u), int)
     radius, rounding = np.full(len(u), RADIUS), 10 * np.finfo(np.float64).eps
     here.replaced(which, heights(u[which], which))
+    kept(which, np.ones(len(which), bool))
     active = which
     while True:
         steps = newton(here.of(active), u[active], radius[active])
@@ -121,6 +123,7 @@ def climb(
         taken = finite & (risen | calmer)
         grown = (gained > GOOD * steps.promised) & (steps.taken > 0.99 * radius[active])
         radius[active] = np.where(taken, np.where(grown, 2.0, 1.0) * radius[active], SHRINK * steps.taken)
+        kept(active, taken)
         moved = active[taken]
         u[moved] = there[taken]
         here.replaced(moved, now.of(taken))

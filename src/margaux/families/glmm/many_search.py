@@ -24,8 +24,12 @@ if TYPE_CHECKING:
 CLOSE = 1e-5
 #: how far maxima by two quadratures may be apart, in standard errors, before a finer one is asked
 APART = 1e-4
+#: steps by few nodes, whose scores are not quite the slopes of their values where effects vary much
+LEADING = 20
 #: Newton's steps that follow a mode to a place that is looked at from afar
-FOLLOWED = 10
+FOLLOWED = 5
+#: the shortest step that tells, in roots of the precision
+ROUGH = 30
 #: times that a climb goes on from higher ground
 AGAIN = 3
 
@@ -55,12 +59,11 @@ class Search:
     def by_quadrature(self, width: int, n_nodes: int | None) -> None:
         """Few nodes lead the way; more tell where it ends, and as many as it takes to agree with others."""
         lead = Quadrature(n_nodes or FEW[width])
-        self.together.begin(lead, self.u)
-        self._climb(lead, self.everyone, NEAR)
+        self._climb(lead, self.everyone, NEAR, min(LEADING, self.n_iter))
         which = self.everyone
-        for level, (nodes, _, reach) in enumerate(NODES[width]):
+        for level in range(len(NODES[width])):
             self.level[which] = level
-            self._climb(Quadrature(nodes, reach=reach), which, CLOSE)
+            self._climb(_rules(width, level)[0], which, CLOSE)
             self._compare(width, which)
             which = np.flatnonzero(~((self.error < TOLERANCE / 2) & (self.apart < APART)))
             if not len(which):
@@ -70,33 +73,40 @@ class Search:
     def by_laplace(self, width: int, exact: bool) -> None:
         """Of the approximation, and how far its maximum is from that of the likelihood where this can be integrated."""
         rule = Laplace()
-        self.together.begin(rule, self.u)
         self._climb(rule, self.everyone, CLOSE)
         self._look(lambda level: (rule, rule))
         if exact or width not in NODES:
             return
         nodes, finer, reach = NODES[width][0]
         quadrature = Quadrature(nodes, reach=reach, n_newton=FOLLOWED)
-        self.together.begin(quadrature, self.u)
+        self.together.begin(quadrature, self.u, self.everyone)
         there = self.together.heights(quadrature, self.u, self.everyone)
         self.apart = newton(there, self.u, np.ones(len(self.u))).length
         self.error = np.abs(there.value - self.here.value)
 
-    def _climb(self, rule: AbstractEStep, which: np.ndarray, close: float) -> None:
+    def _climb(self, rule: AbstractEStep, which: np.ndarray, close: float, most: int | None = None) -> None:
+        """To the maxima; those that lost a mode on the way, so that no step leads up any more, go on once it is found again."""
         if not len(which):
             return
-
-        def heights(u: np.ndarray, some: np.ndarray) -> Heights:
-            return self.together.heights(rule, u, some)
-
-        def told(count: int) -> None:
-            self.told("Newton's steps", count)
-
-        rounding = float(np.finfo(self.together.dtype).eps)
-        close = max(close, 20 * np.sqrt(rounding)) if rounding > 1e-10 else close
-        length, steps = climb(heights, self.u, self.here, which, close, self.n_iter, told)
-        self.length[which] = length[which]
-        self.steps += steps
+        # Rounding of the log-likelihood hides steps shorter than its root.
+        close = max(close, ROUGH * np.sqrt(np.finfo(self.together.dtype).eps))
+        for _ in range(2):
+            self.together.begin(rule, self.u[which], which)
+            length, steps = climb(
+                lambda u, some: self.together.heights(rule, u, some),
+                self.u,
+                self.here,
+                which,
+                close,
+                most or self.n_iter,
+                lambda left: self.told("Newton's steps", left),
+                self.together.keep,
+            )
+            self.length[which] = length[which]
+            self.steps += steps
+            which = which[(length[which] > close) & (steps[which] < (most or self.n_iter))]
+            if not len(which):
+                return
 
     def _compare(self, width: int, which: np.ndarray) -> None:
         """Likelihoods by a finer rule, and by a finer and wider one; and the maximum by a rule that is a little wider."""
@@ -186,7 +196,7 @@ def _toward(covariance: Float[np.ndarray, "m k k"], j: int) -> tuple[Float[np.nd
 def _rules(width: int, level: int) -> tuple[Quadrature, Quadrature]:
     """One that climbs, and the finer one that it is to agree with."""
     nodes, finer, reach = NODES[width][level]
-    return Quadrature(nodes, reach=reach), Quadrature(finer, reach=reach, n_newton=FOLLOWED)
+    return Quadrature(nodes, reach=reach, n_newton=FOLLOWED), Quadrature(finer, reach=reach, n_newton=FOLLOWED)
 
 
 def _widened(rule: Any, widening: float) -> Quadrature:

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.flatten_util import ravel_pytree
-from jaxtyping import Array, Float, Int, PyTree
+from jaxtyping import Array, Bool, Float, Int, PyTree
 
 from ...algorithms.base import Visit
 from ...algorithms.objective import curvature
@@ -68,20 +68,34 @@ class Together:
         # Numbers a response holds for each point that its latents are integrated over, and as many beside these.
         self.numbers = self.there.size * (2 + layout.width)
         self.rows: dict[str, np.ndarray] = {}
+        self.tried: dict[str, np.ndarray] = {}
         self.u = self._by_block(lambda which: _coordinates(self.model, *self._given(which, starts)), 1)[0]
 
-    def begin(self, estep: AbstractEStep, u: Float[np.ndarray, "R k"]) -> None:
-        """Finds the modes of all latents."""
-        parts = self._by_block(lambda which: jax.tree.leaves(self._began(estep, u, which)), 10)
-        self.rows = dict(zip(self._names(estep), parts, strict=True))
+    def begin(self, estep: AbstractEStep, u: Float[np.ndarray, "m k"], which: Int[np.ndarray, " m"]) -> None:
+        """Finds the modes of some responses' latents at coordinates of each, wherever they are."""
+        found = self._by_block(lambda part: jax.tree.leaves(self._began(estep, u, which, part)), 10, np.arange(len(which)))
+        names = ["mean"] if isinstance(estep, Laplace) else ["cholesky", "mean"]
+        if list(self.rows) != names:
+            self.rows = {
+                name: np.zeros((self.count, *leaf.shape[1:]), leaf.dtype) for name, leaf in zip(names, found, strict=True)
+            }
+        for name, leaf in zip(names, found, strict=True):
+            self.rows[name][which] = leaf
 
     def heights(self, estep: AbstractEStep, u: Float[np.ndarray, "m k"], which: Int[np.ndarray, " m"]) -> Heights:
         """Log-likelihoods, scores and information of some responses at coordinates of each."""
-        return Heights(*self._visited(_heights, estep, u, which, u.shape[1]))
+        *found, self.tried = self._visited(_heights, estep, u, which, u.shape[1])
+        return Heights(*found)
+
+    def keep(self, which: Int[np.ndarray, " m"], taken: Bool[np.ndarray, " m"]) -> None:
+        """Lets modes be followed from where the last `heights` found them: not from places that are not gone to, where they may
+        have been lost."""
+        for name, leaf in self.tried.items():
+            self.rows[name][which[taken]] = leaf[taken]
 
     def values(self, estep: AbstractEStep, u: Float[np.ndarray, "m k"], which: Int[np.ndarray, " m"]) -> Float[np.ndarray, " m"]:
         """Log-likelihoods alone."""
-        return self._visited(_values, estep, u, which, 1)[0]
+        return self._visited(_values, estep, u, which, 1)[0]  # type: ignore[return-value]
 
     def natural(self, u: Float[np.ndarray, "R k"]) -> tuple[np.ndarray, np.ndarray, dict[str, np.ndarray]]:
         """Parameters as users know them (R, q), their derivatives in the coordinates (R, q, k), and covariances by factor."""
@@ -93,13 +107,12 @@ class Together:
         names = sorted(factor.name for factor in self.model.factors)
         return values, jacobian, dict(zip(names, covariances, strict=True))
 
-    def _names(self, estep: AbstractEStep) -> list[str]:
-        return ["mean"] if isinstance(estep, Laplace) else ["cholesky", "mean"]
+    def _began(self, estep: AbstractEStep, u: np.ndarray, which: np.ndarray, part: np.ndarray) -> PyTree:
+        some = which[part]
+        return _begun(self.model, estep, *self._given(some, u, part), self._put(self.shared), self._own(some))
 
-    def _began(self, estep: AbstractEStep, u: np.ndarray, which: np.ndarray) -> PyTree:
-        return _begun(self.model, estep, *self._given(which, u), self._put(self.shared), self._own(which))
-
-    def _visited(self, program: Any, estep: AbstractEStep, u: np.ndarray, which: np.ndarray, k: int) -> list[np.ndarray]:
+    def _visited(self, program: Any, estep: AbstractEStep, u: np.ndarray, which: np.ndarray, k: int) -> list[Any]:
+        """What a program says of some responses, and the rows that it ended with."""
         points = estep.n_nodes**self.model_width if isinstance(estep, Quadrature) else 20
         shared, places = self._put(self.shared), np.arange(len(which))
 
@@ -107,12 +120,10 @@ class Together:
             some = which[part]
             rows = self._put({name: leaf[some] for name, leaf in self.rows.items()})
             found, rows = program(self.model, estep, *self._given(some, u, part), shared, self._own(some), rows)
-            for name, leaf in rows.items():
-                # Rows of a response that fills up a block are written again with the same numbers.
-                self.rows[name][some] = leaf
-            return list(found)
+            return [*found, *(rows[name] for name in self.rows)]
 
-        return self._by_block(block, points * (2 + k) // 3, places)
+        found = self._by_block(block, points * (2 + k) // 3, places)
+        return [*found[: -len(self.rows)], dict(zip(self.rows, found[-len(self.rows) :], strict=True))]
 
     @property
     def model_width(self) -> int:
