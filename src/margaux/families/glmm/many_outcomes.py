@@ -39,10 +39,9 @@ class Outcomes:
         """Places of the responses that can be fitted."""
         return np.setdiff1d(np.arange(len(self.names)), list(self.refused))
 
-    def of(self, r: int) -> Design:
-        """The design with one of the responses."""
-        named = {"y": "y", "trials": "trials", "offset": "offset", "weight": "weights"}
-        return dataclasses.replace(self.design, **{named[name]: column[r] for name, column in self.columns.items()})
+    def trials(self, r: int) -> np.ndarray | None:
+        """Of one of the responses."""
+        return self.columns["trials"][r] if "trials" in self.columns else self.design.trials
 
 
 def outcomes(formula: str, Y: Any, data: pd.DataFrame, response: AbstractResponse, given: dict[str, Any]) -> Outcomes:

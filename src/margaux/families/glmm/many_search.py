@@ -27,7 +27,7 @@ APART = 1e-4
 #: steps by few nodes, whose scores are not quite the slopes of their values where effects vary much
 LEADING = 20
 #: Newton's steps that follow a mode to a place that is looked at from afar
-FOLLOWED = 5
+FOLLOWED = 4
 #: the shortest step that tells, in roots of the precision
 ROUGH = 30
 #: times that a climb goes on from higher ground
@@ -68,13 +68,13 @@ class Search:
             which = np.flatnonzero(~((self.error < TOLERANCE / 2) & (self.apart < APART)))
             if not len(which):
                 break
-        self._look(lambda level: _rules(width, level))
+        self._look(lambda level: _rules(width, level)[0])
 
     def by_laplace(self, width: int, exact: bool) -> None:
         """Of the approximation, and how far its maximum is from that of the likelihood where this can be integrated."""
         rule = Laplace()
         self._climb(rule, self.everyone, CLOSE)
-        self._look(lambda level: (rule, rule))
+        self._look(lambda level: rule)
         if exact or width not in NODES:
             return
         nodes, finer, reach = NODES[width][0]
@@ -121,25 +121,25 @@ class Search:
         gap = Heights(here.value, here.gradient - other.gradient, here.matrix)
         self.apart[which] = newton(gap, self.u[which], np.ones(len(which))).length
 
-    def _look(self, rules: Callable[[int], tuple[AbstractEStep, AbstractEStep]]) -> None:
+    def _look(self, rule_of: Callable[[int], AbstractEStep]) -> None:
         """To either side of every coordinate; where that is higher, climbs go on from there."""
         which = np.flatnonzero(np.isfinite(self.length))
         for _ in range(AGAIN):
             higher = np.zeros(len(self.u), bool)
             for level in np.unique(self.level[which]):
                 some = which[self.level[which] == level]
-                higher[some] = self._look_around(rules(int(level))[1], some)
+                higher[some] = self._look_around(rule_of(int(level)), some)
             which = np.flatnonzero(higher)
             if not len(which):
                 return
             for level in np.unique(self.level[which]):
-                self._climb(rules(int(level))[0], which[self.level[which] == level], CLOSE)
+                self._climb(rule_of(int(level)), which[self.level[which] == level], CLOSE)
 
     def _look_around(self, rule: AbstractEStep, which: np.ndarray) -> np.ndarray:
         """Fills `drops`, and moves `u` to the highest place that is higher: which of them have moved."""
         k = self.u.shape[1]
         covariance, _ = inverses(self.here.matrix[which])
-        base = self.together.values(rule, self.u[which], which)
+        base = self.here.value[which]
         best, place = base + RISEN, self.u[which].copy()
         for j in range(k):
             toward, flat = _toward(covariance, j)

@@ -62,7 +62,8 @@ class Together:
         self.there = layout.rows >= 0
         self.at = np.where(self.there, layout.rows, layout.rows[:, :1])
         self.columns = columns
-        self.shared = {name: leaf for name, leaf in layout.units.items() if name not in columns and name != "base"}
+        with precision(dtype):
+            self.shared = self._put({name: leaf for name, leaf in layout.units.items() if name not in columns and name != "base"})
         self.units = {"scale": scale, "sizes": sizes}
         self.template = jax.tree.map(lambda leaf: np.zeros(leaf.shape[1:]), starts)
         # Numbers a response holds for each point that its latents are integrated over, and as many beside these.
@@ -109,17 +110,17 @@ class Together:
 
     def _began(self, estep: AbstractEStep, u: np.ndarray, which: np.ndarray, part: np.ndarray) -> PyTree:
         some = which[part]
-        return _begun(self.model, estep, *self._given(some, u, part), self._put(self.shared), self._own(some))
+        return _begun(self.model, estep, *self._given(some, u, part), self.shared, self._own(some))
 
     def _visited(self, program: Any, estep: AbstractEStep, u: np.ndarray, which: np.ndarray, k: int) -> list[Any]:
         """What a program says of some responses, and the rows that it ended with."""
         points = estep.n_nodes**self.model_width if isinstance(estep, Quadrature) else 20
-        shared, places = self._put(self.shared), np.arange(len(which))
+        places = np.arange(len(which))
 
         def block(part: np.ndarray) -> list[Any]:
             some = which[part]
             rows = self._put({name: leaf[some] for name, leaf in self.rows.items()})
-            found, rows = program(self.model, estep, *self._given(some, u, part), shared, self._own(some), rows)
+            found, rows = program(self.model, estep, *self._given(some, u, part), self.shared, self._own(some), rows)
             return [*found, *(rows[name] for name in self.rows)]
 
         found = self._by_block(block, points * (2 + k) // 3, places)
