@@ -14,6 +14,8 @@ RADIUS, LEAP = 1.5, 2.0
 POOR, GOOD, SHRINK = 1e-4, 0.75, 0.25
 #: promised rise below which a step is judged by the slope where it ends, for rounding may hide it; and a region too small to go on
 FAINT, STUCK = 1e-2, 1e-6
+#: coordinates to a standard error from where on a maximum lies at infinity, and the length of a step that is near enough to that
+ENDLESS, ENOUGH = 10.0, 1e-3
 #: least eigenvalue of an information matrix scaled to a unit diagonal that is told from none
 LEAST = 1e-9
 
@@ -70,6 +72,14 @@ def inverses(matrix: Float[np.ndarray, "m k k"]) -> tuple[Float[np.ndarray, "m k
     return np.where(positive[:, None, None], found, np.nan), positive
 
 
+def pseudo_inverses(matrix: Float[np.ndarray, "m k k"]) -> Float[np.ndarray, "m k k"]:
+    """Of information matrices, large where next to nothing is known; zero of those that are not finite."""
+    sound = np.isfinite(matrix).all(axis=(1, 2))
+    scaled, scale = _scaled(matrix, sound)
+    found = np.linalg.pinv(scaled, hermitian=True) / (scale[:, :, None] * scale[:, None, :])
+    return np.where(sound[:, None, None], found, 0.0)
+
+
 def _scaled(matrix: np.ndarray, sound: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Matrices on a common scale of their coordinates, so that eigenvalues mean the same for each; and that scale (m, k)."""
     matrix = np.where(sound[:, None, None], matrix, np.eye(matrix.shape[1]))
@@ -87,19 +97,22 @@ def climb(
     most: int,
     told: Callable[[int], None],
     kept: Callable[[np.ndarray, np.ndarray], None],
-) -> tuple[Float[np.ndarray, " R"], Int[np.ndarray, " R"]]:
+) -> tuple[Float[np.ndarray, " R"], Int[np.ndarray, " R"], Bool[np.ndarray, " R"]]:
     """Some of R functions to where Newton's step is shorter than `close`; `u` and `here` are moved in place.
 
-    A step that does not raise its function is taken back, and its region shrinks (Nocedal and Wright 2006, algorithm 4.1).
+    A step that does not raise its function is taken back, and its region shrinks (Nocedal and Wright 2006, algorithm 4.1). A
+    function that rises towards infinity is left where next to nothing is to be gained.
 
     Args:
         heights: of coordinates (m, k) and which of the functions these belong to (m,). most: steps of each. told: hears how many
             functions are still on their way. kept: hears of each evaluation which functions it was of, and which have gone there.
 
     Returns:
-        The length of the step that is left, and how many steps were taken, of each of the R; NaN and 0 of those not asked for.
+        The length of the step that is left, how many steps were taken, and whether none leads up any more although it is long, of
+        each of the R; NaN, 0 and False of those not asked for.
     """
     length, count = np.full(len(u), np.nan), np.zeros(len(u), int)
+    stuck = np.zeros(len(u), bool)
     radius, rounding = np.full(len(u), RADIUS), 10 * np.finfo(np.float64).eps
     here.replaced(which, heights(u[which], which))
     kept(which, np.ones(len(which), bool))
@@ -107,10 +120,12 @@ def climb(
     while True:
         steps = newton(here.of(active), u[active], radius[active])
         length[active] = steps.length
-        going = (steps.length > close) & (radius[active] > STUCK) & (count[active] < most)
+        endless = (steps.length < ENOUGH) & (np.abs(steps.step).max(axis=1, initial=0.0) > ENDLESS * steps.taken)
+        going = (steps.length > close) & ~endless & (radius[active] > STUCK) & (count[active] < most)
+        stuck[active] = (steps.length > close) & ~endless & (radius[active] <= STUCK)
         active, steps = active[going], Steps(*(part[going] for part in steps))
         if not len(active):
-            return length, count
+            return length, count, stuck
         told(len(active))
         before, there = here.of(active), u[active] + steps.step
         now = heights(there, active)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from jaxtyping import Float
 
-from ...answers.ascents import Heights, climb, inverses, newton
+from ...answers.ascents import Heights, climb, newton, pseudo_inverses
 from ...answers.likelihood import TOLERANCE, WIDER
 from ...answers.many import FEW, NEAR
 from ...answers.rules import NODES
@@ -92,7 +92,7 @@ class Search:
         close = max(close, ROUGH * np.sqrt(np.finfo(self.together.dtype).eps))
         for _ in range(2):
             self.together.begin(rule, self.u[which], which)
-            length, steps = climb(
+            length, steps, stuck = climb(
                 lambda u, some: self.together.heights(rule, u, some),
                 self.u,
                 self.here,
@@ -104,7 +104,7 @@ class Search:
             )
             self.length[which] = length[which]
             self.steps += steps
-            which = which[(length[which] > close) & (steps[which] < (most or self.n_iter))]
+            which = which[stuck[which]]
             if not len(which):
                 return
 
@@ -138,7 +138,7 @@ class Search:
     def _look_around(self, rule: AbstractEStep, which: np.ndarray) -> np.ndarray:
         """Fills `drops`, and moves `u` to the highest place that is higher: which of them have moved."""
         k = self.u.shape[1]
-        covariance, _ = inverses(self.here.matrix[which])
+        covariance = pseudo_inverses(self.here.matrix[which])
         base = self.here.value[which]
         best, place = base + RISEN, self.u[which].copy()
         for j in range(k):
