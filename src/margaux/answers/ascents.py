@@ -12,7 +12,7 @@ from jaxtyping import Bool, Float, Int
 RADIUS, LEAP = 1.5, 2.0
 #: share of the promised rise below which a step is taken back, and above which the region grows; and by what it shrinks
 POOR, GOOD, SHRINK = 1e-4, 0.75, 0.25
-#: promised rise below which a step is judged by the slope where it ends, for rounding may hide it; and a region too small to go on
+#: promised rise below which a step is judged by the slope where it ends, for rounding may hide it; and a region too small
 FAINT, STUCK = 1e-2, 1e-6
 #: coordinates to a standard error from where on a maximum lies at infinity, and the length of a step that is near enough to that
 ENDLESS, ENOUGH = 10.0, 1e-3
@@ -36,7 +36,7 @@ class Heights(NamedTuple):
 
 
 class Steps(NamedTuple):
-    """Newton's steps inside their regions (m, k), how long they are (m,), how long they would have been, the rise they promise."""
+    """Newton's steps in their regions (m, k), how long they are (m,), how long they would be without, what rise they promise."""
 
     step: Float[np.ndarray, "m k"]
     taken: Float[np.ndarray, " m"]
@@ -45,8 +45,8 @@ class Steps(NamedTuple):
 
 
 def newton(here: Heights, u: Float[np.ndarray, "m k"], radius: Float[np.ndarray, " m"]) -> Steps:
-    r"""$M^{-1}g$ with the eigenvalues of M by their modulus, held to $\delta^\top M\delta\le r^2$; of length NaN where a number is
-    not finite."""
+    r"""$M^{-1}g$ with the eigenvalues of M by their modulus, held to $\delta^\top M\delta\le r^2$; of length NaN where a number
+    is not finite."""
     sound = np.isfinite(here.gradient).all(axis=1) & np.isfinite(here.matrix).all(axis=(1, 2))
     scaled, scale = _scaled(here.matrix, sound)
     values, vectors = np.linalg.eigh(scaled)

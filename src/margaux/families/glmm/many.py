@@ -46,9 +46,9 @@ def fitted_together(
     laplace = asked.method == "laplace" or (exact and asked.method == "auto")
     if not laplace and layout.width not in NODES:
         raise ValueError(
-            f"fit_many integrates up to {max(NODES)} random effects a group by quadrature, and in this formula {layout.width} hang "
-            'together; use method="laplace", whose distance from the maximum of the likelihood is then not known, or fit one '
-            "response at a time"
+            f"fit_many integrates up to {max(NODES)} random effects a group by quadrature, and in this formula {layout.width} "
+            'hang together; use method="laplace", whose distance from the maximum of the likelihood is then not known, or fit '
+            "one response at a time"
         )
     keep_compilations()
     dtype = default_dtype(asked.dtype)

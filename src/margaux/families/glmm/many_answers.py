@@ -88,8 +88,8 @@ class ManyGLMM:
         index = pd.MultiIndex.from_product([self.params_.index, self.params_.columns], names=["response", "parameter"])
         estimates, se = self.params_.to_numpy(), self.stderr_.to_numpy()
         frame = wald_table(estimates.ravel(), se.ravel(), level, index)
-        tested = [not name.startswith("sd_") for name in self.params_.columns]
-        frame[["z", "p"]] = frame[["z", "p"]].where(np.tile(tested, len(self))[:, None])
+        spreads = np.array([name.startswith("sd_") for name in self.params_.columns])
+        frame.loc[np.tile(spreads, len(self)), ["z", "p"]] = np.nan
         if form == "long":
             return frame
         wide = frame.unstack("parameter").swaplevel(axis=1)

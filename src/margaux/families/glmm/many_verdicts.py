@@ -9,7 +9,7 @@ import numpy as np
 from jaxtyping import Bool, Float
 
 from ...answers.certify import AT_MAXIMUM, FAR_AWAY, FLAT, LARGE_ERROR, SHALLOW
-from ...answers.search import NEAR_BY
+from ...answers.search import CLOSE, NEAR_BY
 from .counts import Binomial
 from .many_search import Search
 from .ordinal import Ordinal
@@ -25,8 +25,8 @@ class Found(NamedTuple):
 
     Attributes:
         search: where it ended. positive: whether the information is positive definite (R,). names: of the parameter that a
-            coordinate moves most (R, k). singular: by factor (R,). certain: share of rows whose answer fixed effects make certain,
-            and the fixed effect that does most (R,). approximate: whether it is by Laplace's approximation.
+            coordinate moves most (R, k). singular: by factor (R,). certain, worst: share of rows whose answer fixed effects make
+            certain, and the fixed effect that does most (R,). approximate: whether it is by Laplace's approximation.
     """
 
     search: Search
@@ -64,7 +64,7 @@ def _of_maximum(found: Found) -> Iterator[Trouble]:
     length = found.search.length
     lost = ~np.isfinite(length) | ~np.isfinite(found.search.here.value)
     yield Trouble(lost, FAILED, lambda r: "the log-likelihood or its gradient is not finite where the search ended")
-    for where, level in ((length > FAR_AWAY, FAILED), ((length >= AT_MAXIMUM) & (length <= FAR_AWAY), CAREFUL)):
+    for where, level in ((length > FAR_AWAY, FAILED), ((length >= CLOSE) & (length <= FAR_AWAY), CAREFUL)):
         yield Trouble(
             where & ~lost,
             level,

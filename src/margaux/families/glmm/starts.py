@@ -16,7 +16,7 @@ NUDGE = 1e-5
 
 
 def coefficients(crude: Crude, X: np.ndarray, offset: np.ndarray | None = None, weights: np.ndarray | None = None) -> np.ndarray:
-    r"""Coefficients (..., p) of $E[\text{target}] = g^{-1}(X\beta + o)$ for targets (..., N); offset and weights (N,) or as those.
+    r"""Coefficients (..., p) of $E[\text{target}] = g^{-1}(X\beta + o)$ for targets (..., N); offset and weights (N,) or alike.
 
     A small ridge and a bound on the predictor keep them finite where they are infinite, as under separation. With links that ask
     for a positive predictor it is kept there.
