@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from jaxtyping import Bool, Float, Int
@@ -47,7 +47,7 @@ class Steps(NamedTuple):
 def newton(here: Heights, u: Float[np.ndarray, "m k"], radius: Float[np.ndarray, " m"]) -> Steps:
     r"""$M^{-1}g$ with the eigenvalues of M by their modulus, held to $\delta^\top M\delta\le r^2$; of length NaN where a number
     is not finite."""
-    sound = np.isfinite(here.gradient).all(axis=1) & np.isfinite(here.matrix).all(axis=(1, 2))
+    sound: Any = np.isfinite(here.gradient).all(axis=1) & np.isfinite(here.matrix).all(axis=(1, 2))
     scaled, scale = _scaled(here.matrix, sound)
     values, vectors = np.linalg.eigh(scaled)
     values = np.maximum(np.abs(values), 1e-8)
@@ -63,7 +63,7 @@ def newton(here: Heights, u: Float[np.ndarray, "m k"], radius: Float[np.ndarray,
 
 def inverses(matrix: Float[np.ndarray, "m k k"]) -> tuple[Float[np.ndarray, "m k k"], Bool[np.ndarray, " m"]]:
     """Of information matrices, and whether they are positive definite beyond rounding; NaN where they are not."""
-    sound = np.isfinite(matrix).all(axis=(1, 2))
+    sound: Any = np.isfinite(matrix).all(axis=(1, 2))
     scaled, scale = _scaled(matrix, sound)
     values, vectors = np.linalg.eigh(scaled)
     positive = sound & (values[:, 0] > LEAST * values[:, -1])
@@ -74,7 +74,7 @@ def inverses(matrix: Float[np.ndarray, "m k k"]) -> tuple[Float[np.ndarray, "m k
 
 def pseudo_inverses(matrix: Float[np.ndarray, "m k k"]) -> Float[np.ndarray, "m k k"]:
     """Of information matrices, large where next to nothing is known; zero of those that are not finite."""
-    sound = np.isfinite(matrix).all(axis=(1, 2))
+    sound: Any = np.isfinite(matrix).all(axis=(1, 2))
     scaled, scale = _scaled(matrix, sound)
     found = np.linalg.pinv(scaled, hermitian=True) / (scale[:, :, None] * scale[:, None, :])
     return np.where(sound[:, None, None], found, 0.0)

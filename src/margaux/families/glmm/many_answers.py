@@ -53,7 +53,7 @@ class ManyGLMM:
     @property
     def loglik_(self) -> pd.Series:
         """Marginal log-likelihoods, every constant included."""
-        return self.verdicts["loglik"]
+        return pd.Series(self.verdicts["loglik"])
 
     @property
     def aic_(self) -> pd.Series:
@@ -63,7 +63,7 @@ class ManyGLMM:
     @property
     def converged_(self) -> pd.Series:
         """Whether Newton's step that is left is short, and the information positive definite."""
-        return self.verdicts["converged"]
+        return pd.Series(self.verdicts["converged"])
 
     def cov_params(self, response: object) -> pd.DataFrame:
         """Covariance of one response's estimates.
@@ -92,8 +92,8 @@ class ManyGLMM:
         frame.loc[np.tile(spreads, len(self)), ["z", "p"]] = np.nan
         if form == "long":
             return frame
-        wide = frame.unstack("parameter").swaplevel(axis=1)
-        wide = wide.reindex(index=self.params_.index, columns=pd.MultiIndex.from_product([self.params_.columns, frame.columns]))
+        columns = pd.MultiIndex.from_product([self.params_.columns, frame.columns])
+        wide = pd.DataFrame(frame.to_numpy().reshape(len(self), -1), self.params_.index, columns)
         verdicts = self.verdicts[["word", "message", "loglik"]]
         return pd.concat([pd.concat({"fit": verdicts}, axis=1), wide], axis=1)
 

@@ -64,7 +64,7 @@ def outcomes(formula: str, Y: Any, data: pd.DataFrame, response: AbstractRespons
         else:
             shared[name] = values
     trials = own["trials"] if "trials" in own else _trials(shared["trials"], data)
-    refused = {r: why for r in range(len(y)) if (why := _trouble(y[r], trials if np.ndim(trials) < 2 else trials[r], response))}
+    refused = {r: why for r in range(len(y)) if (why := _trouble(y[r], _of(trials, r), response))}
     levels: tuple[int, ...] = ()
     if isinstance(response, Ordinal):
         y, levels = _coded(y, refused)
@@ -72,16 +72,22 @@ def outcomes(formula: str, Y: Any, data: pd.DataFrame, response: AbstractRespons
     if not len(fitted):
         raise ValueError(f'none of the {len(y)} responses can be fitted; the first, "{names[0]}": {refused[0]}')
     first = int(fitted[0])
-    outcome = Outcome(str(names[first]), y[first], trials if trials is None or np.ndim(trials) < 2 else trials[first], levels)
+    outcome = Outcome(str(names[first]), y[first], _of(trials, first), levels)
     found = design(formula, data, offset=shared.get("offset"), weights=shared.get("weights"), given=outcome)
     found = found.ordered() if isinstance(response, Ordinal) else found
     found.check(response)
-    columns = {"y": y} | ({"trials": trials} if np.ndim(trials) == 2 else {})
+    columns = {"y": y}
+    if "trials" in own:
+        columns["trials"] = own["trials"]
     if "offset" in own:
         columns["offset"] = own["offset"] + found.offset
     if "weights" in own:
         columns["weight"] = own["weights"]
     return Outcomes(names, found, columns, refused)
+
+
+def _of(trials: np.ndarray | None, r: int) -> np.ndarray | None:
+    return trials[r] if trials is not None and trials.ndim == 2 else trials
 
 
 def _responses(Y: Any, data: pd.DataFrame) -> tuple[np.ndarray, pd.Index]:

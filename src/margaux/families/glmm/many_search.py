@@ -186,7 +186,7 @@ def _toward(covariance: Float[np.ndarray, "m k k"], j: int) -> tuple[Float[np.nd
     """A standard error of a coordinate with what moves along, and whether that is too far to look: then as far as is sensible."""
     size = np.sqrt(np.maximum(covariance[:, j, j], 0.0))
     toward = covariance[:, :, j] / np.where(size > 0, size, np.nan)[:, None]
-    known = np.isfinite(toward).all(axis=1)
+    known: Any = np.isfinite(toward).all(axis=1)
     toward = np.where(known[:, None], toward, FLAT * np.eye(covariance.shape[1])[j])
     most = np.abs(toward).max(axis=1)
     flat = ~known | (most > FLAT)

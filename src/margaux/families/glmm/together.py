@@ -188,7 +188,7 @@ def _coordinates(model, units, template, starts):
     return [jax.vmap(one)(units, starts)]
 
 
-def _completed(model: Mixed, shared: PyTree, own: PyTree) -> PyTree:
+def _completed(model: Mixed, shared: dict[str, Any], own: dict[str, Any]) -> dict[str, Any]:
     """Units with all their columns."""
     batch = shared | own
     return batch | {"base": model.response.log_base(batch["y"], batch.get("trials"))}
