@@ -30,6 +30,7 @@ from .fitting import METHODS, MOST, Asked, approximate, estimate, is_exact, star
 from .formula import design
 from .layout import laid_out
 from .likelihood import settled
+from .many import fitted_together
 from .marginal_means import typical
 from .model import Mixed
 from .responses import Ordinal, by_name
@@ -37,6 +38,8 @@ from .verdict import certified, of_correction
 
 if TYPE_CHECKING:
     from numpy.typing import ArrayLike, DTypeLike
+
+    from .many_answers import ManyGLMM
 
 
 #: share of a moderate standard deviation below which there is none: lme4's tolerance
@@ -137,6 +140,47 @@ class GLMM(Parameters, Answers):
         if fit.result.failed:
             raise FitError(fit)
         return self
+
+    def fit_many(
+        self,
+        Y: Any,
+        data: pd.DataFrame,
+        *,
+        offset: str | ArrayLike | None = None,
+        weights: str | ArrayLike | None = None,
+        trials: str | ArrayLike | None = None,
+    ) -> ManyGLMM:
+        r"""The same model for each of many responses of one table, all at once: genes, taxa, voxels.
+
+        Each response has parameters of its own and ends at the maximum of its own likelihood, by adaptive quadrature (Gaussian
+        ones in closed form); they share the design, one compiled program, and the checks of a single fit's certificate. A
+        response that cannot be fitted is told of in the verdicts and does not stop the others.
+
+        Args:
+            Y: responses, (rows, R) or a frame with a column each. data: the columns of the formula's right side, in the same
+                order of rows. The left side may be empty, as in "~ x + (1 | g)", and is not read.
+            offset, weights, trials: a column's name, (rows,), or one for each response (rows, R). trials: of binomial responses.
+
+        Raises:
+            ValueError, TypeError: bad input that concerns all responses, or more random effects that hang together than can be
+                integrated, unless `method="laplace"`.
+
+        >>> import numpy as np, pandas as pd
+        >>> from margaux import GLMM
+        >>> rng = np.random.default_rng(0)
+        >>> donor, x = np.repeat(np.arange(12), 5), rng.normal(size=60)
+        >>> counts = rng.poisson(np.exp(1 + np.outer(x, [0.0, 0.5, 0.0]) + 0.4 * rng.normal(size=(12, 3))[donor]))
+        >>> genes = pd.DataFrame(counts, columns=["A", "B", "C"]).assign(D=0)
+        >>> samples = pd.DataFrame({"x": x, "donor": donor})
+        >>> fits = GLMM("~ x + (1 | donor)", family="poisson", verbose=False).fit_many(genes, samples)
+        >>> fits.test("x")["p_adjusted"].lt(0.05).tolist(), fits.verdicts["message"]["D"]
+        ([False, True, False, False], 'not fitted: the response is 0 in every row; there is nothing to model')
+        """
+        asked = self._asked()
+        if self.start is not None:
+            raise ValueError("start= is of one fit; fit_many begins each response with a regression of its own: leave it out")
+        given = {"offset": offset, "weights": weights, "trials": trials}
+        return fitted_together(self.formula, self._response(), asked, Y, data, given)
 
     def _response(self) -> AbstractResponse:
         return self.family if isinstance(self.family, AbstractResponse) else by_name(self.family, self.link)

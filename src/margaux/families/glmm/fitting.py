@@ -56,18 +56,33 @@ class Start(NamedTuple):
 def started(design: Design, response: AbstractResponse, layout: Layout) -> Start:
     """A regression without random effects, and moderate ones beside it."""
     beta = response.start(design.y, design.X, design.offset, design.weights, design.trials)
-    eta = design.X @ beta + design.offset
-    dispersion = response.start_dispersion(design.y, eta, design.trials)
-    params: dict[str, Any] = {"beta": beta, "dispersion": {name: np.asarray(value, float) for name, value in dispersion.items()}}
-    unit = float(np.asarray(dispersion["sigma"])) if is_measured(response) else 1.0
-    sizes = {}
+    dispersion = response.start_dispersion(design.y, design.X @ beta + design.offset, design.trials)
+    unit = unit_of(response, dispersion)
+    effects, sizes = moderate(design, layout, unit)
+    own = {name: np.asarray(value, float) for name, value in dispersion.items()}
+    return Start({"beta": beta, "dispersion": own} | effects, unit * sensible(design), sizes)
+
+
+def unit_of(response: AbstractResponse, dispersion: dict[str, Any]) -> float:
+    """What predictors are measured in."""
+    return float(np.asarray(dispersion["sigma"])) if is_measured(response) else 1.0
+
+
+def sensible(design: Design) -> np.ndarray:
+    """Sizes of fixed effects that matter (p,), where predictors are measured in ones."""
+    return 1 / np.maximum(np.sqrt(np.mean(design.X**2, axis=0)), 1e-300)
+
+
+def moderate(design: Design, layout: Layout, unit: float) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
+    """Parameters of random effects that vary moderately, and their spreads, by factor."""
+    params, sizes = {}, {}
     for factor, term in zip(layout.factors, design.terms, strict=True):
         sizes[factor.name] = SPREAD * unit / np.maximum(np.sqrt(np.mean(term.Z**2, axis=0)), 1e-8)
         if term.places is not None:  # a column of Z is a place, which few rows are at
             sizes[factor.name] = np.full(factor.k, SPREAD * unit)
         for name, value in factor.start(sizes[factor.name]).items():
             params.setdefault(name, {})[factor.name] = value
-    return Start(params, unit / np.maximum(np.sqrt(np.mean(design.X**2, axis=0)), 1e-300), sizes)
+    return params, sizes
 
 
 def chosen(response: AbstractResponse, layout: Layout, asked: Asked) -> AbstractEStep:

@@ -181,7 +181,12 @@ class Recipe:
 
 
 def design(
-    formula: str, data: pd.DataFrame, *, offset: str | ArrayLike | None = None, weights: str | ArrayLike | None = None
+    formula: str,
+    data: pd.DataFrame,
+    *,
+    offset: str | ArrayLike | None = None,
+    weights: str | ArrayLike | None = None,
+    given: Outcome | None = None,
 ) -> Design:
     r"""The design that a formula makes of a table.
 
@@ -201,6 +206,7 @@ def design(
         offset: added to the linear predictor, a column's name or (N,); as is every `offset(log(t))` in the formula.
         weights: prior weights, a column's name or (N,). With `incidence/size`, weights of `size` say the trials once more, as
             lme4 asks for, and weigh nothing.
+        given: the response, where it is no part of the table: the left side of the formula may then be empty, and says nothing.
 
     Warns:
         UserWarning: fixed effects that others make up are left out, as lme4 does; they are named.
@@ -216,10 +222,11 @@ def design(
     """
     if not isinstance(data, pd.DataFrame):
         raise TypeError(f"data must be a pandas data frame, got {type(data).__name__}")
-    syntax = parsed(formula)
-    nodes = [syntax.response, syntax.fixed, *syntax.offsets, *(node for bar in syntax.bars for node in _nodes(bar))]
+    syntax = parsed(formula, given is None)
+    nodes = [syntax.fixed, *syntax.offsets, *(node for bar in syntax.bars for node in _nodes(bar))]
+    nodes = [syntax.response, *nodes] if given is None else nodes
     frame = _tidied(data, [*nodes, *_by_name(offset), *_by_name(weights)], "the data")
-    found = outcome(syntax.response, frame, data)
+    found = outcome(syntax.response, frame, data) if given is None else given
     fixed = _fixed(syntax.fixed, frame)
     terms, groups, columns = random_terms(syntax, frame, data)
     chosen = _weights(weights, frame)

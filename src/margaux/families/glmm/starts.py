@@ -16,15 +16,15 @@ NUDGE = 1e-5
 
 
 def coefficients(crude: Crude, X: np.ndarray, offset: np.ndarray | None = None, weights: np.ndarray | None = None) -> np.ndarray:
-    r"""Coefficients (p,) of $E[\text{target}] = g^{-1}(X\beta + o)$.
+    r"""Coefficients (..., p) of $E[\text{target}] = g^{-1}(X\beta + o)$ for targets (..., N); offset and weights (N,) or alike.
 
     A small ridge and a bound on the predictor keep them finite where they are infinite, as under separation. With links that ask
     for a positive predictor it is kept there.
     """
     if X.shape[1] == 0:
-        return np.zeros(0)
+        return np.zeros((*crude.target.shape[:-1], 0))
     if crude.intercept:
-        return coefficients(crude._replace(intercept=False), np.column_stack([np.ones(len(X)), X]), offset, weights)[1:]
+        return coefficients(crude._replace(intercept=False), np.column_stack([np.ones(len(X)), X]), offset, weights)[..., 1:]
     n, p = X.shape
     link = crude.link
     offset = np.zeros(n) if offset is None else np.asarray(offset, float)
@@ -33,7 +33,7 @@ def coefficients(crude: Crude, X: np.ndarray, offset: np.ndarray | None = None, 
     low, high = _range(link.name, eta)
     norms = np.sqrt(np.mean(X**2, axis=0))
     scaled = X / np.where(norms > 0, norms, 1.0)
-    beta = np.zeros(p)
+    beta = np.zeros((*eta.shape[:-1], p))
     for _ in range(STEPS):
         eta = np.clip(eta, low, high)
         step = NUDGE * np.maximum(1.0, np.abs(eta))
@@ -42,18 +42,22 @@ def coefficients(crude: Crude, X: np.ndarray, offset: np.ndarray | None = None, 
         curvature = prior * slope**2 / np.maximum(crude.variance(mean), 1e-12)
         working = eta - offset + (crude.target - mean) / np.where(np.abs(slope) > 1e-12, slope, 1e-12)
         working = np.clip(working, low - offset - BOUND, high - offset + BOUND)
-        gram = scaled.T @ (curvature[:, None] * scaled)
-        gram[np.diag_indices(p)] += RIDGE * max(float(np.trace(gram)) / p, 1e-12) / max(n, 1) + 1e-12
-        beta = np.linalg.lstsq(gram, scaled.T @ (curvature * working), rcond=None)[0]
-        eta = scaled @ beta + offset
+        gram = np.swapaxes(curvature[..., None] * scaled, -1, -2) @ scaled
+        ridge = RIDGE * np.maximum(np.trace(gram, axis1=-2, axis2=-1) / p, 1e-12) / max(n, 1) + 1e-12
+        gram = gram + ridge[..., None, None] * np.eye(p)
+        # As least squares has it: nothing along a direction that rounding leaves without curvature.
+        inverse = np.linalg.pinv(gram, rcond=p * np.finfo(float).eps, hermitian=True)
+        beta = np.einsum("...ij,...j->...i", inverse, (curvature * working) @ scaled)
+        eta = beta @ scaled.T + offset
     return beta / np.where(norms > 0, norms, 1.0)
 
 
-def _range(link: str, eta: np.ndarray) -> tuple[float, float]:
+def _range(link: str, eta: np.ndarray) -> tuple[float | np.ndarray, float | np.ndarray]:
     """Where predictors may go: bounded for probabilities, near those seen for the others, positive where they must be."""
     if link in ("logit", "probit", "cloglog"):
         bound = BOUND if link == "logit" else BOUND / 2 if link == "probit" else 2.0
         return -BOUND if link == "cloglog" else -bound, bound
-    spread = max(float(np.ptp(eta)), 1.0)
-    low, high = float(eta.min()) - spread, float(eta.max()) + spread
-    return (max(low, float(eta.min()) / 10, 1e-8), high) if link in ("inverse", "sqrt") else (low, high)
+    least, most = eta.min(axis=-1, keepdims=True), eta.max(axis=-1, keepdims=True)
+    spread = np.maximum(most - least, 1.0)
+    low, high = least - spread, most + spread
+    return (np.maximum(np.maximum(low, least / 10), 1e-8), high) if link in ("inverse", "sqrt") else (low, high)
