@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable
-from typing import Any
 
 import numpy as np
 import oracles
@@ -15,8 +14,6 @@ import margaux as mx
 from problem import Answer, Problem
 
 VARIANTS = ("plain", "tiny", "no variance", "rare", "extreme", "skewed", "uneven", "far away")
-GRID = np.linspace(-8.0, 8.0, 1601)
-LOG_W = stats.norm.logpdf(GRID) + np.log(GRID[1] - GRID[0])
 #: rows whose densities over the grid are made at once
 TOGETHER = 500
 
@@ -95,14 +92,15 @@ def draw(family: str) -> Callable[[np.random.Generator, str, int], Problem]:
         starts = np.flatnonzero(np.diff(g, prepend=-1))
 
         def value(theta: np.ndarray) -> float:
-            eta = theta[0] + theta[1] * x
-            spread, own = np.exp(theta[2]), np.exp(theta[3]) if name else None
-            logs = np.concatenate([
-                density(y[i : i + TOGETHER, None], eta[i : i + TOGETHER, None] + spread * GRID, own)
-                for i in range(0, len(y), TOGETHER)
-            ])  # fmt: skip
-            total: Any = special.logsumexp(np.add.reduceat(logs, starts) + LOG_W, axis=1)
-            return len(y) * np.log(size) - float(np.sum(total))
+            eta, own = theta[0] + theta[1] * x, np.exp(theta[3]) if name else None
+
+            def log_p(b: np.ndarray) -> np.ndarray:
+                b = np.broadcast_to(b, (len(starts), b.shape[-1]))
+                rows = (density(y[i : i + TOGETHER, None], eta[i : i + TOGETHER, None] + b[g[i : i + TOGETHER]], own)
+                        for i in range(0, len(y), TOGETHER))  # fmt: skip
+                return np.add.reduceat(np.concatenate(list(rows)), starts)
+
+            return len(y) * np.log(size) - oracles.over_intercepts(log_p, theta[2])
 
         def truth() -> oracles.Truth:
             first = np.array([0.3, 0.4, -0.5] + ([0.0] if name else []))
