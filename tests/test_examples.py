@@ -8,7 +8,7 @@ from typer.testing import CliRunner
 import margaux as mx
 from margaux.cli import app
 from margaux.datasets import load_theophylline, load_wisconsin
-from margaux.examples import measurements, theophylline, wisconsin
+from margaux.examples import decline, measurements, theophylline, wisconsin
 
 
 @pytest.mark.slow
@@ -76,6 +76,9 @@ def test_command_line(tmp_path, monkeypatch, pharmacokinetics):
     holes = pd.read_csv(tmp_path / "measurements" / "estimates.csv", index_col=0)
     assert holes["estimate"].to_dict() == pytest.approx(measurements.EXACT, abs=2e-5)
     assert holes["se"].to_dict() == pytest.approx(measurements.EXACT_SE, rel=1e-3)
+    late = pd.read_csv(tmp_path / "decline" / "estimates.csv", index_col=0)
+    assert late["estimate"].to_dict() == pytest.approx(decline.EXACT, abs=2e-5)
+    assert late["se"].to_dict() == pytest.approx(decline.EXACT_SE, rel=1e-3)
     assert len(list(tmp_path.glob("*.png"))) == 2
     assert len(list((tmp_path / "theophylline").glob("*.png"))) == (9 if pharmacokinetics else 0)
 

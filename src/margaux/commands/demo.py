@@ -13,11 +13,12 @@ from ..showing.files import save, written
 
 
 def demo(out: Annotated[Path, typer.Option(help="Folder for the figures.")] = Path("demo-output")) -> None:
-    """Fit three real data sets, a table with holes and a table of counts, print the results beside what is known, and save
+    """Fit four models to real data, a table with holes and a table of counts, print the results beside what is known, and save
     figures."""
     out.mkdir(parents=True, exist_ok=True)
     breast_cancer(out)
     pharmacokinetics(out / "theophylline")
+    decline(out / "decline")
     table_with_holes(out / "measurements")
     counts(out / "abundances")
     network(out / "digits")
@@ -64,6 +65,21 @@ def pharmacokinetics(out: Path) -> None:
     told = answer(fitted, "Theophylline: one-compartment pharmacokinetics by SAEM")
     show_estimates(told.estimates, told.title, {"exact": EXACT, "exact se": EXACT_SE})
     typer.echo(f"exact log-likelihood {EXACT_LOGLIK:.3f}; fitted from five starts in {seconds:.1f} s, compilation included")
+    _rest(told, out)
+
+
+def decline(out: Path) -> None:
+    """The same subjects after the peak, by a linear mixed model, with the exact maximum beside."""
+    from ..examples.decline import EXACT, EXACT_LOGLIK, EXACT_SE, FORMULA, table
+    from ..families.glmm.command import answer
+    from ..families.glmm.estimator import GLMM
+
+    began = time.perf_counter()
+    fitted = GLMM(FORMULA).fit(table())
+    seconds = time.perf_counter() - began
+    told = answer(fitted, "Theophylline after its peak: a linear mixed model of log concentrations")
+    show_estimates(told.estimates[["estimate", "se"]], told.title, {"exact": EXACT, "exact se": EXACT_SE})
+    typer.echo(f"exact log-likelihood {EXACT_LOGLIK:.3f}; fitted in {seconds:.1f} s, compilation included")
     _rest(told, out)
 
 
