@@ -20,7 +20,7 @@ from ...esteps import Laplace
 from ...numerics.compiling import keep_compilations
 from ...numerics.wald import wald_table
 from ...showing.parts import check_fitted
-from . import natural, prediction
+from . import natural, prediction, reml
 from .answers import Answers
 from .base import AbstractResponse
 from .effects import effects_of, frames
@@ -55,6 +55,8 @@ class GLMM(Parameters, Answers):
         family: gaussian, binomial, poisson, nbinom1, nbinom2, gamma, beta, ordinal, student, or a response of
             `margaux.families.glmm.responses`, as `ZeroInflated(by_name("poisson"))`. link: by name; the family's first if None.
         method: "auto"; "quadrature", or an error where effects have too many dimensions; "laplace", what lme4 and glmmTMB give.
+        reml: of a Gaussian response, variances at the maximum of the restricted likelihood and fixed effects by generalised least
+            squares given those, as lme4 does by default; `loglik_` is the restricted one. See `margaux.families.glmm.reml`.
         n_nodes: of the quadrature a dimension, while it climbs; its likelihood is held to finer ones in any case.
         start: starting values of some of `params_`, by name. n_iter: Newton's steps at most.
         random_state: an int. dtype: "float32" or "float64". verbose: show progress.
@@ -83,6 +85,7 @@ class GLMM(Parameters, Answers):
         family: str | AbstractResponse = "gaussian",
         link: str | None = None,
         method: str = "auto",
+        reml: bool = False,
         n_nodes: int | None = None,
         start: Mapping[str, float] | None = None,
         n_iter: int = MOST,
@@ -94,6 +97,7 @@ class GLMM(Parameters, Answers):
         self.family = family
         self.link = link
         self.method = method
+        self.reml = reml
         self.n_nodes = n_nodes
         self.start = start
         self.n_iter = n_iter
@@ -115,17 +119,19 @@ class GLMM(Parameters, Answers):
         found = design(self.formula, data, offset=offset, weights=weights)
         found = found.ordered() if isinstance(response, Ordinal) else found
         found.check(response)
+        if self.reml:
+            reml.check(response, self.method, found)
         if not found.terms:
             raise ValueError(
                 f'"{self.formula}" has no random effects; write them as (1 | group), or use a generalised linear model'
             )
         keep_compilations()
-        layout = laid_out(found, response)
+        layout = laid_out(found, response, whole=self.reml)
         start = started(found, response, layout)
         model = Mixed(response, layout.factors, start.scale)
         if self.start is not None:
             start = start._replace(params=natural.given(model, found, start.params, self.start))
-        fit = estimate(model, layout, start, asked)
+        fit = (reml.estimate if self.reml else estimate)(model, layout, start, asked)
         self.design_, self.layout_, self.model_, self._sizes = found, layout, model, start.sizes
         self.typical_ = typical(found, data)
         self._names = natural.names(model, found)
@@ -149,7 +155,7 @@ class GLMM(Parameters, Answers):
             vars(self).pop(name, None)
         self.result_ = fit
         self.n_iter_, self.converged_, self.message_ = fit.n_iter, fit.converged, fit.message
-        if self._approximated and not fit.result.failed:
+        if self._approximated and not self.reml and not fit.result.failed:
             # The approximation's own errors and likelihood, where the exact ones could be had.
             fit.remembered("examined", lambda: polish(fit, laplace_rule(fit), most=0)[1])
         self._values, self._jacobian = natural.moved(self.model_, fit.params)
@@ -230,7 +236,8 @@ class GLMM(Parameters, Answers):
     @functools.cached_property
     def _effects(self) -> dict[str, tuple[np.ndarray, np.ndarray]]:
         done = self.result_.known("examined") or self.result_.polished
-        return effects_of(self.result_, best_rule(self.result_) if done is None else done.rule, self.layout_)
+        rule = (laplace_rule if self._approximated else best_rule)(self.result_) if done is None else done.rule
+        return effects_of(self.result_, rule, self.layout_)
 
     def VarCorr(self) -> pd.DataFrame:
         """Variances, standard deviations and correlations of the random effects, a row an effect of each factor."""
