@@ -88,6 +88,10 @@ def _check_likelihoods(models: list[GLMM]) -> None:
         raise ValueError(
             "some models were fitted with reml=True and others without, and their likelihoods do not compare; fit all by the same"
         )
+    if any(model.prior for model in models):
+        raise ValueError(
+            "penalised estimates do not maximise the likelihood, and have no likelihood-ratio test; fit the models without prior="
+        )
     first = _columns(models[0])
     for model in models[1:] if models[0].reml else ():
         other = _columns(model)

@@ -45,8 +45,22 @@ def by_rows(model: Mixed, params: Any, z: Any, w: Float[Array, "m b"], batch: An
         [beta_own.T, twice, own_root],
         [beta_root.T, own_root.T, root_root],
     ])  # fmt: skip
+    of_prior, twice_prior = _of_prior(model, params)
+    hessian = hessian + jnp.sum(w) * twice_prior
     scores = (jnp.einsum("mbr,brp->mbp", first, X), jnp.sum(of_own, axis=2), jnp.einsum("mbr,mbrc->mbc", first, A))
-    return jnp.concatenate(scores, axis=2), hessian
+    return jnp.concatenate(scores, axis=2) + of_prior, hessian
+
+
+def _of_prior(model: Mixed, params: Any) -> tuple[Array | float, Array | float]:
+    """Two derivatives of a unit's share of the prior."""
+    if model.prior is None:
+        return 0.0, 0.0
+    flat, back = ravel_pytree(params)
+
+    def value(flat: Array) -> Any:
+        return model.log_prior(back(flat))
+
+    return jax.grad(value)(flat), jax.hessian(value)(flat)
 
 
 def _over_draws(function: Any) -> Any:

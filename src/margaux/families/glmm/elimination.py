@@ -114,7 +114,7 @@ def _weighed(model, params, unit, mode, u, members):
         centre = own - factor.weighted @ (v - rest)
         log_q = -jnp.sum(draw**2) / 2 + jnp.sum(jnp.log(root_diagonal))
         inner = _integrals(model, back(flat), unit, structure, v, centre, members)
-        return jnp.sum(inner) - jnp.sum(v**2) / 2 - log_q
+        return jnp.sum(inner) - jnp.sum(v**2) / 2 - log_q + model.log_prior(back(flat))
 
     batch = max(1, NUMBERS // members.size)
 

@@ -20,7 +20,7 @@ from ...esteps import Laplace
 from ...numerics.compiling import keep_compilations
 from ...numerics.wald import wald_table
 from ...showing.parts import check_fitted
-from . import natural, prediction, reml
+from . import natural, prediction, priors, reml
 from .answers import Answers
 from .base import AbstractResponse
 from .effects import effects_of, frames
@@ -28,7 +28,7 @@ from .elimination import can_eliminate
 from .fitting import METHODS, MOST, Asked, approximate, estimate, is_exact, started
 from .formula import design
 from .layout import laid_out
-from .likelihood import settled
+from .likelihood import settled, without_prior
 from .marginal_means import typical
 from .model import Mixed
 from .responses import Ordinal, by_name
@@ -57,6 +57,10 @@ class GLMM(Parameters, Answers):
         method: "auto"; "quadrature", or an error where effects have too many dimensions; "laplace", what lme4 and glmmTMB give.
         reml: of a Gaussian response, variances at the maximum of the restricted likelihood and fixed effects by generalised least
             squares given those, as lme4 does by default; `loglik_` is the restricted one. See `margaux.families.glmm.reml`.
+        prior: scales by name, as {"x": 2.5, "sd_g": np.inf}: fixed effects N(0, 2.5^2), which separation leaves finite; standard
+            deviations Gamma(2) with mode at the scale, covariances Wishart, which keeps them off zero. The estimate is then
+            penalised, and its errors are by the curvature of the penalised likelihood; `loglik_` is the likelihood there. See
+            `margaux.families.glmm.priors.Prior`.
         n_nodes: of the quadrature a dimension, while it climbs; its likelihood is held to finer ones in any case.
         start: starting values of some of `params_`, by name. n_iter: Newton's steps at most.
         random_state: an int. dtype: "float32" or "float64". verbose: show progress.
@@ -86,6 +90,7 @@ class GLMM(Parameters, Answers):
         link: str | None = None,
         method: str = "auto",
         reml: bool = False,
+        prior: Mapping[str, float] | None = None,
         n_nodes: int | None = None,
         start: Mapping[str, float] | None = None,
         n_iter: int = MOST,
@@ -98,6 +103,7 @@ class GLMM(Parameters, Answers):
         self.link = link
         self.method = method
         self.reml = reml
+        self.prior = prior
         self.n_nodes = n_nodes
         self.start = start
         self.n_iter = n_iter
@@ -128,7 +134,8 @@ class GLMM(Parameters, Answers):
         keep_compilations()
         layout = laid_out(found, response, whole=self.reml)
         start = started(found, response, layout)
-        model = Mixed(response, layout.factors, start.scale)
+        prior = priors.given(self.prior, found.names, layout.factors, self.reml)
+        model = Mixed(response, layout.factors, start.scale, prior, np.asarray(1 / len(layout.rows)))
         if self.start is not None:
             start = start._replace(params=natural.given(model, found, start.params, self.start))
         fit = (reml.estimate if self.reml else estimate)(model, layout, start, asked)
@@ -182,7 +189,10 @@ class GLMM(Parameters, Answers):
             se = np.sqrt(np.diagonal(covariance))
         frame = wald_table(self._values, se, level, self._names)
         frame.loc[[name.startswith("sd_") for name in self._names], ["z", "p"]] = np.nan
-        frame.attrs["message"] = "; ".join(part.rstrip(".") for part in (str(self.certificate_), self.message_)) + "."
+        told = [str(self.certificate_), self.message_]
+        if self.prior:
+            told.insert(1, f"the estimate is penalised: {priors.described(self.prior, self.design_.names, self.model_.factors)}")
+        frame.attrs["message"] = "; ".join(part.rstrip(".") for part in told) + "."
         return frame
 
     @functools.cached_property
@@ -209,7 +219,7 @@ class GLMM(Parameters, Answers):
     def loglik_(self) -> LogLikelihood:
         """Marginal log-likelihood, every constant included."""
         check_fitted(self)
-        return settled(self.result_, self._eliminates)
+        return without_prior(settled(self.result_, self._eliminates), self.result_)
 
     @property
     def _approximated(self) -> bool:

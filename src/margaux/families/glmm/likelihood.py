@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import re
+from typing import TYPE_CHECKING, Any
+
+import jax
+import numpy as np
 
 from ...answers.likelihood import LogLikelihood
 from ...answers.posterior import latent_size
 from ...answers.rules import laplace_rule
 from ...esteps import Laplace
+from ...numerics.precision import default_dtype, precision, settle
 from .elimination import likelihood
 
 if TYPE_CHECKING:
@@ -32,3 +37,20 @@ def settled(fit: Fit, exact: bool) -> LogLikelihood:
         found = fit.loglik(method="quadrature", n_nodes=nodes)
         best = found if found.se < best.se else best
     return best
+
+
+def without_prior(found: LogLikelihood, fit: Fit) -> LogLikelihood:
+    """The log-likelihood itself of a penalised one."""
+    model: Any = fit._model().model
+    if model.prior is None:
+        return found
+    dtype = default_dtype(None)
+    with precision(dtype):
+        at = settle(jax.tree.map(np.asarray, fit.params), dtype)
+        share = float(settle(model, dtype).log_prior(at))
+    return LogLikelihood(np.asarray(found.per_unit) - share, found.se, found.method, found.message)
+
+
+def qualified(sentence: str, kind: str) -> str:
+    """A sentence about likelihoods that are of some kind, as "restricted"."""
+    return re.sub("(restricted )?(log-)?likelihood", rf"{kind} \g<0>", sentence)

@@ -24,6 +24,7 @@ from ...problem.model import (
 from ...problem.space import AbstractSpace, Box, Positive, Real
 from .base import AbstractResponse
 from .derivatives import by_rows
+from .priors import Prior
 from .spaces import Ordered, Scaled
 
 #: how near a correlation may come to one in size
@@ -120,6 +121,9 @@ class Mixed(AbstractModel, AbstractDifferentiated, AbstractPointwise, AbstractSt
     factors: tuple[Factor, ...]
     #: sizes of fixed effects that matter (p,): their coordinates are in these
     scale: Array | np.ndarray
+    #: of the parameters; and the share of its log density that a unit counts, one divided by their number
+    prior: Prior | None = None
+    share: Array | np.ndarray | float = 1.0
 
     @property
     def in_order(self) -> list[Factor]:
@@ -154,8 +158,12 @@ class Mixed(AbstractModel, AbstractDifferentiated, AbstractPointwise, AbstractSt
         return jnp.where(y["weight"] > 0, y["weight"] * logs, 0.0)
 
     def log_joint(self, params, z, y):
-        prior = sum(jnp.sum(u**2) + u.size * jnp.log(2 * jnp.pi) for u in z.values())
-        return jnp.sum(self.log_rows(params, self.predictor(params, z, y), y)) - prior / 2
+        squares = sum(jnp.sum(u**2) + u.size * jnp.log(2 * jnp.pi) for u in z.values())
+        return jnp.sum(self.log_rows(params, self.predictor(params, z, y), y)) - squares / 2 + self.log_prior(params)
+
+    def log_prior(self, params: Params) -> Any:
+        """A unit's share of the log density of the parameters: all units together have it once."""
+        return 0.0 if self.prior is None else self.share * self.prior.log_density(params, self.factors)
 
     def pointwise(self, params, z, y):
         logs = self.log_rows(params, self.predictor(params, z, y), y)

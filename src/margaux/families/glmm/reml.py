@@ -3,7 +3,6 @@ r"""REML: variances at the maximum of the restricted likelihood, fixed effects b
 from __future__ import annotations
 
 import dataclasses
-import re
 from typing import TYPE_CHECKING, Any
 
 import jax
@@ -23,6 +22,7 @@ from ...numerics.compiling import compiled
 from ...numerics.precision import default_dtype, precision, settle
 from ...problem.space import as_space
 from .fitting import is_exact
+from .likelihood import qualified
 from .restricted import Restricted
 
 if TYPE_CHECKING:
@@ -187,9 +187,7 @@ def _certificate(fit: Fit) -> Certificate:
     found = fit.certificate
     checks = []
     for one in found.checks:
-        sentence = one.sentence.replace("log-likelihood", "restricted log-likelihood")
-        sentence = re.sub("(?<!log-)likelihood", "restricted likelihood", sentence)
-        checks.append(one._replace(sentence=sentence))
+        checks.append(one._replace(sentence=qualified(one.sentence, "restricted")))
         if one.name == "approximation" and one.level != "failed":
             # Its weighted draws would tell of rounding errors alone.
             checks[-1] = _exact(fit)

@@ -11,8 +11,10 @@ import numpy as np
 from ...answers.certificate import Certificate, Check, Level
 from ...answers.certify import AT_MAXIMUM
 from ...answers.rules import laplace_rule
+from . import priors
 from .counts import Binomial
 from .elimination import EVEN, correction
+from .likelihood import qualified
 from .ordinal import Ordinal
 from .prediction import predictor
 
@@ -33,9 +35,12 @@ def certified(model: GLMM) -> Certificate:
         return pattern.sub(lambda found: inner[found.group()], sentence)
 
     checks = tuple(check._replace(sentence=named(check.sentence)) for check in fit.certificate.checks)
+    if model.prior:
+        checks = tuple(check._replace(sentence=qualified(check.sentence, "penalised")) for check in checks)
     if model._eliminates:
         checks = tuple(_approximation(model) if check.name == "approximation" else check for check in checks)
-    more = [] if fit.result.failed else [check for check in (separation(model), singular(model)) if check is not None]
+    looks = () if fit.result.failed else (penalised(model), separation(model), singular(model))
+    more = [check for check in looks if check is not None]
     return dataclasses.replace(fit.certificate, checks=(*checks, *more))
 
 
@@ -75,6 +80,18 @@ def singular(model: GLMM) -> Check:
     return Check("singular", float(len(bad)), np.nan, 0.0, "careful", sentence)
 
 
+def penalised(model: GLMM) -> Check | None:
+    """What the estimate is penalised by."""
+    if not model.prior:
+        return None
+    told = priors.described(model.prior, model.design_.names, model.model_.factors)
+    sentence = (
+        f"The estimate is penalised, and no maximum of the likelihood: {told}. Its errors are by the curvature of the penalised "
+        "likelihood."
+    )
+    return Check("prior", np.nan, np.nan, np.nan, "pass", sentence)
+
+
 def separation(model: GLMM) -> Check | None:
     """Whether fixed effects foretell answers with certainty, and the likelihood rises without end (Albert and Anderson 1984)."""
     response = model.model_.response
@@ -86,8 +103,14 @@ def separation(model: GLMM) -> Check | None:
         return Check("separation", certain, np.nan, SHARE, "pass", "No fixed effects foretell answers with certainty.")
     sizes = np.abs(model.design_.X * np.asarray(model.result_.params["beta"], float)).max(axis=0)
     worst = model.design_.names[int(np.argmax(sizes))]
+    if model.prior and worst in model.prior:
+        sentence = (
+            f"The predictor makes {100 * certain:.0f}% of the answers certain, mostly by {worst}: fixed effects separate them, "
+            "and the estimate is bounded by its prior."
+        )
+        return Check("separation", certain, np.nan, SHARE, "pass", sentence)
     sentence = (
         f"The predictor makes {100 * certain:.0f}% of the answers certain, mostly by {worst}: fixed effects separate them, and "
-        "the likelihood has no maximum; leave that column out, join levels, or collect rows of the other answer."
+        "the likelihood has no maximum; leave that column out, join levels, collect rows of the other answer, or give it a prior."
     )
     return Check("separation", certain, np.nan, SHARE, "failed", sentence)
