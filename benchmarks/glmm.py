@@ -21,7 +21,7 @@ SLOPES = "r2 ~ (anger + gender + btype + situ)**2 + (1 | id) + (1 | item)"
 
 
 class Case(NamedTuple):
-    """Attributes: table: a file, "" of what is simulated. formula, family, method: of `margaux.GLMM`. peers: calls in R by name."""
+    """Attributes: table: a file, "" of a simulated one. formula, family, method: of `margaux.GLMM`. peers: calls in R by name."""
 
     table: str
     formula: str
@@ -56,7 +56,7 @@ CASES = {
         _peers("factor(R2) ~ (Anger + Gender + BType + Situ)^2 + (1|Id) + (1|Item)", "binomial"),
     ),
     "logit": Case("sim_logit_100k.csv.gz", "y ~ x1 + x2 + (1 | g)", "binomial", "auto", LOGIT),
-    "logit-laplace": Case("sim_logit_100k.csv.gz", "y ~ x1 + x2 + (1 | g)", "binomial", "laplace", LOGIT),
+    "logit-laplace": Case("sim_logit_100k.csv.gz", "y ~ x1 + x2 + (1 | g)", "binomial", "laplace", {}),
     "crossed": Case("", "y ~ x + (1 | g1) + (1 | g2)", "poisson", "laplace", _peers("y ~ x + (1|g1) + (1|g2)", "poisson")),
 }
 
@@ -119,8 +119,11 @@ def measured(name: str, case: Case, table: Path, folder: str, with_peers: bool) 
     cached, *_, (loglik, seconds) = fresh(case, table, cache, 2)
     warm = fresh(case, table, cache, 2)[1]
     print(f"{name}: {case.formula} ({case.family}, {case.method}); log-likelihood {loglik:.3f} ({seconds:.2f} CPU s more)")
-    print(f"  margaux: warm {warm[0]:.2f} CPU s, {warm[1]:.2f} with standard errors; new process {cached[1]:.2f} with its programs "
-          f"cached, {cold[0][1]:.2f} without", flush=True)  # fmt: skip
+    print(
+        f"  margaux: warm {warm[0]:.2f} CPU s, {warm[1]:.2f} with standard errors; new process {cached[1]:.2f} with its programs "
+        f"cached, {cold[0][1]:.2f} without",
+        flush=True,
+    )
     for peer, call in case.peers.items() if with_peers and shutil.which("Rscript") else ():
         script = PEER.format(package="glmmTMB" if peer == "glmmTMB" else "lme4", table=table, call=call)
         out = subprocess.run(["Rscript", "-e", script], capture_output=True, text=True)
