@@ -152,6 +152,7 @@ def test_crossed_factors_have_the_prior_once():
     assert model.conf_int(method="boot", n_boot=40, parameters="sd_i").notna().all(axis=None)
 
 
+@pytest.mark.slow
 def test_units_in_any_number_share_one_prior():
     data = separated()
     prior = {"x": 2.5, "sd_g": np.inf}
