@@ -176,10 +176,10 @@ class Fit(Shown, Outcome):
             alone(self.share, "this likelihood")
         if params is not None or settings:
             return loglik(self, method=method, n_draws=n_draws, params=params, **settings)
-        done = None if unpolishable(self) else examined(self)
-        rule = None if done is None else done.rule
 
         def computed() -> Any:
+            done = None if unpolishable(self) else examined(self)
+            rule = None if done is None else done.rule
             if done is not None and done.likelihood is not None and method == "auto" and n_draws is None:
                 return done.likelihood
             return loglik(self, method=method, n_draws=n_draws, rule=rule)

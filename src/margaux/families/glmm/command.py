@@ -41,6 +41,7 @@ def glmm(
         str,
         typer.Option(help="auto, quadrature, or laplace, as lme4 and glmmTMB have it.", autocompletion=words(*METHODS)),
     ] = "auto",
+    reml: Annotated[bool, typer.Option("--reml", help="Restricted likelihood of a Gaussian response.")] = False,
     weights: Annotated[str | None, typer.Option(help="Column of prior weights.", show_default=False)] = None,
     offset: Annotated[str | None, typer.Option(help="Column added to the linear predictor.", show_default=False)] = None,
     zeros: Annotated[
@@ -68,7 +69,8 @@ def glmm(
         response: Any = by_name(family, link)
         if zeros is not None:
             response, link = (ZeroInflated if zeros == "inflated" else Hurdle)(response), None
-        fitted = GLMM(formula, family=family if zeros is None else response, link=link, method=method, **more, **run.settings)
+        more |= {"link": link, "method": method, "reml": reml}
+        fitted = GLMM(formula, family=family if zeros is None else response, **more, **run.settings)
         fitted.fit(frame, weights=weights, offset=offset)
     return answer(fitted, f"{formula} ({response.name}) on {data.name}", run.level)
 
@@ -114,10 +116,11 @@ def lines(fitted: GLMM, message: str) -> list[str]:
     """The fit in a few sentences."""
     groups = ", ".join(f"{count:,} groups of {name}" for name, count in fitted.groups_.items())
     loglik = fitted.loglik_
+    likelihood = "restricted log-likelihood" if fitted.reml else "log-likelihood"
     error = f" (Monte Carlo error {loglik.se:.3f})" if loglik.se > 5e-4 else ""
     told = [
         f"{fitted.n_observations_:,} observations, {groups}; {fitted.n_iter_} iterations by {fitted.fitted_by_}",
-        f"log-likelihood {float(loglik):.3f}{error}, AIC {fitted.aic_:.2f}, BIC {fitted.bic_:.2f}",
+        f"{likelihood} {float(loglik):.3f}{error}, AIC {fitted.aic_:.2f}, BIC {fitted.bic_:.2f}",
     ]
     if fitted.is_singular_:
         told.append("boundary (singular) fit: a variance is estimated as zero, or a correlation as one")

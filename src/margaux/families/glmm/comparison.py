@@ -51,7 +51,8 @@ def anova(models: list[GLMM], n_boot: int | None, random_state: int) -> pd.DataF
         "df", "p" and "test", which says by what.
 
     Raises:
-        ValueError: fewer than two models, other data, another response, or models that are not nested.
+        ValueError: fewer than two models, other data, another response, models that are not nested, or REML fits of different
+            fixed effects.
 
     References: Self and Liang, J. Am. Stat. Assoc. 82 (1987), 605-610; Stram and Lee, Biometrics 50 (1994), 1171-1177.
     """
@@ -81,12 +82,36 @@ def _labels(models: list[GLMM]) -> list[str]:
 
 
 def _check_likelihoods(models: list[GLMM]) -> None:
-    """Raises: ValueError: some likelihoods are approximations and others are not."""
+    """Raises: ValueError: some likelihoods are approximations or restricted, and others are not; restricted ones of other fixed
+    effects."""
+    if len({model.reml for model in models}) > 1:
+        raise ValueError(
+            "some models were fitted with reml=True and others without, and their likelihoods do not compare; fit all by the same"
+        )
+    if any(model.prior for model in models):
+        raise ValueError(
+            "penalised estimates do not maximise the likelihood, and have no likelihood-ratio test; fit the models without prior="
+        )
+    first = _columns(models[0])
+    for model in models[1:] if models[0].reml else ():
+        other = _columns(model)
+        if first.shape != other.shape or not np.allclose(first, other):
+            raise ValueError(
+                f'the restricted likelihoods of "{models[0].formula}" and "{model.formula}" do not compare: the models have '
+                "different fixed effects, and each integrates its own; fit them with reml=False"
+            )
     if len({model.method == "laplace" for model in models}) > 1:
         raise ValueError(
             'some models were fitted with method="laplace" and others by their exact likelihood, and the difference would be of '
             "methods as well; fit all by the same"
         )
+
+
+def _columns(model: GLMM) -> np.ndarray:
+    """Columns of the fixed effects in an order of their own, and the offset."""
+    design = model.design_
+    order = sorted(range(len(design.names)), key=lambda j: design.names[j])
+    return np.column_stack([design.X[:, order], design.offset])
 
 
 def lr_test(reduced: GLMM, full: GLMM, n_boot: int | None, random_state: int) -> Test:

@@ -19,7 +19,9 @@ def by_rows(model: Mixed, params: Any, z: Any, w: Float[Array, "m b"], batch: An
     """As `margaux.problem.AbstractDifferentiated` has it: (m, b, p) and (p, p); of covariances by their factors' entries."""
     of_draws = _over_draws(lambda z_i, y: (model.predictor(params, z_i, y), loadings(model, z_i, y)))
     eta, A = of_draws(z, batch)
-    return by_predictor(model, params, eta, A, w, batch)
+    each, hessian = by_predictor(model, params, eta, A, w, batch)
+    of_prior, twice_prior = two_of_prior(model, params)
+    return each + of_prior, hessian + jnp.sum(w) * twice_prior
 
 
 def by_predictor(
@@ -30,7 +32,7 @@ def by_predictor(
     w: Float[Array, "m b"],
     batch: Any,
 ) -> tuple[Array, Array]:
-    r"""The same of $\eta$ and of what entries of $\Lambda$ are multiplied by in it."""
+    r"""The same of $\eta$ and of what entries of $\Lambda$ are multiplied by in it, without a prior."""
     own, back = ravel_pytree(params["dispersion"])
 
     def logs(eta: Array, own: Array) -> Array:
@@ -59,6 +61,18 @@ def by_predictor(
     ])  # fmt: skip
     scores = (jnp.einsum("mbr,brp->mbp", first, X), jnp.sum(of_own, axis=2), jnp.einsum("mbr,mbrc->mbc", first, A))
     return jnp.concatenate(scores, axis=2), hessian
+
+
+def two_of_prior(model: Mixed, params: Any) -> tuple[Array | float, Array | float]:
+    """Two derivatives of a unit's share of the prior."""
+    if model.prior is None:
+        return 0.0, 0.0
+    flat, back = ravel_pytree(params)
+
+    def value(flat: Array) -> Any:
+        return model.log_prior(back(flat))
+
+    return jax.grad(value)(flat), jax.hessian(value)(flat)
 
 
 def _over_draws(function: Any) -> Any:

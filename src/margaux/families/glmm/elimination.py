@@ -97,7 +97,7 @@ def _weighed(model, params, unit, mode, key, members, pairs):
         centre = own - factor.weighted @ (v - rest)
         others = model.by_factor(structure._together(jnp.zeros_like(centre), v))
         inner = integrated(model, back(flat), unit, others, centre, members, NODES)
-        return jnp.sum(inner.logs) - jnp.sum(v**2) / 2
+        return jnp.sum(inner.logs) - jnp.sum(v**2) / 2 + model.log_prior(back(flat))
 
     # Where the others' effects are most likely once the largest factor's are integrated, and not at their own modes.
     slope = jax.grad(lambda v: log_marginal(flat, v))

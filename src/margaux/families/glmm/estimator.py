@@ -20,7 +20,7 @@ from ...esteps import Laplace
 from ...numerics.compiling import keep_compilations
 from ...numerics.wald import wald_table
 from ...showing.parts import check_fitted
-from . import natural, prediction
+from . import natural, prediction, priors, reml
 from .answers import Answers
 from .base import AbstractResponse
 from .corrected import Correction, corrected
@@ -29,7 +29,7 @@ from .elimination import can_eliminate
 from .fitting import METHODS, MOST, Asked, approximate, estimate, is_exact, started
 from .formula import design
 from .layout import laid_out
-from .likelihood import settled
+from .likelihood import settled, without_prior
 from .many import fitted_together
 from .marginal_means import typical
 from .model import Mixed
@@ -60,6 +60,12 @@ class GLMM(Parameters, Answers):
         family: gaussian, binomial, poisson, nbinom1, nbinom2, gamma, beta, ordinal, student, or a response of
             `margaux.families.glmm.responses`, as `ZeroInflated(by_name("poisson"))`. link: by name; the family's first if None.
         method: "auto"; "quadrature", or an error where effects have too many dimensions; "laplace", what lme4 and glmmTMB give.
+        reml: of a Gaussian response, variances at the maximum of the restricted likelihood and fixed effects by generalised least
+            squares given those, as lme4 does by default; `loglik_` is the restricted one. See `margaux.families.glmm.reml`.
+        prior: scales by name, as {"x": 2.5, "sd_g": np.inf}: fixed effects N(0, 2.5^2), which separation leaves finite; standard
+            deviations Gamma(2) with mode at the scale, covariances Wishart, which keeps them off zero. The estimate is then
+            penalised, and its errors are by the curvature of the penalised likelihood; `loglik_` is the likelihood there. See
+            `margaux.families.glmm.priors.Prior`.
         n_nodes: of the quadrature a dimension, while it climbs; its likelihood is held to finer ones in any case.
         start: starting values of some of `params_`, by name. n_iter: Newton's steps at most.
         random_state: an int. dtype: "float32" or "float64". verbose: show progress.
@@ -90,6 +96,8 @@ class GLMM(Parameters, Answers):
         family: str | AbstractResponse = "gaussian",
         link: str | None = None,
         method: str = "auto",
+        reml: bool = False,
+        prior: Mapping[str, float] | None = None,
         n_nodes: int | None = None,
         start: Mapping[str, float] | None = None,
         n_iter: int = MOST,
@@ -101,6 +109,8 @@ class GLMM(Parameters, Answers):
         self.family = family
         self.link = link
         self.method = method
+        self.reml = reml
+        self.prior = prior
         self.n_nodes = n_nodes
         self.start = start
         self.n_iter = n_iter
@@ -122,17 +132,20 @@ class GLMM(Parameters, Answers):
         found = design(self.formula, data, offset=offset, weights=weights)
         found = found.ordered() if isinstance(response, Ordinal) else found
         found.check(response)
+        if self.reml:
+            reml.check(response, self.method, found)
         if not found.terms:
             raise ValueError(
                 f'"{self.formula}" has no random effects; write them as (1 | group), or use a generalised linear model'
             )
         keep_compilations()
-        layout = laid_out(found, response)
+        layout = laid_out(found, response, whole=self.reml)
         start = started(found, response, layout)
-        model = Mixed(response, layout.factors, start.scale)
+        prior = priors.given(self.prior, found.names, layout.factors, self.reml)
+        model = Mixed(response, layout.factors, start.scale, prior, np.asarray(1 / len(layout.rows)))
         if self.start is not None:
             start = start._replace(params=natural.given(model, found, start.params, self.start))
-        fit = estimate(model, layout, start, asked)
+        fit = (reml.estimate if self.reml else estimate)(model, layout, start, asked)
         self.design_, self.layout_, self.model_, self._sizes = found, layout, model, start.sizes
         self.typical_ = typical(found, data)
         self._names = natural.names(model, found)
@@ -179,6 +192,8 @@ class GLMM(Parameters, Answers):
         asked = self._asked()
         if self.start is not None:
             raise ValueError("start= is of one fit; fit_many begins each response with a regression of its own: leave it out")
+        if self.reml or self.prior:
+            raise ValueError("fit_many maximises plain likelihoods: leave reml= and prior= out, or fit one response at a time")
         given = {"offset": offset, "weights": weights, "trials": trials}
         return fitted_together(self.formula, self._response(), asked, Y, data, given)
 
@@ -198,7 +213,7 @@ class GLMM(Parameters, Answers):
         self.climbed_ = self.result_ = fit
         self.correction_: Correction | None = None
         self.n_iter_, self.converged_, self.message_ = fit.n_iter, fit.converged, fit.message
-        if self._approximated and not fit.result.failed:
+        if self._approximated and not self.reml and not fit.result.failed:
             # The approximation's own errors and likelihood, where the exact ones could be had.
             _examine(fit)
             if self._eliminates and (found := corrected(fit)) is not None:
@@ -229,7 +244,10 @@ class GLMM(Parameters, Answers):
             se = np.sqrt(np.diagonal(covariance))
         frame = wald_table(self._values, se, level, self._names)
         frame.loc[[name.startswith("sd_") for name in self._names], ["z", "p"]] = np.nan
-        frame.attrs["message"] = "; ".join(part.rstrip(".") for part in (str(self.certificate_), self.message_)) + "."
+        told = [str(self.certificate_), self.message_]
+        if self.prior:
+            told.insert(1, f"the estimate is penalised: {priors.described(self.prior, self.design_.names, self.model_.factors)}")
+        frame.attrs["message"] = "; ".join(part.rstrip(".") for part in told) + "."
         return frame
 
     @functools.cached_property
@@ -256,7 +274,7 @@ class GLMM(Parameters, Answers):
     def loglik_(self) -> LogLikelihood:
         """Marginal log-likelihood, every constant included."""
         check_fitted(self)
-        return settled(self.result_, self._eliminates)
+        return without_prior(settled(self.result_, self._eliminates), self.result_)
 
     @property
     def _approximated(self) -> bool:
@@ -283,7 +301,8 @@ class GLMM(Parameters, Answers):
     @functools.cached_property
     def _effects(self) -> dict[str, tuple[np.ndarray, np.ndarray]]:
         done = self.result_.known("examined") or self.result_.polished
-        return effects_of(self.result_, best_rule(self.result_) if done is None else done.rule, self.layout_)
+        rule = (laplace_rule if self._approximated else best_rule)(self.result_) if done is None else done.rule
+        return effects_of(self.result_, rule, self.layout_)
 
     def VarCorr(self) -> pd.DataFrame:
         """Variances, standard deviations and correlations of the random effects, a row an effect of each factor."""

@@ -13,10 +13,11 @@ from jax.flatten_util import ravel_pytree
 from jaxtyping import Array, Float
 
 from ...problem.model import AbstractDifferentiated, AbstractModel, differentiated, leading, mapped
-from .derivatives import by_predictor, loadings
+from .derivatives import by_predictor, loadings, two_of_prior
 from .inner import Inner, integrated, members
 from .layout import Layout
 from .model import Mixed
+from .priors import Prior
 
 if TYPE_CHECKING:
     from ...answers.fit import Fit
@@ -41,7 +42,16 @@ class Integrated(AbstractModel, AbstractDifferentiated):
 
     def log_joint(self, params, z, y):
         prior = sum(jnp.sum(v**2) + v.size * jnp.log(2 * jnp.pi) for v in z.values())
-        return jnp.sum(self._inner(params, z, y).logs) - prior / 2
+        return jnp.sum(self._inner(params, z, y).logs) - prior / 2 + self.log_prior(params)
+
+    @property
+    def prior(self) -> Prior | None:
+        """Of the parameters."""
+        return self.full.prior
+
+    def log_prior(self, params: Any) -> Any:
+        """As of `Mixed`."""
+        return self.full.log_prior(params)
 
     def moments(self, params: Any, z: dict[str, Array], y: Any) -> dict[str, tuple[Array, Array]]:
         """As of `Mixed`; of the largest factor those given the others."""
@@ -80,7 +90,8 @@ class Integrated(AbstractModel, AbstractDifferentiated):
         scores, hessian = by_predictor(self.full, params, found.eta, A, found.share, rows)
         mean = jnp.einsum("mg,mgp->gp", found.share, scores)
         spread = jnp.einsum("mg,mgp,mgq->pq", found.share, scores, scores) - mean.T @ mean
-        return jnp.sum(mean, axis=0), hessian + spread
+        of_prior, twice_prior = two_of_prior(self.full, params)
+        return jnp.sum(mean, axis=0) + of_prior, hessian + spread + twice_prior
 
     def _inner(self, params: Any, z: dict[str, Array], y: Any) -> Inner:
         largest = self.full.largest

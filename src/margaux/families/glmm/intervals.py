@@ -18,6 +18,7 @@ from ...numerics.wald import check_level
 from . import natural
 from .prediction import simulated
 from .refits import refits
+from .reml import objective
 
 if TYPE_CHECKING:
     from ...answers.fit import Fit
@@ -49,7 +50,8 @@ def conf_int(
     of the fit; `attrs["replicates"]` has their estimates.
 
     Args:
-        parameters: names in `params_`; all if None, but for the profiles of correlated effects, of which there are none.
+        parameters: names in `params_`; all if None, but for the profiles of correlated effects, and of the fixed effects of fits
+            by REML, of which there are none.
 
     Raises:
         ValueError: an unknown method or parameter, a level that is no probability, or too few data sets.
@@ -69,7 +71,7 @@ def conf_int(
         return model.summary(level).filter(["ci_low", "ci_high"]).loc[names]
     if method == "boot":
         return _bootstrapped(model, level, names, n_boot, random_state)
-    top = _loglik(model, model.climbed_)
+    top = _loglik(model, objective(model.climbed_))
     ends = [_Profile(model, name, top).interval(level) for name in names]
     return pd.DataFrame(ends, index=names, columns=["ci_low", "ci_high"])
 
@@ -139,6 +141,11 @@ def _engine(model: GLMM, name: str) -> tuple[str, float]:
     Raises:
         ValueError: there is none, as for correlated effects, whose factor's entries each move several.
     """
+    if model.reml and name in model.design_.names:
+        raise ValueError(
+            f'the restricted likelihood has no profile of the fixed effect "{name}", which is integrated out; use method="wald" '
+            'or "boot", or fit with reml=False'
+        )
     row = np.abs(model._jacobian[model._names.index(name)])
     at = np.flatnonzero(row > 0)
     others = np.abs(model._jacobian[:, at[:1]]).sum() if at.size else 0.0
@@ -161,7 +168,7 @@ class _Profile:
         self.scale = _scale(model, name, self.estimate)
         low, high = self.scale.near
         self.at = self.scale.to(float(np.clip(self.estimate, low, high)))
-        self.known: dict[float, Fit] = {self.at: model.climbed_}
+        self.known: dict[float, Fit] = {self.at: objective(model.climbed_)}
 
     def fall(self, t: float) -> float:
         """The root of twice the fall, from the nearest place that is known; NaN where the maximum was not found."""

@@ -41,10 +41,12 @@ class Layout(NamedTuple):
         return sum(factor.size for factor in self.factors)
 
 
-def laid_out(design: Design, response: AbstractResponse) -> Layout:
-    """The units of a design whose terms are nested in one of them; one unit where none is coarser than all others."""
+def laid_out(design: Design, response: AbstractResponse, whole: bool = False) -> Layout:
+    """The units of a design whose terms are nested in one of them; one unit where none is coarser than all others, or where
+    all rows are asked for together (`whole`)."""
     names = _named(design.terms)
-    top = next((term for term in design.terms if all(_nested(other.codes, term.codes) for other in design.terms)), None)
+    coarser = (term for term in design.terms if all(_nested(other.codes, term.codes) for other in design.terms))
+    top = None if whole else next(coarser, None)
     unit = np.zeros(len(design.y), int) if top is None else np.unique(top.codes, return_inverse=True)[1]
     _check_size(unit, design, top)
     rows = _rows_of(unit)

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from typing import TYPE_CHECKING, Any
+
+import jax
+import numpy as np
 
 from ...answers.likelihood import LogLikelihood
 from ...answers.posterior import latent_size
 from ...answers.rules import laplace_rule
 from ...esteps import Laplace
+from ...numerics.precision import default_dtype, precision, settle
 from .elimination import likelihood
 from .integrated import Integrated
 
@@ -44,3 +49,20 @@ def _of_inner(fit: Fit, model: Integrated) -> LogLikelihood:
     problem = dataclasses.replace(fit._model(), model=dataclasses.replace(model, n_nodes=2 * model.n_nodes - 1))
     coarse, fine = fit.loglik(), dataclasses.replace(fit, problem=problem).loglik()
     return LogLikelihood(fine.per_unit, abs(float(fine) - float(coarse)) + fine.se, fine.method, fine.message)
+
+
+def without_prior(found: LogLikelihood, fit: Fit) -> LogLikelihood:
+    """The log-likelihood itself of a penalised one."""
+    model: Any = fit._model().model
+    if model.prior is None:
+        return found
+    dtype = default_dtype(None)
+    with precision(dtype):
+        at = settle(jax.tree.map(np.asarray, fit.params), dtype)
+        share = float(settle(model, dtype).log_prior(at))
+    return LogLikelihood(np.asarray(found.per_unit) - share, found.se, found.method, found.message)
+
+
+def qualified(sentence: str, kind: str) -> str:
+    """A sentence about likelihoods that are of some kind, as "restricted"."""
+    return re.sub("(restricted )?(log-)?likelihood", rf"{kind} \g<0>", sentence)

@@ -2,7 +2,7 @@ r"""Generalised linear mixed models: $\eta = X\beta + \sum_t Z_t\Lambda_tu_t$ wi
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import equinox as eqx
 import jax
@@ -24,6 +24,7 @@ from ...problem.model import (
 from ...problem.space import AbstractSpace, Box, Positive, Real
 from .base import AbstractResponse
 from .derivatives import by_rows
+from .priors import Prior
 from .spaces import Ordered, Scaled
 
 #: how near a correlation may come to one in size
@@ -121,6 +122,9 @@ class Mixed(AbstractModel, AbstractDifferentiated, AbstractPointwise, AbstractSt
     factors: tuple[Factor, ...]
     #: sizes of fixed effects that matter (p,): their coordinates are in these
     scale: Array | np.ndarray
+    #: of the parameters; and the share of its log density that a unit counts, one divided by their number
+    prior: Prior | None = None
+    share: Array | np.ndarray | float = 1.0
 
     @property
     def in_order(self) -> list[Factor]:
@@ -155,8 +159,12 @@ class Mixed(AbstractModel, AbstractDifferentiated, AbstractPointwise, AbstractSt
         return jnp.where(y["weight"] > 0, y["weight"] * logs, 0.0)
 
     def log_joint(self, params, z, y):
-        prior = sum(jnp.sum(u**2) + u.size * jnp.log(2 * jnp.pi) for u in z.values())
-        return jnp.sum(self.log_rows(params, self.predictor(params, z, y), y)) - prior / 2
+        squares = sum(jnp.sum(u**2) + u.size * jnp.log(2 * jnp.pi) for u in z.values())
+        return jnp.sum(self.log_rows(params, self.predictor(params, z, y), y)) - squares / 2 + self.log_prior(params)
+
+    def log_prior(self, params: Params) -> Any:
+        """A unit's share of the log density of the parameters: all units together have it once."""
+        return 0.0 if self.prior is None else self.share * self.prior.log_density(params, self.factors)
 
     def pointwise(self, params, z, y):
         logs = self.log_rows(params, self.predictor(params, z, y), y)
@@ -187,6 +195,22 @@ class Mixed(AbstractModel, AbstractDifferentiated, AbstractPointwise, AbstractSt
         return out
 
 
+class Loaded(NamedTuple):
+    """What the rows of a unit say of its effects.
+
+    Attributes:
+        weight: $-\\ell''$ of each (rows,). own: what its predictor is multiplied by in the effects of the eliminated factor
+            (rows, k), of the group `code` (rows,). value, place: in the others (rows, c), and which of these `m` they are.
+    """
+
+    weight: Float[Array, " rows"]
+    own: Float[Array, "rows k"]
+    code: Array
+    value: Float[Array, "rows c"]
+    place: Array
+    m: int
+
+
 class ByPredictor(AbstractEliminated):
     r"""Second derivatives of a mixed model in its effects, $A^\top\mathrm{diag}(-\ell'')A + I$ with A the rows' own effects.
 
@@ -206,24 +230,35 @@ class ByPredictor(AbstractEliminated):
         self.start = sum(factor.size for factor in model.in_order if factor.name < self.largest.name)
         self.groups, self.k = self.largest.groups, self.largest.k
 
-    def curvature(self, log_density: Any, z: Array) -> Arrow:
+    def rows(self, z: Array) -> Loaded:
+        """How the predictor of each row is made of the effects, and what it knows of them."""
         model, params, y = self.model, self.params, self.y
+        eta = model.predictor(params, model.by_factor(z), y)
+        weight = -_second(lambda e: model.log_rows(params, e, y), eta)
         places, values, m = [], [], 0
         for factor in model.in_order:
             if factor.name != self.largest.name:
                 places.append(m + y["code"][factor.name][:, None] * factor.k + np.arange(factor.k))
                 values.append(y["Z"][factor.name] @ factor.root(params))
                 m += factor.size
-        eta = model.predictor(params, model.by_factor(z), y)
-        weight = -_second(lambda e: model.log_rows(params, e, y), eta)
-        a, code = y["Z"][self.largest.name] @ self.largest.root(params), y["code"][self.largest.name]
-        blocks = (
-            jnp.zeros((self.groups, self.k, self.k), z.dtype).at[code].add(weight[:, None, None] * a[:, :, None] * a[:, None])
-        )
-        blocks = jnp.moveaxis(blocks, 0, 2) + jnp.eye(self.k, dtype=z.dtype)[:, :, None]
-        edges, rest = jnp.zeros((self.k, self.groups, m), z.dtype), jnp.eye(m, dtype=z.dtype)
+        place, value = jnp.zeros((len(eta), 0), int), jnp.zeros((len(eta), 0), eta.dtype)
         if m:
             place, value = jnp.concatenate(places, axis=1), jnp.concatenate(values, axis=1)
+        own = y["Z"][self.largest.name] @ self.largest.root(params)
+        return Loaded(weight, own, y["code"][self.largest.name], value, place, m)
+
+    def curvature(self, log_density: Any, z: Array) -> Arrow:
+        return self.arrow(self.rows(z))
+
+    def arrow(self, rows: Loaded) -> Arrow:
+        """$A^\\top\\mathrm{diag}(w)A + I$."""
+        weight, a, code, value, place, m = rows
+        blocks = (
+            jnp.zeros((self.groups, self.k, self.k), a.dtype).at[code].add(weight[:, None, None] * a[:, :, None] * a[:, None])
+        )
+        blocks = jnp.moveaxis(blocks, 0, 2) + jnp.eye(self.k, dtype=a.dtype)[:, :, None]
+        edges, rest = jnp.zeros((self.k, self.groups, m), a.dtype), jnp.eye(m, dtype=a.dtype)
+        if m:
             weighted = weight[:, None] * value
             for j in range(self.k):
                 edges = edges.at[j, code[:, None], place].add(a[:, j, None] * weighted)

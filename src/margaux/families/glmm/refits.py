@@ -16,6 +16,7 @@ from ...engine.progress import Line
 from ...esteps import Quadrature
 from ...fitting import fit as run
 from ...numerics.precision import default_dtype, precision
+from . import reml
 from .fitting import started
 
 if TYPE_CHECKING:
@@ -48,6 +49,10 @@ def refitted(model: GLMM, y: np.ndarray) -> Fit | None:
         base = np.asarray(response.log_base(values, trials), float)
     problem, estep = model.result_._model(), model.result_.estep
     units = jax.tree.map(np.asarray, model.result_.data) | {"y": y[at].astype(float), "base": base[at]}
+    if model.reml:
+        asked = model._asked()._replace(n_iter=min(model.n_iter, MOST), verbose=False)
+        found = reml.estimate_again(model.model_, units, _start(model), problem.space.spaces, asked)  # type: ignore[attr-defined]
+        return None if found.result.failed else found
     assert estep is not None
     fit = run(
         problem.model,
@@ -69,6 +74,7 @@ def refitted(model: GLMM, y: np.ndarray) -> Fit | None:
 
 def likelihood(fit: Fit) -> float:
     """The log-likelihood of a fit by its own E-step, for differences between refits of the same kind."""
+    fit = reml.objective(fit)
     if isinstance(fit.estep, Quadrature):
         return float(fit.loglik(method="quadrature", n_nodes=fit.estep.n_nodes))
     with precision(fit.dtype), np.errstate(all="ignore"):

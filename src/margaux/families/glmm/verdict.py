@@ -10,10 +10,12 @@ import numpy as np
 
 from ...answers.certificate import Certificate, Check, Level
 from ...answers.certify import AT_MAXIMUM
+from . import priors
 from .corrected import Correction
 from .counts import Binomial
 from .elimination import EVEN, SMALL
 from .integrated import Integrated
+from .likelihood import qualified
 from .ordinal import Ordinal
 from .prediction import predictor
 
@@ -34,7 +36,9 @@ def certified(model: GLMM) -> Certificate:
         return pattern.sub(lambda found: inner[found.group()], sentence)
 
     checks = tuple(check._replace(sentence=named(check.sentence)) for check in fit.certificate.checks)
-    own = [] if fit.result.failed else [separation(model), singular(model), sums(model)]
+    if model.prior:
+        checks = tuple(check._replace(sentence=qualified(check.sentence, "penalised")) for check in checks)
+    own = () if fit.result.failed else (penalised(model), separation(model), singular(model), sums(model))
     more = [check for check in own if check is not None]
     return dataclasses.replace(fit.certificate, checks=(*checks, *more))
 
@@ -84,6 +88,18 @@ def sums(model: GLMM) -> Check | None:
     return Check("sums", error, np.nan, SMALL, "careful", sentence)
 
 
+def penalised(model: GLMM) -> Check | None:
+    """What the estimate is penalised by."""
+    if not model.prior:
+        return None
+    told = priors.described(model.prior, model.design_.names, model.model_.factors)
+    sentence = (
+        f"The estimate is penalised, and no maximum of the likelihood: {told}. Its errors are by the curvature of the penalised "
+        "likelihood."
+    )
+    return Check("prior", np.nan, np.nan, np.nan, "pass", sentence)
+
+
 def separation(model: GLMM) -> Check | None:
     """Whether fixed effects foretell answers with certainty, and the likelihood rises without end (Albert and Anderson 1984)."""
     response = model.model_.response
@@ -95,8 +111,14 @@ def separation(model: GLMM) -> Check | None:
         return Check("separation", certain, np.nan, SHARE, "pass", "No fixed effects foretell answers with certainty.")
     sizes = np.abs(model.design_.X * np.asarray(model.result_.params["beta"], float)).max(axis=0)
     worst = model.design_.names[int(np.argmax(sizes))]
+    if model.prior and worst in model.prior:
+        sentence = (
+            f"The predictor makes {100 * certain:.0f}% of the answers certain, mostly by {worst}: fixed effects separate them, "
+            "and the estimate is bounded by its prior."
+        )
+        return Check("separation", certain, np.nan, SHARE, "pass", sentence)
     sentence = (
         f"The predictor makes {100 * certain:.0f}% of the answers certain, mostly by {worst}: fixed effects separate them, and "
-        "the likelihood has no maximum; leave that column out, join levels, or collect rows of the other answer."
+        "the likelihood has no maximum; leave that column out, join levels, collect rows of the other answer, or give it a prior."
     )
     return Check("separation", certain, np.nan, SHARE, "failed", sentence)

@@ -1,0 +1,155 @@
+"""What mixed models cost, in CPU seconds, beside glmer and glmmTMB in the same run where R has them.
+
+Tables of the folder MARGAUX_DATA (cbpp, VerbAgg, sim_logit_100k), and crossed counts that are simulated here: 100,000 rows, 3,000
+and 1,000 levels. Each model is fitted, with its standard errors, in a fresh process without a cache, in one that finds the
+programs of an earlier one, and a second time in the same process (warm). Import is left out of warm, and part of the others.
+
+`python benchmarks/glmm.py [names] [--without-peers]`; names: cbpp verbagg logit logit-laplace crossed.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import NamedTuple
+
+SLOPES = "r2 ~ (anger + gender + btype + situ)**2 + (1 | id) + (1 | item)"
+
+
+class Case(NamedTuple):
+    """Attributes: table: a file, "" of a simulated one. formula, family, method: of `margaux.GLMM`. peers: calls in R by name."""
+
+    table: str
+    formula: str
+    family: str
+    method: str
+    peers: dict[str, str]
+
+
+def _peers(formula: str, family: str, more: str = "") -> dict[str, str]:
+    given = f"{formula}, data=d, family={family}"
+    return {
+        "glmer": f"m <- glmer({given})",
+        "glmer, nAGQ=0": f"m <- glmer({given}, nAGQ=0)",
+        "glmmTMB": f"m <- glmmTMB({given})",
+    }
+
+
+LOGIT = _peers("y ~ x1 + x2 + (1|g)", "binomial")
+CASES = {
+    "cbpp": Case(
+        "cbpp.csv",
+        "incidence/size ~ C(period) + (1 | herd)",
+        "binomial",
+        "auto",
+        _peers("cbind(Incidence, Size - Incidence) ~ factor(Period) + (1|Herd)", "binomial"),
+    ),
+    "verbagg": Case(
+        "verbagg.csv.gz",
+        SLOPES,
+        "binomial",
+        "laplace",
+        _peers("factor(R2) ~ (Anger + Gender + BType + Situ)^2 + (1|Id) + (1|Item)", "binomial"),
+    ),
+    "logit": Case("sim_logit_100k.csv.gz", "y ~ x1 + x2 + (1 | g)", "binomial", "auto", LOGIT),
+    "logit-laplace": Case("sim_logit_100k.csv.gz", "y ~ x1 + x2 + (1 | g)", "binomial", "laplace", {}),
+    "crossed": Case("", "y ~ x + (1 | g1) + (1 | g2)", "poisson", "laplace", _peers("y ~ x + (1|g1) + (1|g2)", "poisson")),
+}
+
+FIT = """
+import sys, time
+import pandas as pd
+table, formula, family, method, turns = sys.argv[1:]
+data = pd.read_csv(table).rename(columns=str.lower)
+import margaux as mx
+began = time.process_time() if turns == "2" else 0.0
+for turn in range(int(turns)):
+    began = time.process_time() if turn else 0.0
+    model = mx.GLMM(formula, family=family, method=method, verbose=False).fit(data)
+    fitted = time.process_time() - began
+    information = model.cov_params()
+    print(fitted, time.process_time() - began)
+began = time.process_time()
+loglik = model.loglik_
+print(float(loglik), time.process_time() - began)
+"""
+
+PEER = """
+suppressMessages({{library({package}); d <- read.csv("{table}")}})
+for (name in c("Period", "Herd", "Id", "Item", "g", "g1", "g2")) if (name %in% names(d)) d[[name]] <- factor(d[[name]])
+s <- system.time({call})
+cat(sum(s[1:2]), as.numeric(logLik(m)))
+"""
+
+
+def simulated(folder: str) -> Path:
+    """Counts of two crossed factors."""
+    import numpy as np
+    import pandas as pd
+
+    rng = np.random.default_rng(0)
+    n, q1, q2 = 100_000, 3000, 1000
+    g1, g2, x = np.sort(rng.integers(0, q1, n)), rng.integers(0, q2, n), rng.normal(size=n)
+    u1, u2 = 0.5 * rng.normal(size=q1), 0.4 * rng.normal(size=q2)
+    path = Path(folder) / "crossed.csv"
+    y = rng.poisson(np.exp(0.2 + 0.3 * x + u1[g1] + u2[g2]))
+    pd.DataFrame({"y": y, "x": x, "g1": g1, "g2": g2}).to_csv(path, index=False)
+    return path
+
+
+def fresh(case: Case, table: Path, cache: str, turns: int) -> list[list[float]]:
+    """Of a new process: CPU seconds of the fit, and with its standard errors, a turn each; the log-likelihood and its seconds."""
+    given = [str(table), case.formula, case.family, case.method, str(turns)]
+    out = subprocess.run([sys.executable, "-c", FIT, *given], env=os.environ | {"MARGAUX_CACHE": cache}, capture_output=True,
+                         text=True)  # fmt: skip
+    if out.returncode:
+        raise RuntimeError(out.stderr[-2000:])
+    return [[float(part) for part in line.split()] for line in out.stdout.splitlines()]
+
+
+def measured(name: str, case: Case, table: Path, folder: str, with_peers: bool) -> None:
+    """One model in every way."""
+    cold = fresh(case, table, "off", 1)
+    cache = str(Path(folder) / f"cache-{name}")
+    fresh(case, table, cache, 1)
+    cached, *_, (loglik, seconds) = fresh(case, table, cache, 2)
+    warm = fresh(case, table, cache, 2)[1]
+    print(f"{name}: {case.formula} ({case.family}, {case.method}); log-likelihood {loglik:.3f} ({seconds:.2f} CPU s more)")
+    print(
+        f"  margaux: warm {warm[0]:.2f} CPU s, {warm[1]:.2f} with standard errors; new process {cached[1]:.2f} with its programs "
+        f"cached, {cold[0][1]:.2f} without",
+        flush=True,
+    )
+    for peer, call in case.peers.items() if with_peers and shutil.which("Rscript") else ():
+        script = PEER.format(package="glmmTMB" if peer == "glmmTMB" else "lme4", table=table, call=call)
+        out = subprocess.run(["Rscript", "-e", script], capture_output=True, text=True)
+        if out.returncode:
+            print(f"  {peer}: R does not have it", flush=True)
+            continue
+        took, value = map(float, out.stdout.split()[-2:])
+        print(f"  {peer}: {took:.2f} CPU s, {took / warm[1]:.2g} times margaux warm; log-likelihood {value:.3f}", flush=True)
+
+
+def main(asked: list[str]) -> None:
+    """The cases that are asked for, or all."""
+    names = [name for name in asked if not name.startswith("--")] or list(CASES)
+    unknown = [name for name in names if name not in CASES]
+    if unknown:
+        raise SystemExit(f"there is no case {unknown[0]!r}; they are {', '.join(CASES)}")
+    data = Path(os.environ.get("MARGAUX_DATA", ""))
+    with tempfile.TemporaryDirectory() as folder:
+        for name in names:
+            case = CASES[name]
+            table = data / case.table if case.table else simulated(folder)
+            if not table.exists():
+                print(f"{name}: no {case.table}; set MARGAUX_DATA")
+                continue
+            measured(name, case, table, folder, "--without-peers" not in asked)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
