@@ -1,16 +1,18 @@
 """`mx.newton` on models of many parameters and of few units, against maxima that share no code with it."""
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax.scipy.stats import norm
-from margaux.nlme import LogNormal, oral1cpt
 from scipy import optimize, special, stats
 
 import margaux as mx
 from margaux.answers.scores import Coordinates
 from margaux.datasets import load_theophylline
+from margaux.families.nlme import LogNormal, oral1cpt
 
 PERSONS, ITEMS = 500, 20
 
@@ -34,7 +36,7 @@ def on_a_grid(y):
     def value(v):
         eta = np.outer(v[:ITEMS], x) + v[ITEMS:, None]
         logs = -y @ np.logaddexp(0, -eta) - (1 - y) @ np.logaddexp(0, eta) + log_w
-        total = special.logsumexp(logs, axis=1)
+        total: Any = special.logsumexp(logs, axis=1)
         w = np.exp(logs - total[:, None])
         slope = y.T @ w - w.sum(axis=0) * special.expit(eta)
         return -total.sum(), -np.concatenate([(slope * x).sum(axis=1), slope.sum(axis=1)])

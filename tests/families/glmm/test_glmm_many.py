@@ -43,7 +43,8 @@ def log_likelihood(y, theta, log_rows):
     """By a sum over equidistant points, of intercept, slope, sd and what the family has beside these."""
     eta = theta[0] + theta[1] * X[:, None] + theta[2] * U
     by_group = np.add.reduceat(log_rows(y[:, None], eta, theta[3:]), np.arange(0, len(y), ROWS))
-    return float(np.sum(special.logsumexp(by_group + stats.norm.logpdf(U) + np.log(H), axis=1)))
+    total: Any = special.logsumexp(by_group + stats.norm.logpdf(U) + np.log(H), axis=1)
+    return float(np.sum(total))
 
 
 def exact(y, start, log_rows):

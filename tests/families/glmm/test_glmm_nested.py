@@ -54,8 +54,10 @@ def test_the_maximum_of_the_exact_likelihood(data, response, family):
     np.testing.assert_allclose(curvature, np.diagonal(np.linalg.inv(covariance)), rtol=0.02)
 
 
-def test_derivatives_by_rows_are_those_by_differentiation(data):
-    model = mx.GLMM("y ~ x + (1 | h/g)", family="poisson", verbose=False).fit(data)
+@pytest.mark.parametrize("prior", [None, {"x": 0.05, "sd_h": 0.5}])
+def test_derivatives_by_rows_are_those_by_differentiation(data, prior):
+    model = mx.GLMM("y ~ x + (1 | h/g)", family="poisson", prior=prior, verbose=False).fit(data)
+    assert (model.params_["x"] < 0.4) == (prior is not None)
     fit = model.result_
     own, polished = fit._model().model, fit.polished
     assert isinstance(own, Integrated) and polished is not None

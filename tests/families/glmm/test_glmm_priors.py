@@ -1,6 +1,7 @@
 """Penalised estimates against maxima of quadratures and dense matrices with their priors."""
 
 import dataclasses
+from typing import Any
 
 import jax
 import numpy as np
@@ -27,7 +28,8 @@ def separated(seed=0):
 def integrated(data, intercept, slope, sd):
     eta = (intercept + slope * data["x"].to_numpy())[:, None] + sd * NODES
     logs = -np.logaddexp(0, np.where(data["y"].to_numpy()[:, None] == 1, -eta, eta))
-    return np.sum(special.logsumexp(logs.reshape(25, 6, -1).sum(axis=1) + LOG_WEIGHTS, axis=1))
+    total: Any = special.logsumexp(logs.reshape(25, 6, -1).sum(axis=1) + LOG_WEIGHTS, axis=1)
+    return np.sum(total)
 
 
 def maximum(objective, start):

@@ -1,5 +1,7 @@
 """REML against dense matrices, the analysis of variance, and what the restricted likelihood says of itself."""
 
+from typing import Any
+
 import numpy as np
 import pandas as pd
 import pytest
@@ -200,7 +202,7 @@ def test_intervals():
     oracle = Dense(dyestuff(), np.ones((30, 1)), [("batch", np.ones((30, 1)))])
     top = 2 * float(model.loglik_)
     for end in profiled.loc["sigma"]:
-        inner = scipy.optimize.minimize_scalar(
+        inner: Any = scipy.optimize.minimize_scalar(
             lambda sd, end=end: oracle.squares([np.log(end), sd])[0], bounds=(0, 300), method="bounded"
         )
         assert inner.fun + top == pytest.approx(3.8415, abs=0.02)

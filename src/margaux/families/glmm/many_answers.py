@@ -122,9 +122,10 @@ class ManyGLMM:
         frame = wald_table(estimate - value, se, 0.95, self.params_.index)[["estimate", "se", "z", "p"]]
         frame["estimate"] = estimate
         frame["p_adjusted"] = np.nan
-        known = frame["p"].notna().to_numpy()
+        p = frame["p"].to_numpy()
+        known = ~np.isnan(p)
         if known.any():
-            frame.loc[known, "p_adjusted"] = false_discovery_control(frame["p"].to_numpy()[known], method=adjust)  # type: ignore[arg-type]
+            frame.loc[known, "p_adjusted"] = false_discovery_control(p[known], method=adjust)  # type: ignore[arg-type]
         return frame.join(self.verdicts[["word", "message"]])
 
     def _place(self, response: object) -> int:
