@@ -122,7 +122,7 @@ class ManyGLMM:
         frame = wald_table(estimate - value, se, 0.95, self.params_.index)[["estimate", "se", "z", "p"]]
         frame["estimate"] = estimate
         frame["p_adjusted"] = np.nan
-        p = frame["p"].to_numpy()
+        p = np.asarray(frame["p"], float)
         known = ~np.isnan(p)
         if known.any():
             frame.loc[known, "p_adjusted"] = false_discovery_control(p[known], method=adjust)  # type: ignore[arg-type]
