@@ -62,6 +62,7 @@ def test_item_response_from_three_starts():
         assert float(fit.loglik()) == pytest.approx(loglik, abs=1e-4)
 
 
+@pytest.mark.slow
 def test_twelve_subjects_and_seven_parameters():
     """Scores of twelve units say little about curvature: from half a dozen starts, all but one of which are far off."""
     individual = {"ka": LogNormal(1.0), "V": LogNormal(20.0), "CL": LogNormal(0.5)}

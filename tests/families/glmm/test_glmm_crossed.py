@@ -47,6 +47,7 @@ def test_the_likelihood_at_the_estimate():
     assert abs(float(model.loglik_) - exact) > 0.03  # Laplace's own
 
 
+@pytest.mark.slow
 def test_the_estimate_is_that_of_the_exact_likelihood():
     """Newton's step by differences of sums over grids, at the corrected estimate and at Laplace's."""
     data = crossed()

@@ -138,6 +138,7 @@ def test_every_kind_of_trouble_is_told_and_stops_no_other():
     assert one.certificate_.word == "careful" and one.is_singular_
 
 
+@pytest.mark.slow
 def test_separation_fails_and_endless_dispersion_is_flat():
     rng = np.random.default_rng(0)
     binary = np.column_stack([X > 0, rng.random(60) < special.expit(X + rng.normal(size=GROUPS)[G])]).astype(float)
@@ -175,6 +176,7 @@ def test_offsets_and_weights_are_of_all_responses_or_of_each():
     np.testing.assert_allclose(both.params_, each.params_, rtol=1e-6)
 
 
+@pytest.mark.slow
 def test_trials_are_a_column_an_array_or_one_a_response():
     rng = np.random.default_rng(6)
     n = rng.integers(2, 9, 60)
@@ -196,6 +198,7 @@ def test_trials_are_a_column_an_array_or_one_a_response():
 # -- other families and layouts -----------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_gaussian_responses_of_any_size_are_those_of_their_marginal_normal():
     rng = np.random.default_rng(7)
     crossed = rng.integers(0, 6, 60)
@@ -223,6 +226,7 @@ def test_slopes_are_integrated_too():
     assert list(fits.params_.columns) == list(one.params_) and fits.loglik_[0] == pytest.approx(float(one.loglik_), abs=1e-3)
 
 
+@pytest.mark.slow
 def test_thresholds_are_of_the_categories_that_all_responses_have():
     Y = counted(2, seed=8)
     ordered = np.digitize(np.log1p(Y), [0.9, 1.5]) + 1.0
@@ -234,6 +238,7 @@ def test_thresholds_are_of_the_categories_that_all_responses_have():
     assert fits.loglik_[0] == pytest.approx(float(one.loglik_), abs=1e-3)
 
 
+@pytest.mark.slow
 def test_an_approximation_says_how_far_it_is_off():
     rng = np.random.default_rng(9)
     Y = (rng.random((60, 4)) < special.expit(4.0 * rng.normal(size=(GROUPS, 4))[G] + X[:, None])).astype(float)

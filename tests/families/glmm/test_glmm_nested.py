@@ -38,7 +38,7 @@ def over_grids(data, response, b0, b1, sd_h, sd_g, points=121):
     return float(shared.sum())
 
 
-@pytest.mark.parametrize(("response", "family"), [("y", "poisson"), ("b", "binomial")])
+@pytest.mark.parametrize(("response", "family"), [("b", "binomial"), pytest.param("y", "poisson", marks=pytest.mark.slow)])
 def test_the_maximum_of_the_exact_likelihood(data, response, family):
     model = mx.GLMM(f"{response} ~ x + (1 | h/g)", family=family, verbose=False).fit(data)
     assert model.certificate_.word == "certified" and model.fitted_by_ == "quadrature"
@@ -83,6 +83,7 @@ def test_effects_of_groups_are_means_and_deviations_of_what_is_drawn(data):
     assert (drawn.std(axis=0) / told["se"]).mean() == pytest.approx(1.0, abs=0.05)
 
 
+@pytest.mark.slow
 def test_a_crossed_factor_of_two_levels_is_shared_by_all(data):
     both = data.assign(two=np.arange(len(data)) % 2)
     model = mx.GLMM("y ~ x + (1 | g) + (1 | two)", family="poisson", verbose=False).fit(both)
@@ -91,6 +92,7 @@ def test_a_crossed_factor_of_two_levels_is_shared_by_all(data):
     assert model.loglik_.se < 1e-3
 
 
+@pytest.mark.slow
 def test_replicates_are_fitted_by_the_same_sums(data):
     model = mx.GLMM("y ~ x + (1 | h/g)", family="poisson", verbose=False).fit(data)
     frame = model.conf_int(method="boot", n_boot=40, parameters=["x", "sd_h"])

@@ -65,6 +65,7 @@ def test_separation_with_a_prior_is_no_failure(scale):
     assert "no maximum of the likelihood" in told["prior"] and "penalised likelihood" in told["gradient"]
 
 
+@pytest.mark.slow
 def test_a_weak_prior_says_that_it_bounds_what_is_separated():
     data = separated()
     model = GLMM("y ~ x + (1 | g)", family="binomial", prior={"x": 1000.0}, verbose=False).fit(data)
@@ -92,6 +93,7 @@ def few_groups(seed=3):
     return pd.DataFrame({"y": 1 + x + 0.3 * rng.normal(size=8)[g] + rng.normal(size=40), "x": x, "g": g})
 
 
+@pytest.mark.slow
 def test_a_covariance_is_kept_off_its_edge():
     data = few_groups()
 
@@ -110,6 +112,7 @@ def test_a_covariance_is_kept_off_its_edge():
     assert not model.is_singular_ and np.all(np.isfinite(model.summary()["se"]))
 
 
+@pytest.mark.slow
 def test_reml_with_a_prior_of_variances():
     """Of a balanced layout: the means and the squares within groups are all that counts."""
     data = few_groups().assign(y=lambda frame: frame["y"] - frame["x"])
@@ -130,6 +133,7 @@ def test_reml_with_a_prior_of_variances():
     assert "penalised restricted likelihood" in model.diagnostics()["sentence"]["gradient"]
 
 
+@pytest.mark.slow
 def test_crossed_factors_have_the_prior_once():
     rng = np.random.default_rng(1)
     p, i = np.repeat(np.arange(40), 4), np.tile(np.arange(4), 40)

@@ -97,7 +97,7 @@ def agrees(kind, seed):
     return model, oracle, free
 
 
-@pytest.mark.parametrize("kind", ["slope", "crossed"])
+@pytest.mark.parametrize("kind", ["slope", pytest.param("crossed", marks=pytest.mark.slow)])
 def test_dense_matrices(kind):
     model, _, _ = agrees(kind, 0)
     assert model.certificate_.word == "certified"
@@ -126,6 +126,7 @@ def test_standard_errors_of_variances_are_of_the_restricted_likelihood():
     assert not found.loc[["Intercept", "x"], ["sigma", "sd_g", "sd_h"]].to_numpy().any()
 
 
+@pytest.mark.slow
 def test_a_balanced_layout_is_its_analysis_of_variance():
     data = dyestuff()
     model = GLMM("y ~ 1 + (1 | batch)", reml=True, verbose=False).fit(data)
@@ -143,6 +144,7 @@ def test_a_balanced_layout_is_its_analysis_of_variance():
     np.testing.assert_allclose(model.ranef()["batch"]["estimate"], share * (rows.mean(axis=1) - rows.mean()), rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_nearly_collinear_columns_and_far_off_origins_lose_no_digits():
     data = table(0).assign(year=lambda frame: 2000 + frame["x"], near=lambda frame: frame["x"] + 1e-5 * np.sin(np.arange(120)))
     one = GLMM("y ~ x + (1 | g)", reml=True, verbose=False).fit(data)
@@ -158,6 +160,7 @@ def test_nearly_collinear_columns_and_far_off_origins_lose_no_digits():
     assert float(near.loglik_) == pytest.approx(float(split.loglik_) - np.log(1e-5), abs=1e-4)
 
 
+@pytest.mark.slow
 def test_without_fixed_effects_it_is_the_likelihood():
     data = table(1)
     model = GLMM("y ~ 0 + (1 | g)", reml=True, verbose=False).fit(data)
@@ -168,6 +171,7 @@ def test_without_fixed_effects_it_is_the_likelihood():
     assert np.all(np.isfinite(model.summary()["se"]))
 
 
+@pytest.mark.slow
 def test_weights_count_rows():
     data = table(2, 60)
     doubled = GLMM("y ~ x + (1 | g)", reml=True, verbose=False).fit(pd.concat([data, data]))
@@ -176,6 +180,7 @@ def test_weights_count_rows():
     assert weighted.params_ == pytest.approx(doubled.params_, rel=1e-5)
 
 
+@pytest.mark.slow
 def test_starts_and_single_precision_lead_to_the_same_place():
     data = table(0)
     model = GLMM("y ~ x + (1 | g)", reml=True, verbose=False).fit(data)
@@ -186,6 +191,7 @@ def test_starts_and_single_precision_lead_to_the_same_place():
     assert rough.params_ == pytest.approx(model.params_, rel=1e-3)
 
 
+@pytest.mark.slow
 def test_a_variance_of_zero_is_singular():
     rng = np.random.default_rng(0)
     data = pd.DataFrame({"y": np.tile([-1.0, 0.0, 1.0, 2.0], 10) + 0.01 * rng.normal(size=40), "g": np.repeat(np.arange(10), 4)})
@@ -212,6 +218,7 @@ def test_intervals():
     assert drawn.attrs["replicates"]["Intercept"].std() == pytest.approx(model.stderr_["Intercept"], rel=0.35)
 
 
+@pytest.mark.slow
 def test_models_of_other_fixed_effects_do_not_compare():
     data = table(0)
     small = GLMM("y ~ 1 + (1 | g)", reml=True, verbose=False).fit(data)

@@ -23,7 +23,10 @@ def fitted(formula, family, data):
     return mx.GLMM(formula, family=family, verbose=False).fit(data)
 
 
-@pytest.mark.parametrize(("family", "times", "name"), [("nbinom2", 1, "theta"), (ZeroInflated(by_name("poisson")), 5, "zero")])
+@pytest.mark.parametrize(
+    ("family", "times", "name"),
+    [pytest.param("nbinom2", 1, "theta", marks=pytest.mark.slow), (ZeroInflated(by_name("poisson")), 5, "zero")],
+)
 def test_a_parameter_that_the_data_push_to_infinity_is_flat(table, family, times, name):
     rng = np.random.default_rng(5)
     model = fitted("y ~ x + (1 | g)", family, table.assign(y=rng.poisson(times * table["mean"])))
@@ -49,6 +52,7 @@ def test_an_outlier_that_one_group_knows_all_about(table):
     assert model.params_["sd_g"] == pytest.approx(np.exp(0.46406), abs=0.01)
 
 
+@pytest.mark.slow
 def test_posteriors_with_a_kink(table):
     """With an inverse link effects end where the predictor does; the maximum is by sums over grids as above."""
     rng = np.random.default_rng(5)
@@ -57,6 +61,7 @@ def test_posteriors_with_a_kink(table):
     assert model.params_["Intercept"] == pytest.approx(0.7647, abs=0.2 * 0.053)
 
 
+@pytest.mark.slow
 def test_effects_that_all_go_together_have_an_end():
     """The range of a correlation that grows to one has none."""
     rng = np.random.default_rng(5)
@@ -68,6 +73,7 @@ def test_effects_that_all_go_together_have_an_end():
     assert model.certificate_.word == "careful"
 
 
+@pytest.mark.slow
 def test_few_crossed_effects_are_answered_by_the_approximation_with_their_exact_likelihood():
     rng = np.random.default_rng(2)
     g, h = np.repeat(np.arange(40), 6), np.tile(np.arange(6), 40)

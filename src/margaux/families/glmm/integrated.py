@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 #: nodes a dimension of the inner sums by the number of effects a group, and of outer ones by the number that groups share
 INNER = {1: 11, 2: 9}
 OUTER = {1: 15, 2: 11}
+#: points of both over all rows, at most
+POINTS = 100_000_000
 
 
 class Integrated(AbstractModel, AbstractDifferentiated):
@@ -105,8 +107,10 @@ def _plain(b: Array) -> tuple[Array, Array]:
 
 def can_integrate(model: Mixed, layout: Layout) -> bool:
     """Whether the largest factor can be summed over group by group, and the others by a quadrature of few dimensions."""
-    shared = layout.width - model.largest.size
-    return len(layout.factors) > 1 and model.largest.k in INNER and 0 < shared <= max(OUTER)
+    shared, k = layout.width - model.largest.size, model.largest.k
+    if len(layout.factors) == 1 or k not in INNER or shared not in OUTER:
+        return False
+    return layout.rows.size * INNER[k] ** k * OUTER[shared] ** shared <= POINTS
 
 
 def reduced(model: Mixed, layout: Layout) -> tuple[Integrated, dict[str, Any], int]:
