@@ -40,6 +40,8 @@ SAMPLE = 5000
 TRIED, EVEN = 200, 0.02
 #: draws a unit that correct Laplace's approximation in each replicate, at most, and replicates; numbers that draws may hold
 WEIGHTED, CORRECTED, NUMBERS = 1000, 8, 20_000_000
+#: draws of a unit among many, at least
+FEWEST = 100
 #: transitions of a chain in each replicate, at most
 CHAIN = 500
 
@@ -159,9 +161,9 @@ def laplace_rule(fit: Fit, params: PyTree = None) -> Rule:
 
 
 def weighted_draws(fit: Fit, rule: Rule) -> Rule:
-    """Of Laplace's rule: draws from the same Gaussians with weights, as many as memory holds."""
-    size = latent_size(fit)
-    width = max(size, max(np.size(leaf) for leaf in jax.tree.leaves(fit.data)) // fit._model().n)
+    """Of Laplace's rule: draws from the same Gaussians with weights, of a unit as many as memory holds, of many fewer."""
+    size, n = latent_size(fit), fit._model().n
+    width = max(size, max(np.size(leaf) for leaf in jax.tree.leaves(fit.data)) // n)
     plain: Any = rule.estep
-    draws = int(np.clip(NUMBERS // width, 16, WEIGHTED)) // 2 * 2
+    draws = int(np.clip(NUMBERS // (width * n), FEWEST if n > 1 else 16, WEIGHTED)) // 2 * 2
     return Rule(dataclasses.replace(plain, correct=True, n_draws=draws), rule.rows, CORRECTED, draws * (width + 3))

@@ -29,7 +29,7 @@ from .elimination import can_eliminate
 from .fitting import METHODS, MOST, Asked, approximate, estimate, is_exact, started
 from .formula import design
 from .layout import laid_out
-from .likelihood import settled, without_prior
+from .likelihood import remember_exact, settled, without_prior
 from .many import fitted_together
 from .marginal_means import typical
 from .model import Mixed
@@ -216,7 +216,9 @@ class GLMM(Parameters, Answers):
         if self._approximated and not self.reml and not fit.result.failed:
             # The approximation's own errors and likelihood, where the exact ones could be had.
             _examine(fit)
-            if self._eliminates and (found := corrected(fit)) is not None:
+            if is_exact(self.model_.response):
+                remember_exact(fit)
+            elif self._eliminates and (found := corrected(fit)) is not None:
                 self.result_, self.correction_ = found[0], found[1]
                 fit.remembered("approximation", lambda: of_correction(found[1]))
                 _examine(self.result_)
