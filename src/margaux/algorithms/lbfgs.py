@@ -64,7 +64,7 @@ class LBFGS(AbstractClimb):
         return optax.scale_by_lbfgs(self.memory)
 
     def step(self, problem, estep, params, state, visit):
-        _, own_rows = visit.rows
+        last_rows, own_rows = visit.rows
         b = visit.size(problem)
         u, back = coordinates(problem, params)
         best: _Point = state
@@ -88,6 +88,7 @@ class LBFGS(AbstractClimb):
         shorter = jnp.clip(jnp.nan_to_num(promised / (2 * (promised - gained)), nan=LEAST), LEAST, MOST) * best.share
         now = _Point(u, value, slope, direction, share.astype(u.dtype), memory)
         now = better(taken, now, best._replace(share=shorter))
+        rows = better(taken, rows, last_rows)  # at a place that was left modes may have been lost
         length = jnp.sqrt(jnp.maximum(jnp.sum(now.direction * now.gradient), 0.0))
         length = jnp.where(first & (length > 0), jnp.inf, length)  # of which nothing is known before the second
         figures = traced(info, b, value, first, now.value, length)

@@ -71,7 +71,7 @@ class Newton(AbstractClimb):
         return _Point(u, nowhere, 0 * u, jnp.eye(u.size, dtype=u.dtype), zero + self.radius, zero, zero, nowhere)
 
     def step(self, problem, estep, params, state, visit):
-        _, own_rows = visit.rows
+        last_rows, own_rows = visit.rows
         b = visit.size(problem)
         flat, back = coordinates(problem, params)
         best: _Point = state
@@ -91,6 +91,8 @@ class Newton(AbstractClimb):
         region = jnp.where(taken, grown, SHRINK * best.tried)
         now = _Point(flat, value, gradient, matrix, region, best.promised, best.tried, best.length)
         now = better(taken, now, best._replace(radius=region))
+        # Modes are followed from where the search is: at a place that it left they may have been lost.
+        estep_rows = better(taken, estep_rows, last_rows)
         step, promised, tried, length = _step(now)
         now = now._replace(promised=promised, tried=tried, length=length)
         figures = traced(info, b, value, first, now.value, length)
