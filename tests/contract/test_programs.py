@@ -30,6 +30,16 @@ FITS = {
         model.summary(), model.loglik_
         """,
     ),
+    "glmm": (
+        14,
+        """
+        import pandas as pd
+        g, x = np.repeat(np.arange(50), 6), rng.normal(size=300)
+        y = (rng.random(300) < 1 / (1 + np.exp(-0.5 * x - rng.normal(size=50)[g]))).astype(int)
+        model = mx.GLMM("y ~ x + (1 | g)", family="binomial", verbose=False).fit(pd.DataFrame({"y": y, "x": x, "g": g}))
+        model.summary(), model.loglik_
+        """,
+    ),
     "pln": (
         5,
         """

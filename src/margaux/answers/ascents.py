@@ -8,12 +8,11 @@ from typing import Any, NamedTuple
 import numpy as np
 from jaxtyping import Bool, Float, Int
 
-#: how far steps go at first, in standard errors; and what a coordinate may move in a step, beside its own size
-RADIUS, LEAP = 1.5, 2.0
-#: share of the promised rise below which a step is taken back, and above which the region grows; and by what it shrinks
-POOR, GOOD, SHRINK = 1e-4, 0.75, 0.25
-#: promised rise below which a step is judged by the slope where it ends, for rounding may hide it; and a region too small
-FAINT, STUCK = 1e-2, 1e-6
+from ..algorithms.newton import FAINT, GOOD, LEAP, POOR, SHRINK
+from .search import RADIUS
+
+#: a region too small
+STUCK = 1e-6
 #: coordinates to a standard error from where on a maximum lies at infinity, and the length of a step that is near enough to that
 ENDLESS, ENOUGH = 10.0, 1e-3
 #: least eigenvalue of an information matrix scaled to a unit diagonal that is told from none

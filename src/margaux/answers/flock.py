@@ -19,7 +19,8 @@ from ..numerics.keys import key_of
 from ..numerics.ladder import rung
 from ..numerics.threads import side_by_side
 from ..problem.space import AbstractSpace
-from .scores import Place, frozen, louis, symmetrised
+from .ascents import Heights
+from .scores import frozen, louis, symmetrised
 
 #: numbers that a block of units may hold, and units in it
 BLOCK_NUMBERS, MOST = 500_000, 4096
@@ -30,7 +31,8 @@ class Flock:
 
     Attributes:
         count: R. units: data of all units, each once. own, sets, weights: of each member (unit, data set), which they are and how
-            often it counts. rows: the quadrature's, of each member, which follow its mode.
+            often it counts. rows: the quadrature's, of each member, which follow its mode. tried: those that the last `at` found,
+            and of which members; see `keep`.
     """
 
     #: the model, the space of its parameters, and any parameters of it; see `begin`
@@ -49,6 +51,7 @@ class Flock:
             self.sets, self.own = np.nonzero(table)
             self.weights = table[self.sets, self.own]
         self.dtype, self.rows = dtype, None
+        self.tried: tuple[PyTree, np.ndarray] = (), np.zeros(0, int)
 
     def first(self) -> PyTree:
         """Data of one unit."""
@@ -63,21 +66,30 @@ class Flock:
             cut = [jax.tree.map(lambda leaf, k=k: np.asarray(leaf)[:k], part) for part, k in zip(parts, kept, strict=True)]
             self.rows = jax.tree.map(lambda *leaf: np.concatenate(leaf), *cut)
 
-    def at(self, rule: Any, width: int, u: np.ndarray, which: np.ndarray) -> list[Place]:
-        """`Place` of each of the data sets `which`, at rows of u (R, k)."""
-        f = louis(frozen(self.parts[1]), True)
-        found, members = self._visited(rule, width * (2 + u.shape[1]) // 2, u, which, f)
+    def at(self, rule: Any, width: int, u: np.ndarray, which: np.ndarray) -> Heights:
+        """Of the data sets `which` at u (m, k): log-likelihoods, scores and Louis' information."""
+        f, k = louis(frozen(self.parts[1]), True), u.shape[1]
+        found, members, rows = self._visited(rule, width * (2 + k) // 2, u, which, f)
+        self.tried = rows, members
         w, sets, scores = self.weights[members], self.sets[members], found["score"]
         value = np.bincount(sets, w * found["log_marginal"], self.count)
         each = w[:, None, None] * (found["complete"] + scores[:, :, None] * scores[:, None, :])
-        gradient, matrix = np.zeros((self.count, u.shape[1])), np.zeros((self.count, *each.shape[1:]))
+        gradient, matrix = np.zeros((self.count, k)), np.zeros((self.count, k, k))
         np.add.at(gradient, sets, w[:, None] * scores)
         np.add.at(matrix, sets, each)
-        return [Place(u[r], float(value[r]), gradient[r], symmetrised(matrix[r])) for r in which]
+        return Heights(value, gradient, symmetrised(matrix)).of(which)
+
+    def keep(self, which: np.ndarray, taken: np.ndarray) -> None:
+        """Lets modes be followed from where the last `at` found them, in data sets that have gone there: elsewhere they may have
+        been lost."""
+        rows, members = self.tried
+        there = np.isin(self.sets[members], which[taken])
+        for leaf, new in zip(jax.tree.leaves(self.rows), jax.tree.leaves(rows), strict=True):
+            leaf[members[there]] = new[there]
 
     def logs(self, rule: Any, width: int, u: np.ndarray, which: np.ndarray) -> np.ndarray:
-        """Log-likelihoods (R,) of the data sets `which` at u (R, k), zero of others."""
-        found, members = self._visited(rule, width, u, which, _nothing)
+        """Log-likelihoods (R,) of the data sets `which` at u (m, k), zero of others."""
+        found, members, _ = self._visited(rule, width, u, which, _nothing)
         return np.bincount(self.sets[members], self.weights[members] * found["log_marginal"], self.count)
 
     def modes(self, u: np.ndarray, most: int) -> int:
@@ -88,21 +100,22 @@ class Flock:
         found = _modes(*self.parts, u[self.sets[members]], self._some(members))
         return int(np.max(np.asarray(found)))
 
-    def _visited(self, rule, width, u, which, f) -> tuple[dict[str, np.ndarray], np.ndarray]:
-        """Figures of the members of some data sets, and which members these are."""
+    def _visited(self, rule, width, u, which, f) -> tuple[dict[str, np.ndarray], np.ndarray, PyTree]:
+        """Figures of the members of the data sets `which`, at u (m, k) of these; which members they are; and their rows."""
         members = np.flatnonzero(np.isin(self.sets, which))
+        place = np.zeros(self.count, int)
+        place[which] = np.arange(len(which))
 
-        def visit(part: tuple[np.ndarray, int]) -> dict[str, np.ndarray]:
+        def visit(part: tuple[np.ndarray, int]) -> tuple[dict[str, np.ndarray], PyTree]:
             at, kept = part
             rows = None if self.rows is None else jax.tree.map(lambda leaf: leaf[at], self.rows)
-            found, rows = _block(*self.parts, rule, u[self.sets[at]], rows, self._some(at), f)
-            if self.rows is not None:
-                for leaf, new in zip(jax.tree.leaves(self.rows), jax.tree.leaves(rows), strict=True):
-                    leaf[at[:kept]] = np.asarray(new)[:kept]
-            return {name: np.asarray(leaf, float)[:kept] for name, leaf in found.items()}
+            found, rows = _block(*self.parts, rule, u[place[self.sets[at]]], rows, self._some(at), f)
+            cut = jax.tree.map(lambda leaf: np.asarray(leaf)[:kept], rows)
+            return {name: np.asarray(leaf, float)[:kept] for name, leaf in found.items()}, cut
 
         parts = side_by_side(visit, self._blocks(width, members), self.dtype)
-        return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}, members
+        found, rows = jax.tree.map(lambda *leaf: np.concatenate(leaf), *parts)
+        return found, members, rows
 
     def _blocks(self, width: int, members: np.ndarray | None = None) -> list[tuple[np.ndarray, int]]:
         """Members in parts of one size, the last one repeated, and how many of each part count."""

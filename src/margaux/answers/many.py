@@ -26,12 +26,12 @@ from ..problem.model import AbstractDiscrete
 from ..problem.penalty import NoPenalty
 from ..problem.space import as_space, moved_to, point
 from ..problem.space import validate as validate_space
+from .ascents import Heights, climb, newton
 from .flock import Flock
 from .likelihood import TOLERANCE, WIDER
 from .polish import MOST
 from .rules import NODES
-from .scores import Place
-from .search import CLOSE, FLAT, RADIUS, newton
+from .search import CLOSE, FLAT
 
 if TYPE_CHECKING:
     from ..problem.model import AbstractModel
@@ -144,54 +144,37 @@ class _Searches:
         self.u = np.stack(u * (flock.count // len(u)))
         if not np.all(np.isfinite(self.u)):
             raise ValueError("a start lies on the edge of its space, from where no step leads away; give one inside")
-        self.free = np.ones(self.u.shape[1], bool)
+        count, k = self.u.shape
+        self.here = Heights(np.full(count, -np.inf), np.zeros((count, k)), np.zeros((count, k, k)))
         self.size = flat_size(shapes_of(model.init_latents, key_of(0), starts[0], flock.first()))[0]
         self.rules = _rules(model, self.size)
         problem = Problem(model, self.space, NoPenalty(), 1)
         check_model(problem, self.rules[0][0], soul(), starts[0], flock.first())
         flock.begin(settle(model, flock.dtype), self.space, self.template, self.rules[0][0], self.u)
 
-    def at(self, rule: Any, u: np.ndarray, which: np.ndarray) -> list[Place]:
-        return self.flock.at(rule, self._width(rule), u, which)
-
     def logs(self, rule: Any, which: np.ndarray) -> np.ndarray:
-        return self.flock.logs(rule, self._width(rule), self.u, which)
+        return self.flock.logs(rule, self._width(rule), self.u[which], which)
 
     def _width(self, rule: Any) -> int:
         return rule.n_nodes**self.size * (self.size + 2) if isinstance(rule, Quadrature) else 100
 
-    def climb(self, rule: Any, close: float, which: np.ndarray, line: Line | None) -> dict[int, Place]:
+    def climb(self, rule: Any, close: float, which: np.ndarray, line: Line | None) -> None:
         """Some data sets to where Newton's step is short."""
-        here = dict(zip(which.tolist(), self.at(rule, self.u, which), strict=True))
-        radius, active = dict.fromkeys(here, RADIUS), set(here)
-        for turn in range(MOST):
-            steps = {r: newton(here[r], self.free, radius[r]) for r in active}
-            active = {r for r, (_, length, _) in steps.items() if np.isfinite(length) and length > close and radius[r] > 1e-4}
-            if not active:
-                break
+        count, width = self.flock.count, self._width(rule)
+
+        def told(left: int) -> None:
             if line is not None:
-                line.update(turn, f"{self.flock.count - len(active):,} of {self.flock.count:,} data sets")
-            going, u = np.array(sorted(active)), self.u.copy()
-            u[going] += [steps[r][0] for r in going.tolist()]
-            for r, there in zip(going.tolist(), self.at(rule, u, going), strict=True):
-                _, length, gain = steps[r]
-                rise = there.loglik - here[r].loglik
-                if not rise > 0.1 * gain - 1e-9 * abs(here[r].loglik):
-                    radius[r] = 0.25 * min(radius[r], length)
-                    continue
-                if rise > 0.75 * gain and length > 0.99 * radius[r]:
-                    radius[r] = 2 * radius[r]
-                here[r], self.u[r] = there, there.u
-        return here
+                line.update(None, f"{count - left:,} of {count:,} data sets")
+
+        climb(lambda u, some: self.flock.at(rule, width, u, some), self.u, self.here, which, close, MOST, told, self.flock.keep)
 
     def ended(self, line: Line | None) -> ManyFits:
         """The maxima, by finer rules where one does not agree with others."""
         which, count = np.arange(self.flock.count), self.flock.count
-        here: dict[int, Place] = {}
         values, error = np.zeros(count), np.zeros(count)
         for rule, finer in self.rules:
-            here |= self.climb(rule, CLOSE / 3 if finer else NEAR, which, line)
-            values[which] = [here[r].loglik for r in which.tolist()]
+            self.climb(rule, CLOSE / 3 if finer else NEAR, which, line)
+            values[which] = self.here.value[which]
             if finer > 1:
                 fine, wide = (
                     self.logs(dataclasses.replace(rule, n_nodes=finer, widening=widening), which) for widening in (1.0, WIDER)
@@ -201,20 +184,20 @@ class _Searches:
                 which = np.flatnonzero(~(error < TOLERANCE / 2))
                 if not which.size:
                     break
-        return self._found([here[r] for r in range(count)], values, error)
+        return self._found(values, error)
 
-    def _found(self, here: list[Place], values: np.ndarray, error: np.ndarray) -> ManyFits:
-        lengths = np.array([newton(one, self.free, RADIUS)[1] for one in here])
+    def _found(self, values: np.ndarray, error: np.ndarray) -> ManyFits:
+        lengths = newton(self.here, self.u, np.ones(len(self.u))).length
         each, errors, edge = [], [], []
-        for one in here:
-            params, jacobian = moved_to(self.space, self.template, one.u.astype(self.flock.dtype))
-            inverse = guarded(one.matrix)[0]
+        for u, matrix in zip(self.u, self.here.matrix, strict=True):
+            params, jacobian = moved_to(self.space, self.template, u.astype(self.flock.dtype))
+            inverse = guarded(matrix)[0]
             flat = np.sqrt(np.diagonal(inverse)) > FLAT
             unknown = np.abs(jacobian[:, flat]).sum(axis=1) > 0
             each.append(params)
             edge.append(flat.any())
             errors.append(np.where(unknown, np.nan, np.sqrt(np.diagonal(jacobian @ inverse @ jacobian.T))))
-        definite = np.array([not guarded(one.matrix)[1] for one in here])
+        definite = np.array([not guarded(matrix)[1] for matrix in self.here.matrix])
         single = not isinstance(self.rules[-1][0], Quadrature) or self.flock.modes(self.u, LOOKED_AT) == 1
         se = np.asarray(errors, float)
         flat = [np.concatenate([np.ravel(leaf) for leaf in jax.tree.leaves(params)]) for params in each]

@@ -42,10 +42,6 @@ if TYPE_CHECKING:
     from .many_answers import ManyGLMM
 
 
-#: share of a moderate standard deviation below which there is none: lme4's tolerance
-EDGE = 1e-4
-
-
 class GLMM(Parameters, Answers):
     r"""Generalised linear mixed models by formula, at the maximum of their exact likelihood where it can be integrated.
 
@@ -370,8 +366,7 @@ class GLMM(Parameters, Answers):
         Raises:
             ValueError: there is no such factor.
         """
-        covariance, size = self.covariance_(factor), self._sizes[factor]
-        return bool(np.linalg.eigvalsh(covariance / np.outer(size, size))[0] < EDGE**2)
+        return bool(natural.singular(self.covariance_(factor), self._sizes[factor]))
 
     @property
     def fitted_by_(self) -> str:

@@ -28,8 +28,6 @@ if TYPE_CHECKING:
     from .base import AbstractResponse
     from .fitting import Asked
 
-#: share of a moderate standard deviation below which there is none
-EDGE = 1e-4
 #: seconds before a line of progress is shown
 PATIENCE = 2.0
 
@@ -91,7 +89,7 @@ def _answered(found: Outcomes, layout: Layout, search: Search, approximate: bool
     names = natural.names(together.model, found.design)
     values, jacobian, covariances = together.natural(search.u)
     inverse, positive = inverses(search.here.matrix)
-    singular = {name: _singular(matrix, together.units["sizes"][name]) for name, matrix in covariances.items()}
+    singular = {name: natural.singular(matrix, together.units["sizes"][name]) for name, matrix in covariances.items()}
     covariance = jacobian @ inverse @ np.swapaxes(jacobian, 1, 2)
     for name, where in singular.items():
         edge = np.array([own.split("[")[0] in (f"sd_{name}", f"cor_{name}") for own in names])
@@ -133,13 +131,6 @@ def _answered(found: Outcomes, layout: Layout, search: Search, approximate: bool
     whole[fitted] = covariance
     estimates = pd.DataFrame(values, found.names[fitted], names).reindex(found.names)
     return ManyGLMM(estimates, whole, table, tuple(found.design.names), found.design)
-
-
-def _singular(covariance: np.ndarray, size: np.ndarray) -> np.ndarray:
-    """Whether covariances (R, k, k) are at the edge, in units of moderate spreads (R, k)."""
-    scaled = covariance / (size[:, :, None] * size[:, None, :])
-    scaled = np.where(np.isfinite(scaled), scaled, 0.0)
-    return np.linalg.eigvalsh(scaled)[:, 0] < EDGE**2
 
 
 def _moved(names: list[str], jacobian: np.ndarray) -> np.ndarray:

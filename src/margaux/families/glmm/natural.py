@@ -15,10 +15,13 @@ from ...numerics.compiling import compiled
 from ...numerics.precision import default_dtype, precision, settle
 
 if TYPE_CHECKING:
-    from jaxtyping import Array, Float, PyTree
+    from jaxtyping import Array, Bool, Float, PyTree
 
     from .formula import Design
     from .model import Factor, Mixed
+
+#: share of a moderate standard deviation below which there is none: lme4's tolerance
+EDGE = 1e-4
 
 
 def names(model: Mixed, design: Design) -> list[str]:
@@ -118,6 +121,12 @@ def root(factor: Factor, params: PyTree) -> Float[np.ndarray, "k k"]:
     dtype = default_dtype(None)
     with precision(dtype):
         return np.asarray(_root(*settle((factor, jax.tree.map(np.asarray, params)), dtype)), float)
+
+
+def singular(covariance: Float[np.ndarray, "*n k k"], size: Float[np.ndarray, "*n k"]) -> Bool[np.ndarray, "*n"]:
+    """Whether covariances are at the edge: in some direction effects vary by a ten-thousandth of moderate spreads."""
+    scaled = covariance / (size[..., :, None] * size[..., None, :])
+    return np.linalg.eigvalsh(np.where(np.isfinite(scaled), scaled, 0.0))[..., 0] < EDGE**2
 
 
 @compiled
