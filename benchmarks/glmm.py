@@ -1,10 +1,11 @@
 """What mixed models cost, in CPU seconds, beside glmer and glmmTMB in the same run where R has them.
 
-Tables of the folder MARGAUX_DATA (cbpp, VerbAgg, sim_logit_100k), and crossed counts that are simulated here: 100,000 rows, 3,000
-and 1,000 levels. Each model is fitted, with its standard errors, in a fresh process without a cache, in one that finds the
-programs of an earlier one, and a second time in the same process (warm). Import is left out of warm, and part of the others.
+Tables of the folder MARGAUX_DATA (cbpp, VerbAgg, sim_logit_100k), and crossed counts that are simulated
+here: 100,000 rows of 3,000 and 1,000 levels, and 1,000,000 of 50,000 and 2,000. Each model is fitted, with its standard errors,
+in a fresh process without a cache, in one that finds the programs of an earlier one, and a second time in the same process
+(warm). Import is left out of warm, and part of the others.
 
-`python benchmarks/glmm.py [names] [--without-peers]`; names: cbpp verbagg logit logit-laplace crossed.
+`python benchmarks/glmm.py [names] [--without-peers]`; names: cbpp verbagg logit logit-laplace crossed million.
 """
 
 from __future__ import annotations
@@ -21,9 +22,11 @@ SLOPES = "r2 ~ (anger + gender + btype + situ)**2 + (1 | id) + (1 | item)"
 
 
 class Case(NamedTuple):
-    """Attributes: table: a file, "" of a simulated one. formula, family, method: of `margaux.GLMM`. peers: calls in R by name."""
+    """Attributes: table: a file, or rows and levels of a simulated one. formula, family, method: of `margaux.GLMM`. peers: calls
+    in R by name.
+    """
 
-    table: str
+    table: str | tuple[int, int, int]
     formula: str
     family: str
     method: str
@@ -57,11 +60,14 @@ CASES = {
     ),
     "logit": Case("sim_logit_100k.csv.gz", "y ~ x1 + x2 + (1 | g)", "binomial", "auto", LOGIT),
     "logit-laplace": Case("sim_logit_100k.csv.gz", "y ~ x1 + x2 + (1 | g)", "binomial", "laplace", {}),
-    "crossed": Case("", "y ~ x + (1 | g1) + (1 | g2)", "poisson", "laplace", _peers("y ~ x + (1|g1) + (1|g2)", "poisson")),
+    "crossed": Case(
+        (100_000, 3000, 1000), "y ~ x + (1 | g1) + (1 | g2)", "poisson", "laplace", _peers("y ~ x + (1|g1) + (1|g2)", "poisson")
+    ),
+    "million": Case((1_000_000, 50_000, 2000), "y ~ x + (1 | g1) + (1 | g2)", "poisson", "laplace", {}),
 }
 
 FIT = """
-import sys, time
+import resource, sys, time
 import pandas as pd
 table, formula, family, method, turns = sys.argv[1:]
 data = pd.read_csv(table).rename(columns=str.lower)
@@ -75,7 +81,7 @@ for turn in range(int(turns)):
     print(fitted, time.process_time() - began)
 began = time.process_time()
 loglik = model.loglik_
-print(float(loglik), time.process_time() - began)
+print(float(loglik), time.process_time() - began, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20)
 """
 
 PEER = """
@@ -86,16 +92,15 @@ cat(sum(s[1:2]), as.numeric(logLik(m)))
 """
 
 
-def simulated(folder: str) -> Path:
+def simulated(folder: str, n: int, q1: int, q2: int) -> Path:
     """Counts of two crossed factors."""
     import numpy as np
     import pandas as pd
 
     rng = np.random.default_rng(0)
-    n, q1, q2 = 100_000, 3000, 1000
     g1, g2, x = np.sort(rng.integers(0, q1, n)), rng.integers(0, q2, n), rng.normal(size=n)
     u1, u2 = 0.5 * rng.normal(size=q1), 0.4 * rng.normal(size=q2)
-    path = Path(folder) / "crossed.csv"
+    path = Path(folder) / f"crossed{n}.csv"
     y = rng.poisson(np.exp(0.2 + 0.3 * x + u1[g1] + u2[g2]))
     pd.DataFrame({"y": y, "x": x, "g1": g1, "g2": g2}).to_csv(path, index=False)
     return path
@@ -116,9 +121,12 @@ def measured(name: str, case: Case, table: Path, folder: str, with_peers: bool) 
     cold = fresh(case, table, "off", 1)
     cache = str(Path(folder) / f"cache-{name}")
     fresh(case, table, cache, 1)
-    cached, *_, (loglik, seconds) = fresh(case, table, cache, 2)
+    cached, *_, (loglik, seconds, memory) = fresh(case, table, cache, 2)
     warm = fresh(case, table, cache, 2)[1]
-    print(f"{name}: {case.formula} ({case.family}, {case.method}); log-likelihood {loglik:.3f} ({seconds:.2f} CPU s more)")
+    print(
+        f"{name}: {case.formula} ({case.family}, {case.method}); log-likelihood {loglik:.3f} ({seconds:.2f} CPU s more); "
+        f"{memory:.1f} GiB at most"
+    )
     print(
         f"  margaux: warm {warm[0]:.2f} CPU s, {warm[1]:.2f} with standard errors; new process {cached[1]:.2f} with its programs "
         f"cached, {cold[0][1]:.2f} without",
@@ -144,7 +152,7 @@ def main(asked: list[str]) -> None:
     with tempfile.TemporaryDirectory() as folder:
         for name in names:
             case = CASES[name]
-            table = data / case.table if case.table else simulated(folder)
+            table = data / case.table if isinstance(case.table, str) else simulated(folder, *case.table)
             if not table.exists():
                 print(f"{name}: no {case.table}; set MARGAUX_DATA")
                 continue

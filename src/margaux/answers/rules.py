@@ -163,7 +163,7 @@ def laplace_rule(fit: Fit, params: PyTree = None) -> Rule:
 def weighted_draws(fit: Fit, rule: Rule) -> Rule:
     """Of Laplace's rule: draws from the same Gaussians with weights, of a unit as many as memory holds, of many fewer."""
     size, n = latent_size(fit), fit._model().n
-    width = max(size, max(np.size(leaf) for leaf in jax.tree.leaves(fit.data)) // n)
+    width = max(size, max(np.size(leaf) for leaf in jax.tree.leaves(fit.data) if leaf.dtype.kind == "f") // n)
     plain: Any = rule.estep
     draws = int(np.clip(NUMBERS // (width * n), FEWEST if n > 1 else 16, WEIGHTED)) // 2 * 2
     return Rule(dataclasses.replace(plain, correct=True, n_draws=draws), rule.rows, CORRECTED, draws * (width + 3))

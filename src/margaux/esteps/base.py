@@ -67,8 +67,10 @@ class AbstractMarginal(AbstractEStep):
         """The rows of units at moved parameters."""
 
     @abc.abstractmethod
-    def log_marginals(self, noise: PyTree, model: Any, params: Params, rows: PyTree, batch: PyTree) -> Array:
-        """Of each unit (b,), with two derivatives in the parameters that the rows were followed to."""
+    def log_marginals(
+        self, noise: PyTree, model: Any, params: Params, rows: PyTree, batch: PyTree, derivatives: int = 2
+    ) -> Array:
+        """Of each unit (b,), with two derivatives in the parameters that the rows were followed to, or with the first alone."""
 
 
 class Present(AbstractEStep):

@@ -19,6 +19,8 @@ from .base import AbstractMarginal, continuous, flat_start, flat_target
 
 #: Newton's step, in posterior standard deviations, from where on two chords end at the mode to rounding
 NEAR = 1e-5
+#: share of its length that a step by an old factor has left, at most; rise, as a share of the log density, that is rounding
+FAST, ROUNDING = 0.2, 1e-14
 #: steps to the mode from the model's own start
 FIRST = 200
 #: latents a unit up to which quasi-random draws are more even than random ones
@@ -99,15 +101,15 @@ class Laplace(AbstractMarginal):
 
         return mapped(unit, leading(batch))(rows, batch)
 
-    def log_marginals(self, noise, model, params, rows, batch):
+    def log_marginals(self, noise, model, params, rows, batch, derivatives=2):
         def unit(u, row, y):
             target, _ = flat_target(model, params, y)
             structure = self._structure(model, params, y)
-            mode, factor = _at_mode(target, row["mean"], structure)
             if self.correct:
-                log_w = _drawn(target, mode, factor, u)[1]
+                log_w = _drawn(target, *_at_mode(target, row["mean"], structure), u)[1]
                 return jax.nn.logsumexp(log_w) - jnp.log(self.n_draws)
-            return target(mode) - factor.log_det() / 2 + mode.size / 2 * jnp.log(2 * jnp.pi)
+            value, log_det = (_sloped if derivatives == 1 else _curved)(target, row["mean"], structure)
+            return value - log_det / 2 + row["mean"].size / 2 * jnp.log(2 * jnp.pi)
 
         return mapped(unit, leading(batch))(noise, rows, batch)
 
@@ -135,6 +137,8 @@ class Laplace(AbstractMarginal):
 
 def _mode(log_density: LogDensity, start: Float[Array, " d"], structure: AbstractStructure, most: int | Array) -> Array:
     """The mode from `start` on by damped Newton steps: after one that does not raise the density the damping grows."""
+    if structure.costly:
+        return _mode_by_chords(log_density, start, structure, most)
 
     def local(z: Array) -> tuple[Array, Array, PyTree]:
         value, slope = jax.value_and_grad(log_density)(z)
@@ -166,6 +170,46 @@ def _mode(log_density: LogDensity, start: Float[Array, " d"], structure: Abstrac
     return jnp.where(length <= NEAR, proposal, mode)
 
 
+def _mode_by_chords(log_density: LogDensity, start: Array, structure: AbstractStructure, most: int | Array) -> Array:
+    """The same by steps with the factor of an earlier place, which is made anew where they no longer shrink fast."""
+
+    def local(z: Array) -> tuple[Array, Array]:
+        return jax.value_and_grad(log_density)(z)
+
+    def unfinished(state: Any) -> Array:
+        count, _, _, damping, length = state
+        return (count < most) & (length > NEAR) & (damping < HOPELESS)
+
+    def turn(state: Any) -> Any:
+        count, mode, here, damping, _ = state
+        factor = structure.factor(structure.curvature(log_density, mode), damping)
+
+        def shrinking(state: Any) -> Array:
+            _, _, length, before, better = state
+            return better & (length > NEAR) & (length < FAST * before)
+
+        def chord(state: Any) -> Any:
+            mode, here, length, _, _ = state
+            proposal = mode + factor.solve(here[1])
+            there = local(proposal)
+            slack = ROUNDING * jnp.abs(here[0])
+            better = (there[0] >= here[0] - slack) & jnp.isfinite(there[0]) & jnp.all(jnp.isfinite(there[1]))
+            mode, here = jax.tree.map(lambda new, old: jnp.where(better, new, old), (proposal, there), (mode, here))
+            left = jnp.sqrt(jnp.abs(here[1] @ factor.solve(here[1])))
+            return mode, here, jnp.where(better, left, length), length, better
+
+        length = jnp.sqrt(jnp.abs(here[1] @ factor.solve(here[1])))
+        # A matrix that is not positive definite gives no step: the damping grows until it does.
+        first = mode, here, length, length + jnp.inf, jnp.isfinite(length)
+        reached, there, length, _, _ = jax.lax.while_loop(shrinking, chord, first)
+        moved = there[0] != here[0]
+        damping = jnp.where(moved | (length <= NEAR), damping * 0.1, jnp.minimum(damping * 10 + 1e-3, HOPELESS))
+        return count + 1, reached, there, damping, jnp.where(jnp.isfinite(length), length, jnp.inf)
+
+    zero = jnp.zeros((), start.dtype)
+    return jax.lax.while_loop(unfinished, turn, (0, start, local(start), zero, zero + jnp.inf))[1]
+
+
 def _at_mode(log_density: LogDensity, found: Array, structure: AbstractStructure) -> tuple[Array, AbstractFactor]:
     r"""The mode as a function of what the density depends on, and the factor of its curvature there.
 
@@ -178,6 +222,24 @@ def _at_mode(log_density: LogDensity, found: Array, structure: AbstractStructure
     for _ in range(2):
         mode = mode + held.solve(jax.grad(log_density)(mode))
     return mode, structure.factor(structure.curvature(log_density, mode), 0.0)
+
+
+def _curved(log_density: LogDensity, found: Array, structure: AbstractStructure) -> tuple[Array, Array]:
+    """The log density at its mode, and the log-determinant of its curvature there, with two derivatives."""
+    mode, factor = _at_mode(log_density, found, structure)
+    return log_density(mode), factor.log_det()
+
+
+def _sloped(log_density: LogDensity, found: Array, structure: AbstractStructure) -> tuple[Array, Array]:
+    r"""The same with the first derivative alone, by one factor: $\partial\log|H| = \mathrm{tr}(H^{-1}\partial H)$."""
+    found = jax.lax.stop_gradient(found)
+    held = jax.lax.stop_gradient(structure.curvature(log_density, found))
+    factor = structure.factor(held, 0.0)
+    mode = found + factor.solve(jax.grad(log_density)(found))
+    changes = jax.tree.map(lambda now, then: now - then, structure.curvature(log_density, mode), held)
+    slopes = factor.slope_of_log_det()
+    change = sum(jnp.vdot(a, b) for a, b in zip(jax.tree.leaves(slopes), jax.tree.leaves(changes), strict=True))
+    return log_density(mode), factor.log_det() + change
 
 
 def _drawn(log_density: LogDensity, mode: Array, factor: AbstractFactor, u: Float[Array, "m d"]) -> tuple[Array, Array]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import abc
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import equinox as eqx
 import jax
@@ -35,9 +35,17 @@ class AbstractFactor(eqx.Module):
     def coloured(self, u: Float[Array, " d"]) -> Float[Array, " d"]:
         """A vector whose covariance is the inverse, from one of independent variables with variance one."""
 
+    @abc.abstractmethod
+    def slope_of_log_det(self) -> PyTree:
+        """The derivative of `log_det` in the entries that the matrix is given by: the inverse's own, twice where one entry
+        stands for two of the matrix."""
+
 
 class AbstractStructure(eqx.Module):
     """Which second derivatives of a log density may differ from zero."""
+
+    #: whether to factorise costs more than many products do: modes are then followed by the factor of an earlier place
+    costly: ClassVar[bool] = False
 
     @abc.abstractmethod
     def trouble(self, shapes: PyTree) -> str | None:
@@ -91,6 +99,14 @@ class DenseFactor(AbstractFactor):
 
     def coloured(self, u):
         return _down(self.root, u)
+
+    def slope_of_log_det(self):
+        return inverse_of(self.root)
+
+
+def inverse_of(root: Array) -> Array:
+    """Of the matrix with this lower Cholesky factor."""
+    return _down(root, _up(root, jnp.eye(len(root), dtype=root.dtype)))
 
 
 def _root(a: Array) -> Array:
@@ -193,6 +209,19 @@ class BandFactor(AbstractFactor):
 
     def coloured(self, u):
         return self._backward(self._blocks(u))[: u.size]
+
+    def slope_of_log_det(self):
+        # The inverse on the diagonal and beside it, from its end back (Takahashi, Fagan and Chin 1973).
+        def backward(next_one: tuple[Array, Array], both: tuple[Array, Array]) -> tuple[Any, tuple[Array, Array]]:
+            (below, next_coupling), (root, coupling) = next_one, both
+            pulled = _down(root, next_coupling.T)
+            here = inverse_of(root) + pulled @ below @ pulled.T
+            return (here, coupling), (here, -below @ pulled.T)
+
+        nothing = jnp.zeros_like(self.roots[0])
+        _, (diagonal, after) = jax.lax.scan(backward, (nothing, nothing), (self.roots, self.couplings), reverse=True)
+        before = jnp.concatenate([nothing[None], after[:-1]])
+        return diagonal, 2 * before, jnp.zeros(diagonal.shape[:2], diagonal.dtype)
 
 
 # -- groups -----------------------------------------------------------------------------------------
@@ -310,3 +339,8 @@ class EliminatedFactor(AbstractFactor):
         x = _down(self.root, rest)
         roots = jnp.linalg.cholesky(jnp.moveaxis(self.inverse, 2, 0))
         return self.of._together(jnp.einsum("gab,bg->ag", roots, own) - self.weighted @ x, x)
+
+    def slope_of_log_det(self):
+        rest = inverse_of(self.root)
+        beside = self.weighted @ rest
+        return Arrow(self.inverse + jnp.einsum("agm,bgm->abg", beside, self.weighted), -2 * beside, rest)

@@ -21,8 +21,8 @@ from ...numerics.gaussian import normals
 from ...numerics.keys import key_of
 from ...numerics.precision import default_dtype, precision, settle
 from ...numerics.sampling import effective_size
+from .curvature import ByPredictor
 from .inner import integrated, members
-from .model import ByPredictor
 
 if TYPE_CHECKING:
     from ...answers.fit import Fit

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from ...algorithms.recipes import newton
+from ...algorithms.recipes import lbfgs, newton
 from ...answers.fit import Fit
 from ...esteps import AbstractEStep, Laplace, Quadrature
 from ...fitting import fit as run
@@ -130,7 +130,7 @@ def estimate(model: Mixed, layout: Layout, start: Start, asked: Asked) -> Fit:
     return run(
         solved,
         units,
-        newton(),
+        lbfgs() if "cells" in units else newton(),  # many factorisations of thousands of effects are what costs
         estep,
         params=start.params,
         space=model.space(start.sizes),

@@ -9,7 +9,8 @@ import numpy as np
 import pandas as pd
 
 from ...numerics.precision import default_dtype, precision
-from .model import Factor
+from .cells import cells_of
+from .factor import Factor
 
 if TYPE_CHECKING:
     from .base import AbstractResponse
@@ -66,6 +67,9 @@ def laid_out(design: Design, response: AbstractResponse, whole: bool = False) ->
         units["code"][name] = local[at].astype(np.int32)
         places = () if term.positions is None else tuple(map(tuple, np.atleast_2d(term.positions).tolist()))
         factors.append(Factor(name, term.Z.shape[1], groups[name].shape[1], term.structure, places))
+    if len(rows) == 1 and not whole:
+        cells = cells_of(tuple(factors), {name: code[0] for name, code in units["code"].items()})
+        units |= {} if cells is None else {"cells": {name: value[None] for name, value in cells.items()}}
     return Layout(units, tuple(factors), rows, names, groups)
 
 

@@ -17,8 +17,9 @@ from ...numerics.precision import default_dtype, precision, settle
 if TYPE_CHECKING:
     from jaxtyping import Array, Bool, Float, PyTree
 
+    from .factor import Factor
     from .formula import Design
-    from .model import Factor, Mixed
+    from .model import Mixed
 
 #: share of a moderate standard deviation below which there is none: lme4's tolerance
 EDGE = 1e-4

@@ -14,7 +14,7 @@ from jaxtyping import Array
 
 if TYPE_CHECKING:
     from ...problem.model import Params
-    from .model import Factor
+    from .factor import Factor
 
 
 class Prior(eqx.Module):

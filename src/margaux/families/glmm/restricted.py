@@ -15,7 +15,8 @@ from jaxtyping import Array, Float
 
 from ...numerics.structures import AbstractEliminated, Arrow
 from ...problem.model import AbstractModel, AbstractStructured, Params, Unit
-from .model import ByPredictor, Mixed
+from .curvature import ByPredictor
+from .model import Mixed
 
 
 class Restricted(AbstractModel, AbstractStructured):

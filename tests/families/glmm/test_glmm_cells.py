@@ -1,0 +1,83 @@
+"""Sparse crossings: the same matrices, factors and estimates as dense ones."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pandas as pd
+import pytest
+
+from margaux import GLMM
+from margaux.families.glmm import cells as sparse
+from margaux.families.glmm import layout as layouts
+from margaux.families.glmm.fitting import started
+from margaux.families.glmm.formula import design
+from margaux.families.glmm.model import Mixed
+from margaux.families.glmm.responses import by_name
+from margaux.numerics.precision import precision
+
+
+def _table(n=900, q=(60, 25, 12), seed=0):
+    rng = np.random.default_rng(seed)
+    codes = {name: rng.integers(0, size, n) for name, size in zip("abc", q, strict=True)}
+    x = rng.normal(size=n)
+    eta = 0.3 + 0.4 * x + sum(0.5 * rng.normal(size=q[i])[codes[name]] for i, name in enumerate("abc"))
+    return pd.DataFrame({"y": rng.poisson(np.exp(eta)), "x": x} | codes)
+
+
+@pytest.mark.parametrize("formula", ["y ~ x + (1 | a) + (1 | b)", "y ~ x + (1 + x | a) + (1 + x | b) + (1 | c)"])
+def test_factors_are_those_of_dense_edges(formula, monkeypatch):
+    table, response = _table(), by_name("poisson")
+    found = design(formula, table)
+    dense = layouts.laid_out(found, response)
+    monkeypatch.setattr(sparse, "PAIR", 0)
+    few = layouts.laid_out(found, response)
+    assert "cells" in few.units and "cells" not in dense.units
+    start = started(found, response, dense)
+    model = Mixed(response, dense.factors, start.scale, None, np.asarray(1.0))
+    rng = np.random.default_rng(1)
+    with precision(np.dtype("float64")):
+        z, b = jnp.asarray(0.3 * rng.normal(size=dense.width)), jnp.asarray(rng.normal(size=dense.width))
+        factors, slopes = [], []
+        for layout in (dense, few):
+            unit = jax.tree.map(lambda leaf: jnp.asarray(leaf[0]), layout.units)
+            structure = model.structure(jax.tree.map(jnp.asarray, start.params), unit)
+            curvature = structure.curvature(None, z)
+            factor = structure.factor(curvature, 0.25)
+            factors.append(factor)
+            np.testing.assert_allclose(
+                sum(jnp.vdot(a, b) for a, b in zip(factor.slope_of_log_det(), curvature, strict=True)),
+                jax.jvp(lambda c, s=structure: s.factor(c, 0.25).log_det(), (curvature,), (curvature,))[1],
+                rtol=1e-10,
+            )
+            slopes.append(factor.slope_of_log_det())
+        np.testing.assert_allclose(factors[1].log_det(), factors[0].log_det(), rtol=1e-12)
+        np.testing.assert_allclose(factors[1].solve(b), factors[0].solve(b), atol=1e-12)
+        np.testing.assert_allclose(factors[1].coloured(b), factors[0].coloured(b), atol=1e-12)
+        np.testing.assert_allclose(slopes[1].blocks, slopes[0].blocks, atol=1e-12)
+        np.testing.assert_allclose(slopes[1].rest, slopes[0].rest, atol=1e-12)
+        place, group = few.units["cells"]["place"][0], few.units["cells"]["group"][0]
+        np.testing.assert_allclose(slopes[1].edges, slopes[0].edges[:, group, place], atol=1e-12)
+
+
+def test_fits_are_the_same(monkeypatch):
+    table = _table()
+    dense = GLMM("y ~ x + (1 | a) + (1 | b)", family="poisson", method="laplace", verbose=False).fit(table)
+    monkeypatch.setattr(sparse, "PAIR", 0)
+    few = GLMM("y ~ x + (1 | a) + (1 | b)", family="poisson", method="laplace", verbose=False).fit(table)
+    assert "cells" in few.layout_.units and few.certificate_.word == dense.certificate_.word
+    np.testing.assert_allclose(float(few.loglik_), float(dense.loglik_), atol=1e-7)
+    for name, value in dense.params_.items():
+        np.testing.assert_allclose(few.params_[name], value, atol=1e-4 * dense.stderr_[name])
+        np.testing.assert_allclose(few.stderr_[name], dense.stderr_[name], rtol=1e-4)
+
+
+def test_a_variance_without_information_ends_at_its_edge_as_by_dense_edges(monkeypatch):
+    table = _table(seed=5)
+    table["y"] = np.random.default_rng(5).poisson(np.exp(0.3 + 0.4 * table["x"]))
+    fits = []
+    for pair in (sparse.PAIR, 0):
+        monkeypatch.setattr(sparse, "PAIR", pair)
+        fits.append(GLMM("y ~ x + (1 | a) + (1 | b)", family="poisson", method="laplace", verbose=False).fit(table))
+    dense, few = fits
+    assert dense.is_singular_ and few.is_singular_ and few.certificate_.word == dense.certificate_.word
+    np.testing.assert_allclose(float(few.loglik_), float(dense.loglik_), atol=1e-4)
