@@ -67,18 +67,19 @@ CASES = {
 }
 
 FIT = """
-import resource, sys, time
+import time
+start = time.perf_counter()
+import resource, sys
 import pandas as pd
 table, formula, family, method, turns = sys.argv[1:]
 data = pd.read_csv(table).rename(columns=str.lower)
 import margaux as mx
-began = time.process_time() if turns == "2" else 0.0
 for turn in range(int(turns)):
-    began = time.process_time() if turn else 0.0
+    began, start = (time.process_time(), time.perf_counter()) if turn else (0.0, start)
     model = mx.GLMM(formula, family=family, method=method, verbose=False).fit(data)
     fitted = time.process_time() - began
     information = model.cov_params()
-    print(fitted, time.process_time() - began)
+    print(fitted, time.process_time() - began, time.perf_counter() - start)
 began = time.process_time()
 loglik = model.loglik_
 print(float(loglik), time.process_time() - began, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20)
@@ -107,7 +108,9 @@ def simulated(folder: str, n: int, q1: int, q2: int) -> Path:
 
 
 def fresh(case: Case, table: Path, cache: str, turns: int) -> list[list[float]]:
-    """Of a new process: CPU seconds of the fit, and with its standard errors, a turn each; the log-likelihood and its seconds."""
+    """Of a new process: CPU seconds of the fit, and with its standard errors, and seconds of both, a turn each; log-likelihood,
+    its CPU seconds, and memory.
+    """
     given = [str(table), case.formula, case.family, case.method, str(turns)]
     out = subprocess.run([sys.executable, "-c", FIT, *given], env=os.environ | {"MARGAUX_CACHE": cache}, capture_output=True,
                          text=True)  # fmt: skip
@@ -128,8 +131,8 @@ def measured(name: str, case: Case, table: Path, folder: str, with_peers: bool) 
         f"{memory:.1f} GiB at most"
     )
     print(
-        f"  margaux: warm {warm[0]:.2f} CPU s, {warm[1]:.2f} with standard errors; new process {cached[1]:.2f} with its programs "
-        f"cached, {cold[0][1]:.2f} without",
+        f"  margaux: warm {warm[0]:.2f} CPU s, {warm[1]:.2f} with standard errors ({warm[2]:.2f} s); new process {cached[1]:.2f} "
+        f"({cached[2]:.2f} s) with its programs cached, {cold[0][1]:.2f} ({cold[0][2]:.2f} s) without",
         flush=True,
     )
     for peer, call in case.peers.items() if with_peers and shutil.which("Rscript") else ():

@@ -12,6 +12,7 @@ import numpy as np
 from jaxtyping import PyTree
 
 from ..numerics.arrays import as_array, resized
+from ..numerics.compiling import shapes_of
 from ..numerics.ladder import rung
 from ..numerics.threads import in_turn
 from .loop import INIT, Settings, begin, first_state, init_rows, latent_struct, visit_all
@@ -78,9 +79,6 @@ class Passes:
         units; and the state of algorithm and average of each run."""
         n, own = self.n, unit if self.settings.algorithm.has_rows else ()
 
-        def make(key, p, units, ids):
-            return init_rows(self.settings, key, p, units, ids + self.first)
-
         blocks = self.blocks(_bytes((latent_struct(self.settings.problem, params[0], data), own)))
         if len(blocks) == 1 and place == "device":  # without a trace for the shapes
             ids = blocks.block(0)
@@ -93,7 +91,7 @@ class Passes:
             joined = jax.tree.map(lambda *leaf: jnp.concatenate(leaf), *made) if len(made) > 1 else made[0]
             return DeviceRows((joined, empty_rows(own, len(made) * n, place).tree)), states
         first = blocks.block(0)[:1]
-        one = jax.eval_shape(make, self.keys[0], params[0], self.units(first), first)
+        one = shapes_of(init_rows, self.settings, self.keys[0], params[0], self.units(first), jnp.asarray(first))
         one = jax.tree.map(lambda s: jax.ShapeDtypeStruct(s.shape[1:], s.dtype), one)
         store = empty_rows((one, own), len(self.keys) * n, place)
         kind, blocks = type(store), self.blocks(_bytes((one, own)))
@@ -101,7 +99,7 @@ class Passes:
         for r, (key, p) in enumerate(zip(self.keys, params, strict=True)):
 
             def made_of(ids, key=key, p=p):
-                return jax.block_until_ready(make(key, p, self.units(ids), ids))
+                return jax.block_until_ready(init_rows(self.settings, key, p, self.units(ids), ids + self.first))
 
             for ids, made in zip(blocks, in_turn(made_of, blocks, self.dtype), strict=True):
                 rows = rows.put(ids + r * n, made)
