@@ -130,8 +130,8 @@ def by_shape(function: Callable[..., Any]) -> Callable[..., Any]:
 
 @by_shape
 def shapes_of(function: Callable[..., Any], *args: Any) -> PyTree:
-    """`jax.eval_shape`."""
-    return jax.eval_shape(function, *args)
+    """Shapes of what a function returns; what is no array is left as it is, as in a compiled function."""
+    return eqx.filter_eval_shape(function, *args)
 
 
 def _known(structure: Any, leaves: list[Any]) -> Hashable:
