@@ -186,7 +186,7 @@ def evaluate(fit: Fit, rule: Rule, params: PyTree, keys: Sequence[int], second: 
     some, k = sample(problem.n) if second else None, u.size
 
     def visit(r: int, second: bool, units: np.ndarray | None) -> tuple[Any, dict[str, np.ndarray]]:
-        width = rule.width // 2 + rule.width // 4 * (k + 2 if second else 2)
+        width = rule.width // 2 * (k + 2) if second else rule.width
         return each_unit(
             fit,
             louis(frozen(problem.space), second),

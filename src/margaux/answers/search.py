@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
@@ -28,6 +29,8 @@ MOVED, NEAR = 0.15, 0.02
 LOOKED_AT, FLAT, RISEN, AFAR = 12, 5.0, 0.02, 0.3
 #: by what quadratures are centred a look away
 NEARBY = ModeMixture(searches=1, rounds=1)
+#: nodes a dimension by which falls are glanced at in three dimensions, and points over all units from which it is worth a program
+GLANCE, MANY = 5, 200_000
 #: a fall to both sides that is none: a standard error should cost a half
 NOTHING = 0.1
 #: how far from the half of a parabola a fall may be by proposals made for elsewhere, far away and nearer
@@ -207,7 +210,7 @@ class Search:
         drops, places = np.full((k, 2), np.nan), np.flatnonzero(self.free)
         if not self.rule.has_likelihood or not len(places) or not np.all(np.isfinite(here.matrix)):
             return drops, None
-        base, found = self.value(self.params, self.rule), []
+        base, glance, found = self.value(self.params, self.rule), self._glance(), []
         covariance = inverse(here.matrix[np.ix_(self.free, self.free)])
         sizes = np.sqrt(np.maximum(np.diagonal(covariance), 0.0))
         sizes[~(np.isfinite(sizes) & (sizes > 0) & (np.diagonal(here.matrix)[places] > 0))] = np.inf
@@ -215,14 +218,26 @@ class Search:
         for place in wanted:
             j, size = places[place], sizes[place]
             toward = covariance[:, place] / size if np.isfinite(size) else np.full(len(places), np.inf)
-            looks = self.looked_at(place, toward, base)
+            looks = self.looked_at(place, toward, base, glance)
             if np.abs(toward).max() <= FLAT and max(abs(look.fall) for look in looks) < NOTHING:
                 looks = self.looked_at(place, np.full(len(places), np.inf), base)  # its curvature was one of rounding errors
             drops[j] = [look.fall for look in looks[:2]]
             found += [look for look in looks if -look.fall > RISEN + look.slack]
         return drops, min(found, key=lambda look: look.fall).params if found else None
 
-    def looked_at(self, place: int, toward: np.ndarray, base: tuple[float, float]) -> list[_Look]:
+    def _glance(self) -> Callable[[PyTree], float] | None:
+        """The fall of the log-likelihood at some parameters by few nodes, which are off alike here and there: it tells a half,
+        and what is anything else is looked at by the rule itself. None where that would cost little."""
+        estep = self.rule.estep
+        if not isinstance(estep, Quadrature) or latent_size(self.fit) < 3 or self.n * estep.n_nodes**3 < MANY:
+            return None
+        few = dataclasses.replace(self.rule, estep=dataclasses.replace(estep, n_nodes=GLANCE), width=5 * GLANCE**3)
+        base, _ = self.value(self.params, few)
+        return lambda params: base - self.value(params, few)[0]
+
+    def looked_at(
+        self, place: int, toward: np.ndarray, base: tuple[float, float], glance: Callable[[PyTree], float] | None = None
+    ) -> list[_Look]:
         """To either side of one of the free coordinates, by so much of all of them; where that is too far to be true, by
         what is sensible, and at zero."""
         here, places = self.at.u, np.flatnonzero(self.free)
@@ -239,6 +254,9 @@ class Search:
             u = here.copy()
             u[places] = end
             params = self.coordinates.back(u)
+            if glance is not None and not flat and abs((fall := glance(params)) - 0.5) < PLAIN:
+                out.append(_Look(params, fall, 0.0))
+                continue
             value, error = (-np.inf, 0.0) if flat else self.value(params, self.rule)
             if not abs(base[0] - value - 0.5) < (PLAIN - 3 * error if afar else WILD):
                 value, error = self.value(params, self.rule_at(params, nearby=not flat))
@@ -247,6 +265,8 @@ class Search:
 
     def value(self, params: PyTree, rule: Rule) -> tuple[float, float]:
         """The log-likelihood by the common draws and its error; minus infinity where it is not defined."""
+        if params is self.params and rule is self.rule and isinstance(rule.estep, Quadrature) and latent_size(self.fit) > 1:
+            return self.at.loglik, 0.0
         try:
             logs = np.stack([_logs(self.fit, _looked_by(self.fit, rule), params, r) for r in range(min(2, rule.replicates))])
         except UndefinedDensity:

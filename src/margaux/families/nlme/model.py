@@ -13,8 +13,9 @@ from jaxtyping import Array, Float
 
 from ...algorithms.curved import AbstractCurvedFamily
 from ...numerics.keys import key_of
-from ...problem.model import AbstractPointwise, AbstractPopulation, AbstractPredictive, AbstractUneven
+from ...problem.model import AbstractDifferentiated, AbstractPointwise, AbstractPopulation, AbstractPredictive, AbstractUneven
 from ...problem.space import Positive, PositiveDefinite, Real
+from . import derivatives
 from .individual import Individual
 from .outcomes import AbstractOutcome, Continuous
 
@@ -22,7 +23,9 @@ from .outcomes import AbstractOutcome, Continuous
 VANISHING = 0.985
 
 
-class MixedEffects(AbstractCurvedFamily, AbstractPopulation, AbstractUneven, AbstractPointwise, AbstractPredictive):
+class MixedEffects(
+    AbstractCurvedFamily, AbstractDifferentiated, AbstractPopulation, AbstractUneven, AbstractPointwise, AbstractPredictive
+):
     r"""$y_{ij}\sim p(\cdot\mid\psi_i)$, $\psi_i = h(\phi_i)$, $\phi_i\sim N(C_i\beta, \Omega)$.
 
     The latent of a subject is $\phi$ of its random parameters (d,). Engine parameters: `beta`, coefficients of the
@@ -82,6 +85,11 @@ class MixedEffects(AbstractCurvedFamily, AbstractPopulation, AbstractUneven, Abs
     def numerical(self) -> tuple[str, ...]:
         fixed = ("fixed",) if self.split < len(self.owner) else ()
         return fixed + (("error",) if self.outcome.error_names and not self.closed_error else ())
+
+    @property
+    def curved(self) -> tuple[str, ...]:
+        """Parameters in which the complete log-likelihood is differentiated: residuals move with those without random effect."""
+        return ("fixed", "error") if "fixed" in self.numerical and self.outcome.error_names else self.numerical
 
     @property
     def variances(self) -> tuple[str, ...]:
@@ -180,6 +188,9 @@ class MixedEffects(AbstractCurvedFamily, AbstractPopulation, AbstractUneven, Abs
             constant = len(block) / 2 * np.log(2 * np.pi)
             total += -jnp.sum(white**2) / 2 - jnp.sum(jnp.log(jnp.diagonal(factor))) - constant
         return total
+
+    def derivatives(self, params, z, w, batch):
+        return derivatives.of_draws(self, params, z, w, batch)
 
     def init_latents(self, key, params, y):
         if not self.random:

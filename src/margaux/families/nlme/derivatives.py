@@ -1,0 +1,94 @@
+r"""Derivatives of a mixed-effects model in its parameters. Of $\beta$, $\Omega$ and the scale of an error the complete log-likelihood
+is linear in moments of $\phi$ and in squared residuals: these, and one evaluation of its curve, are all that it takes of a draw."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.flatten_util import ravel_pytree
+from jaxtyping import Array, Float
+
+from ...problem.model import leading, mapped
+
+if TYPE_CHECKING:
+    from .model import MixedEffects
+
+
+def of_draws(model: MixedEffects, params: dict, z: Any, w: Float[Array, "m b"], batch: Any) -> tuple[Array, Array]:
+    """As `margaux.problem.AbstractDifferentiated` has it: (m, b, p) and (p, p)."""
+    units = mapped(lambda z, w, y: _of_unit(model, params, z, w, y), leading(batch))
+    each, hessians = units(jnp.moveaxis(z, 1, 0), w.T, batch)
+    return jnp.moveaxis(each, 0, 1), jnp.sum(hessians, axis=0)
+
+
+def _of_unit(
+    model: MixedEffects, params: dict, z: Float[Array, "m d"], w: Float[Array, " m"], y: dict
+) -> tuple[Float[Array, "m p"], Float[Array, "p p"]]:
+    """Of one subject's draws."""
+    first, back = ravel_pytree({name: leaf for name, leaf in params.items() if name not in model.curved})
+    second, back_second = ravel_pytree({name: params[name] for name in model.curved})
+
+    def log_likelihoods(flat: Array) -> Float[Array, " m"]:
+        moved = params | back_second(flat)
+        return jax.vmap(lambda z: model.log_likelihood(moved, z, y))(z)
+
+    slopes, bends = jnp.zeros((len(w), 0), w.dtype), jnp.zeros((0, 0), w.dtype)
+    if second.size:
+        slopes = jax.jacfwd(log_likelihoods)(second)
+        bends = jax.hessian(lambda flat: w @ log_likelihoods(flat))(second)
+    moments = jax.vmap(lambda z: _moments(model, params, z, y))(z)
+
+    def slope(flat: Array, moments: Array) -> Array:
+        return scores(model, params | back(flat), moments, y)
+
+    # Linear in the moments, of which it takes the coefficients once for all draws.
+    coefficients = jax.jacfwd(slope, argnums=1)(first, w @ moments)
+    each = jnp.concatenate([moments @ coefficients.T, slopes], axis=1)
+    none = jnp.zeros((first.size, second.size), w.dtype)
+    hessian = jnp.block([[jax.jacfwd(slope)(first, w @ moments), none], [none.T, bends]])
+    # In the order of flat parameters.
+    numbered = ravel_pytree(back(jnp.arange(first.size)) | back_second(first.size + jnp.arange(second.size)))[0]
+    order = jnp.argsort(jnp.argsort(numbered))
+    return each[:, order], hessian[jnp.ix_(order, order)]
+
+
+def _moments(model: MixedEffects, params: dict, z: Float[Array, " d"], y: dict) -> Float[Array, " q"]:
+    r"""One, $\phi$, $\phi\phi^\top$ and the sum of squared residuals, flat."""
+    squares: Any = 0.0
+    if "error" in params and "error" not in model.curved:
+        outcome: Any = model.outcome
+        squares = jnp.sum(jnp.where(y["mask"] > 0, outcome.squares(model.psi(params, z, y["design"]), y["rows"]), 0.0))
+    return jnp.concatenate([jnp.ones(1, z.dtype), z, jnp.ravel(jnp.outer(z, z)), jnp.reshape(squares, 1)])
+
+
+def scores(model: MixedEffects, params: dict, moments: Float[Array, " q"], y: dict) -> Float[Array, " p"]:
+    r"""The sum over draws of $\nabla\log p(y_i,\phi\mid\theta)$ by their `_moments`, but for the parameters that are `curved`.
+
+    With $e=\phi-C_i\beta$ and $P=\Omega^{-1}$: $C_i^\top Pe$ of $\beta$, $(Pee^\top P-P)/2$ of $\Omega$, and
+    $\lVert r\rVert^2/a^3-T_i/a$ of the error's scale a, r being residuals at a scale of one.
+    """
+    d, weight, out = len(model.random), moments[0], {}
+    if d:
+        mean, phi = model.mean(params, y["design"]), moments[1 : 1 + d]
+        cross = jnp.outer(phi, mean)
+        spread = moments[1 + d : -1].reshape(d, d) - cross - cross.T + weight * jnp.outer(mean, mean)
+        precision, own = jnp.zeros((d, d), moments.dtype), np.asarray(model.independent, int)
+        if len(own):
+            each = 1 / params["omega2"]
+            precision = precision.at[own, own].set(each)
+            out["omega2"] = (jnp.diagonal(spread)[own] * each - weight) * each / 2
+        if model.blocks:
+            inverses = [jnp.linalg.inv((matrix + matrix.T) / 2) for matrix in params["omega"]]
+            within = [spread[np.ix_(block, block)] for block in model.blocks]
+            out["omega"] = tuple((p @ m @ p - weight * p) / 2 for p, m in zip(inverses, within, strict=True))
+            for block, inverse in zip(model.blocks, inverses, strict=True):
+                precision = precision.at[np.ix_(block, block)].set(inverse)
+        owners = np.asarray([model.random.index(j) for j in model.owner[: model.split]])
+        out["beta"] = y["design"][: model.split] * (precision @ (phi - weight * mean))[owners]
+    if "error" in params and "error" not in model.curved:
+        scale = params["error"]
+        out["error"] = moments[-1:] / scale**3 - weight * jnp.sum(y["mask"]) / scale
+    return ravel_pytree(out)[0]
