@@ -11,6 +11,7 @@ import numpy as np
 from jaxtyping import Array, PyTree
 
 from ..esteps import MCMC, AbstractEStep, Exact, ImportanceSampling, ModeMixture, Noise, Quadrature
+from ..esteps.held import PIECES, HeldQuadrature, held
 from ..kernels.base import flat_size
 from ..numerics.arrays import taken
 from ..numerics.compiling import compiled, shapes_of
@@ -30,6 +31,8 @@ if TYPE_CHECKING:
 UnitIntegrand = Callable[[AbstractModel, PyTree, PyTree, Array, PyTree], PyTree]
 #: numbers a block of units may hold at a time, about what stays in a core's cache, and its units at most
 BLOCK_NUMBERS, MOST = 500_000, 4096
+#: pieces of points by which blocks of units are sized
+AT_ONCE = 4
 #: units whose proposals are made at once: a search lasts as long as that of the slowest
 SEARCHED = 64
 #: latents a unit up to which blocks are visited side by side: the linear algebra of larger ones has threads of its own
@@ -114,6 +117,8 @@ def each_unit(
     given = fit.params if params is None else params
     with precision(dtype):
         params = _on_host(given, dtype)
+        if isinstance(estep, Quadrature) and estep.held and rows is not None and latent_size(fit) in PIECES:
+            estep, width = in_pieces(estep, latent_size(fit), width)
         model, estep = settle((problem.model, estep), dtype)
         size = _units_at_once(problem.n, width)
         chains = keep_chains and fit.rows is not None and _of_one_kind(estep, fit.estep)
@@ -141,6 +146,13 @@ def each_unit(
     if undefined.any():
         raise UndefinedDensity(int(asked[undefined.argmax()]), given)
     return joined | totals if summed else joined, figures
+
+
+def in_pieces(estep: Quadrature, d: int, width: int) -> tuple[HeldQuadrature, int]:
+    """A held quadrature, and numbers a unit holds at a time: so many times those of a few pieces as a grid of any size has of its
+    points, so that all find one program."""
+    size, points = PIECES[d][0], estep.n_nodes**d
+    return held(estep, d), AT_ONCE * size * (d + 2) * max(round(width / (points * (d + 2))), 1)
 
 
 def _here(share: Share | None, asked: np.ndarray) -> tuple[np.ndarray, int]:

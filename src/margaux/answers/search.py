@@ -29,8 +29,8 @@ MOVED, NEAR = 0.15, 0.02
 LOOKED_AT, FLAT, RISEN, AFAR = 12, 5.0, 0.02, 0.3
 #: by what quadratures are centred a look away
 NEARBY = ModeMixture(searches=1, rounds=1)
-#: nodes a dimension by which falls are glanced at in three dimensions, and points over all units from which it is worth a program
-GLANCE, MANY = 5, 200_000
+#: nodes a dimension by which falls are glanced at, by those of the rule; and points over all units from which that is quicker
+GLANCE, MANY = {9: 5, 15: 9, 17: 9, 35: 25}, 20_000
 #: a fall to both sides that is none: a standard error should cost a half
 NOTHING = 0.1
 #: how far from the half of a parabola a fall may be by proposals made for elsewhere, far away and nearer
@@ -228,10 +228,11 @@ class Search:
     def _glance(self) -> Callable[[PyTree], float] | None:
         """The fall of the log-likelihood at some parameters by few nodes, which are off alike here and there: it tells a half,
         and what is anything else is looked at by the rule itself. None where that would cost little."""
-        estep = self.rule.estep
-        if not isinstance(estep, Quadrature) or latent_size(self.fit) < 3 or self.n * estep.n_nodes**3 < MANY:
+        estep, size = self.rule.estep, latent_size(self.fit)
+        if not isinstance(estep, Quadrature) or estep.n_nodes not in GLANCE or self.n * estep.n_nodes**size < MANY:
             return None
-        few = dataclasses.replace(self.rule, estep=dataclasses.replace(estep, n_nodes=GLANCE), width=5 * GLANCE**3)
+        n_nodes = GLANCE[estep.n_nodes]
+        few = dataclasses.replace(self.rule, estep=dataclasses.replace(estep, n_nodes=n_nodes), width=(size + 2) * n_nodes**size)
         base, _ = self.value(self.params, few)
         return lambda params: base - self.value(params, few)[0]
 

@@ -31,8 +31,6 @@ class Quadrature(AbstractEStep):
         widening: scale of the grid, in units of the inverse root of the curvature: another one is another rule, and a check.
         held: keep centre and scale as they were made.
         reach: scales to either side that equidistant nodes span (the trapezoidal rule); nodes of Gauss and Hermite if None.
-        pruned: points of the product that stand for less of a Gaussian's mass than this are left out (Jaeckel 2005, A note on
-            multivariate Gauss-Hermite quadrature): in three dimensions most of them are corners.
     """
 
     may_be_padded: ClassVar[bool] = True
@@ -41,16 +39,9 @@ class Quadrature(AbstractEStep):
     widening: Array | np.ndarray
     held: bool = eqx.field(static=True)
     reach: float | None = eqx.field(static=True)
-    pruned: float = eqx.field(static=True)
 
     def __init__(
-        self,
-        n_nodes: int = 15,
-        n_newton: int = 3,
-        widening: float = 1.0,
-        held: bool = False,
-        reach: float | None = None,
-        pruned: float = 0.0,
+        self, n_nodes: int = 15, n_newton: int = 3, widening: float = 1.0, held: bool = False, reach: float | None = None
     ) -> None:
         if n_nodes < 1 or n_nodes > 100:
             raise ValueError(f"n_nodes must be between 1 and 100, got {n_nodes}")
@@ -60,9 +51,7 @@ class Quadrature(AbstractEStep):
             raise ValueError(f"widening must be positive, got {widening}")
         if reach is not None and not (reach > 0 and n_nodes > 1):
             raise ValueError(f"reach must be positive, with two nodes or more, got {reach} with {n_nodes}")
-        if not 0 <= pruned < 0.1:
-            raise ValueError(f"pruned must be at least 0 and below 0.1, got {pruned}")
-        self.n_nodes, self.n_newton, self.held, self.reach, self.pruned = n_nodes, n_newton, held, reach, pruned
+        self.n_nodes, self.n_newton, self.held, self.reach = n_nodes, n_newton, held, reach
         self.widening = np.asarray(widening, float)
 
     def requires(self, model, latents):
@@ -91,7 +80,7 @@ class Quadrature(AbstractEStep):
             target, unravel = flat_target(model, params, y)
             mode, cholesky = (row["mean"], row["cholesky"]) if self.held else laplace(target, row["mean"], self.n_newton)
             wide = jnp.asarray(self.widening, mode.dtype) * cholesky
-            u, log_weight = self._grid(mode.size, mode.dtype)
+            u, log_weight = (jnp.asarray(part, mode.dtype) for part in self.points(mode.size))
             x = mode + u @ wide.T
             log_w = jax.vmap(target)(x) + log_weight + jnp.sum(jnp.log(jnp.diagonal(wide)))
             return {"mean": mode, "cholesky": cholesky}, jax.vmap(unravel)(x), log_w
@@ -102,15 +91,7 @@ class Quadrature(AbstractEStep):
         log_marginal = jax.nn.logsumexp(log_w, axis=0)
         return f(z, jax.nn.softmax(log_w, axis=0)), rows, {"log_marginal": log_marginal}
 
-    def n_points(self, d: int) -> int:
-        """Points in d dimensions."""
-        return len(self._points(d)[0])
-
-    def _grid(self, d, dtype):
-        nodes, log_w = self._points(d)
-        return jnp.asarray(nodes, dtype), jnp.asarray(log_w, dtype)
-
-    def _points(self, d: int) -> tuple[np.ndarray, np.ndarray]:
+    def points(self, d: int) -> tuple[np.ndarray, np.ndarray]:
         """Nodes (m, d) and the log weights (m,) of integrals against Lebesgue measure."""
         if self.reach is None:
             x, w = np.polynomial.hermite_e.hermegauss(self.n_nodes)
@@ -119,7 +100,4 @@ class Quadrature(AbstractEStep):
             x, spacing = np.linspace(-self.reach, self.reach, self.n_nodes, retstep=True)
             each = np.full(self.n_nodes, np.log(spacing))
         nodes = np.array(list(itertools.product(x, repeat=d)))
-        log_w = np.array([np.sum(c) for c in itertools.product(each, repeat=d)])
-        log_mass = log_w - np.sum(nodes**2, axis=1) / 2 - d / 2 * np.log(2 * np.pi)
-        kept = np.exp(log_mass) >= self.pruned
-        return nodes[kept], log_w[kept]
+        return nodes, np.array([np.sum(c) for c in itertools.product(each, repeat=d)])

@@ -1,5 +1,6 @@
-r"""Derivatives of a mixed-effects model in its parameters. Of $\beta$, $\Omega$ and the scale of an error the complete log-likelihood
-is linear in moments of $\phi$ and in squared residuals: these, and one evaluation of its curve, are all that it takes of a draw."""
+r"""Derivatives of a mixed-effects model in its parameters. Of $\beta$, $\Omega$ and the scale of an error the complete
+log-likelihood is linear in moments of $\phi$ and in squared residuals: these, and one evaluation of its curve, are all that it
+takes of a draw."""
 
 from __future__ import annotations
 
