@@ -228,10 +228,12 @@ class Search:
     def _glance(self) -> Callable[[PyTree], float] | None:
         """The fall of the log-likelihood at some parameters by few nodes, which are off alike here and there: it tells a half,
         and what is anything else is looked at by the rule itself. None where that would cost little."""
-        estep, size = self.rule.estep, latent_size(self.fit)
-        if not isinstance(estep, Quadrature) or estep.n_nodes not in GLANCE or self.n * estep.n_nodes**size < MANY:
+        estep = self.rule.estep
+        if not isinstance(estep, Quadrature) or estep.n_nodes not in GLANCE:
             return None
-        n_nodes = GLANCE[estep.n_nodes]
+        n_nodes, size = GLANCE[estep.n_nodes], latent_size(self.fit)
+        if self.n * estep.n_nodes**size < MANY:
+            return None
         few = dataclasses.replace(self.rule, estep=dataclasses.replace(estep, n_nodes=n_nodes), width=(size + 2) * n_nodes**size)
         base, _ = self.value(self.params, few)
         return lambda params: base - self.value(params, few)[0]
