@@ -216,6 +216,18 @@ def proposals_ahead(model: AbstractModel, params: PyTree, data: PyTree) -> None:
         _proposals.ahead(model, estep, _on_host(params, dtype), block, key_of(0))
 
 
+def block_ahead(
+    model: AbstractModel, estep: AbstractEStep, params: PyTree, data: PyTree, row: PyTree, f: UnitIntegrand, width: int
+) -> None:
+    """Have the program of `each_unit` at such arguments compiled while a fit goes on; `row` is one of the E-step's."""
+    dtype, n = default_dtype(None), jax.tree.leaves(data)[0].shape[0]
+    with precision(dtype):
+        ids = np.zeros(_units_at_once(n, width), int)
+        block, rows = _on_host(data, dtype, ids), _on_host(jax.tree.map(lambda leaf: leaf[None], row), dtype, ids)
+        model, estep = settle((model, estep), dtype)
+        _block.ahead(model, estep, _on_host(params, dtype), rows, block, ids, key_of(0), f)
+
+
 @compiled
 def _proposals(model, estep, params, data, key):
     return jax.vmap(lambda y: estep.init(key, model, params, y))(data)
