@@ -164,7 +164,8 @@ def run(name: str, cache: str, other: bool = False) -> list[float]:
     """Wall and CPU seconds of the first job of a process, of a later one, its programs, and its peak GiB."""
     data = os.environ.get("MARGAUX_DATA", "../shared/data")
     script = f"import time\nSTART = time.time()\nDATA = {data!r}\n" + HEAD + textwrap.dedent(JOBS[name]) + TAIL
-    environment = os.environ | {"MARGAUX_CACHE": cache, "JAX_PLATFORMS": "cpu"}
+    # An installed library has its byte code.
+    environment = os.environ | {"MARGAUX_CACHE": cache, "JAX_PLATFORMS": "cpu", "PYTHONDONTWRITEBYTECODE": ""}
     command = [sys.executable, "-c", script, *(["other"] if other else [])]
     done = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
     if done.returncode:

@@ -146,7 +146,7 @@ def fit(
         hooks.append(ProgressBar(describe(algorithm, estep, model)))
     with precision(dtype):
         to_polish = polish is not False and isinstance(job.problem.penalty, NoPenalty)
-        job.prepare((lambda start: ahead(job.problem.model, job.estep, start, data)) if to_polish else None)
+        job.prepare((lambda start: ahead(job.problem, job.estep, start, data)) if to_polish else None)
         if checkpoint is not None and job.largest_of_all(checkpoint.path.exists()):
             job.restore(checkpoint.path)
         try:

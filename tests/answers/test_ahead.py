@@ -7,10 +7,13 @@ import numpy as np
 import pytest
 
 import margaux as mx
+from margaux.algorithms.updates import Problem
 from margaux.answers import ahead as module
 from margaux.answers.ahead import ahead
 from margaux.answers.posterior import _block, _proposals
 from margaux.numerics import compiling, programs
+from margaux.problem.penalty import NoPenalty
+from margaux.problem.space import Real
 
 Y = np.random.default_rng(0).normal(1.0, 1.5, size=(30, 1))
 
@@ -26,6 +29,10 @@ class Plain(mx.AbstractModel):
 
     def init_latents(self, key, params, y):
         return jnp.zeros(self.size)
+
+
+def problem(size):
+    return Problem(Plain(size), Real(), NoPenalty(), len(Y))
 
 
 def fitted(size, **settings):
@@ -63,23 +70,31 @@ def test_a_thread_compiles_what_the_polish_asks_for(monkeypatch):
     fitted(2)
     own = [thread for name, thread in compilers if name.endswith("_proposals")]
     assert len(own) == 1 and own[0] != here and _proposals.programs() == before + 1
+    # Everything that evaluates by quadrature, and the likelihood that is compared with it.
+    assert [thread != here for name, thread in compilers if name.endswith("_block")] == [True] * 4
 
 
 def test_only_fits_that_may_be_polished(monkeypatch):
     calls = []
     monkeypatch.setattr(module, "proposals_ahead", lambda *args: calls.append("proposals"))
+    monkeypatch.setattr(module, "block_ahead", lambda *args: calls.append("block"))
     monkeypatch.setattr(programs, "threads", lambda: 2)
-    params = {"mu": 0.0, "s": 0.0}
-    ahead(Plain(1), mx.MCMC(), params, Y)
-    assert calls == ["proposals"]
+    params = {"mu": np.zeros(()), "s": np.zeros(())}
+    for size, blocks in ((1, 3), (2, 4), (4, 0)):
+        ahead(problem(size), mx.MCMC(), params, Y)
+        assert calls == ["proposals", *["block"] * blocks]
+        calls.clear()
+    ahead(problem(1), mx.MCMC(), params, Y, compared=False)
+    assert calls == ["proposals", "block", "block"]
+    calls.clear()
     monkeypatch.setattr(programs, "threads", lambda: 1)
-    ahead(Plain(1), mx.MCMC(), params, Y)
-    assert calls == ["proposals"]
+    ahead(problem(1), mx.MCMC(), params, Y)
+    assert calls == []
     monkeypatch.setattr(programs, "threads", lambda: 2)
     calls.clear()
-    ahead(Plain(1), mx.Noise(1), params, Y)
-    ahead(Plain(1), mx.MCMC(), {"mu": np.zeros(200)}, Y)
-    ahead(Plain(1), mx.MCMC(), params, np.broadcast_to(Y[:1], (20_001, 1)))
+    ahead(problem(1), mx.Noise(1), params, Y)
+    ahead(problem(1), mx.MCMC(), {"mu": np.zeros(200)}, Y)
+    ahead(problem(1), mx.MCMC(), params, np.broadcast_to(Y[:1], (20_001, 1)))
     assert calls == []
     fitted(1, polish=False)
     assert calls == []

@@ -247,3 +247,9 @@ def test_draws_without_a_density_have_no_weight_in_what_is_learned():
     made = jax.jit(lambda: ModeMixture().init(jax.random.key(0), Half(), {}, jnp.zeros(())))()
     truth = stats.truncnorm(-1.0, np.inf, loc=1.0)
     assert made["mean"][0, 0] == pytest.approx(truth.mean(), abs=0.05)
+
+
+def test_a_blank_row_has_the_shapes_of_one_that_was_made():
+    made = jax.eval_shape(lambda: ModeMixture().init(jax.random.key(0), Plain(), {}, jnp.zeros(2)))
+    blank = ModeMixture().blank(2)
+    assert {name: leaf.shape for name, leaf in blank.items()} == {name: leaf.shape for name, leaf in made.items()}

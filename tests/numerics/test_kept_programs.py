@@ -135,6 +135,35 @@ def test_what_was_compiled_ahead_is_found(monkeypatch):
     assert cubed.programs() == 1
 
 
+def test_what_was_asked_for_ahead_is_not_asked_for_again(monkeypatch):
+    @compiled
+    def scaled(x, power):
+        return 2 * x**power
+
+    asked = []
+    monkeypatch.setattr(programs, "begin", lambda request: asked.append(request.args[1]))
+    for power in (3, 3, 4):
+        scaled.ahead(np.ones(3), power)
+    scaled(np.ones(3), 5)
+    scaled.ahead(np.ones(3), 5)
+    assert asked == [3, 4]
+
+
+def test_small_programs_are_not_optimised():
+    @compiled(small=True)
+    def little(x):
+        return jnp.sin(x)
+
+    seen = []
+    with pytest.MonkeyPatch.context() as patch:
+        find = programs.find
+        patch.setattr(programs, "find", lambda request: (seen.append(request.options), find(request))[1])
+        np.testing.assert_allclose(little(np.ones(3)), np.sin(1.0), rtol=1e-6)
+        applied(jnp.cosh, np.ones(3))
+    levels = [options["xla_backend_optimization_level"] for options in seen]
+    assert levels == [0, 1] and all(1 <= options["xla_cpu_parallel_codegen_split_count"] <= 8 for options in seen)
+
+
 @pytest.mark.parametrize(("given", "number"), [("1", 1), ("3", 3), ("", os.cpu_count()), ("many", os.cpu_count())])
 def test_how_many_threads(given, number, monkeypatch):
     monkeypatch.setenv("MARGAUX_THREADS", given)

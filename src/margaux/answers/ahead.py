@@ -1,4 +1,4 @@
-"""The program that the polish of a fit begins with, compiled on a second thread while the fit goes on."""
+"""The programs that the answers of a fit begin with, compiled on a second thread while the fit goes on."""
 
 from __future__ import annotations
 
@@ -9,17 +9,53 @@ import jax
 import numpy as np
 from jaxtyping import PyTree
 
-from ..esteps import MCMC, ImportanceSampling, Quadrature
+from ..algorithms.updates import Problem
+from ..esteps import MCMC, ImportanceSampling, ModeMixture, Quadrature
+from ..kernels.base import flat_size
 from ..numerics import programs
-from ..problem.model import AbstractDiscrete, AbstractModel
+from ..numerics.compiling import shapes_of
+from ..numerics.keys import key_of
+from ..problem.model import AbstractDiscrete
+from .certify import COMPARED, fresh_draws
 from .polish import FEW_UNITS, LARGEST
-from .posterior import proposals_ahead
+from .posterior import block_ahead, nothing, proposals_ahead
+from .rules import NODES, SAMPLE
+from .scores import evaluated_width, frozen, louis
 
 
-def ahead(model: AbstractModel, estep: Any, params: PyTree, data: PyTree) -> None:
-    """Of a fit that is likely to be polished: its proposals. What is wrong with a model is said where it is met."""
-    known = isinstance(estep, MCMC | ImportanceSampling | Quadrature) and not isinstance(model, AbstractDiscrete)
+def ahead(problem: Problem, estep: Any, params: PyTree, data: PyTree, compared: bool = True) -> None:
+    """Of a fit that is likely to be polished: its proposals, and, where its posteriors are likely to be integrated by
+    quadrature, what evaluates it. What is wrong with a model is said where it is met.
+
+    Args:
+        compared: whether two likelihoods are, by independent means.
+    """
+    known = isinstance(estep, MCMC | ImportanceSampling | Quadrature) and not isinstance(problem.model, AbstractDiscrete)
     few = sum(np.size(leaf) for leaf in jax.tree.leaves(params)) <= LARGEST
     if programs.threads() > 1 and known and few and jax.tree.leaves(data)[0].shape[0] <= FEW_UNITS:
         with contextlib.suppress(Exception):
-            proposals_ahead(model, params, data)
+            proposals_ahead(problem.model, params, data)
+            _quadratures_ahead(problem, params, data, compared)
+
+
+def _quadratures_ahead(problem: Problem, params: PyTree, data: PyTree, compared: bool) -> None:
+    """In the order in which they are asked for (see `margaux.answers.rules`)."""
+    model, n, first = problem.model, jax.tree.leaves(data)[0].shape[0], jax.tree.map(lambda leaf: np.asarray(leaf[0]), data)
+    size, _ = flat_size(shapes_of(model.init_latents, key_of(0), params, first))
+    if size not in NODES or n > SAMPLE:
+        return
+    nodes, _, reach = NODES[size][0]
+    grid = Quadrature(nodes, held=True, reach=reach)
+    mixture = ModeMixture().blank(size)
+    row = {name: mixture[name][0] for name in ("mean", "cholesky")}
+
+    def begin(estep: Quadrature | ImportanceSampling, row: PyTree, f: Any, width: int) -> None:
+        block_ahead(model, estep, params, data, row, f, width)
+
+    k = sum(leaf.size for leaf in jax.tree.leaves(shapes_of(problem.space.to_unconstrained, params)))
+    width = nodes**size * (size + 2)
+    begin(grid, row, nothing, width)
+    begin(grid, row, louis(frozen(problem.space), True), evaluated_width(width, k))
+    if compared and n <= COMPARED:
+        draws: Any = fresh_draws(data, n, n)
+        begin(draws, mixture, nothing, draws.n_draws * (size + 3))

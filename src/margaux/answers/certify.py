@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import jax
 import numpy as np
+from jaxtyping import PyTree
 
 from ..engine.outcome import RESULTS
 from ..esteps import MCMC, Exact, ImportanceSampling, Laplace, ModeMixture
@@ -247,13 +248,16 @@ def _second(fit: Fit, rule: Rule) -> tuple[np.ndarray, LogLikelihood] | None:
         return None
     n = fit._model().n
     units = np.arange(n) if n <= COMPARED else np.sort(np.random.default_rng(7).choice(n, COMPARED, replace=False))
-    held = len(units) * max(sum(np.size(leaf) for leaf in jax.tree.leaves(fit.data)) // n, 1)
-    draws = int(np.clip(min(100_000 // rung(len(units)), NUMBERS // held), 100, 2000))
-    estep = ImportanceSampling(draws, ModeMixture(), quasi=True)
-    if isinstance(rule.estep, ImportanceSampling):
-        estep = rule.estep  # the program is there already
+    # Where the rule is one of draws, the program is there already.
+    estep = rule.estep if isinstance(rule.estep, ImportanceSampling) else fresh_draws(fit.data, n, len(units))
     rows = proposals(fit, estep, units=None if len(units) == n else units, key=7)
     return units, loglik(fit, estep=estep, rows=rows, replicates=3, first_key=100, units=units)
+
+
+def fresh_draws(data: PyTree, n: int, count: int) -> ImportanceSampling:
+    """What a quadrature's likelihood is compared with, for so many of n units."""
+    held = count * max(sum(np.size(leaf) for leaf in jax.tree.leaves(data)) // n, 1)
+    return ImportanceSampling(int(np.clip(min(100_000 // rung(count), NUMBERS // held), 100, 2000)), ModeMixture(), quasi=True)
 
 
 def _unpolished(fit: Fit, trouble: str) -> list[Check]:

@@ -11,7 +11,7 @@ import numpy as np
 from jaxtyping import Array, PyTree
 
 from ..esteps import MCMC, AbstractEStep, Exact, ImportanceSampling, ModeMixture, Noise, Quadrature
-from ..esteps.held import PIECES, HeldQuadrature, held
+from ..esteps.held import PIECES, held
 from ..kernels.base import flat_size
 from ..numerics.arrays import taken
 from ..numerics.compiling import compiled, shapes_of
@@ -117,8 +117,8 @@ def each_unit(
     given = fit.params if params is None else params
     with precision(dtype):
         params = _on_host(given, dtype)
-        if isinstance(estep, Quadrature) and estep.held and rows is not None and latent_size(fit) in PIECES:
-            estep, width = in_pieces(estep, latent_size(fit), width)
+        if rows is not None:
+            estep, width = _in_pieces(estep, latent_size(fit), width)
         model, estep = settle((problem.model, estep), dtype)
         size = _units_at_once(problem.n, width)
         chains = keep_chains and fit.rows is not None and _of_one_kind(estep, fit.estep)
@@ -148,11 +148,13 @@ def each_unit(
     return joined | totals if summed else joined, figures
 
 
-def in_pieces(estep: Quadrature, d: int, width: int) -> tuple[HeldQuadrature, int]:
-    """A held quadrature, and numbers a unit holds at a time: so many times those of a few pieces as a grid of any size has of its
-    points, so that all find one program."""
-    size, points = PIECES[d][0], estep.n_nodes**d
-    return held(estep, d), AT_ONCE * size * (d + 2) * max(round(width / (points * (d + 2))), 1)
+def _in_pieces(estep: AbstractEStep, d: int, width: int) -> tuple[AbstractEStep, int]:
+    """A held quadrature piece by piece, and numbers a unit holds at a time: so many times those of a few pieces as a grid of any
+    size has of its points, so that all find one program. Others as they are."""
+    if not (isinstance(estep, Quadrature) and estep.held and d in PIECES):
+        return estep, width
+    numbers, points = PIECES[d][0] * (d + 2), estep.n_nodes**d
+    return held(estep, d), AT_ONCE * numbers * max(round(width / (points * (d + 2))), 1)
 
 
 def _here(share: Share | None, asked: np.ndarray) -> tuple[np.ndarray, int]:
@@ -226,6 +228,19 @@ def proposals_ahead(model: AbstractModel, params: PyTree, data: PyTree) -> None:
         block = _on_host(data, dtype, np.zeros(rung(min(n, SEARCHED)), int))
         model, estep = settle((model, ImportanceSampling(2, ModeMixture()).for_rows()), dtype)
         _proposals.ahead(model, estep, _on_host(params, dtype), block, key_of(0))
+
+
+def block_ahead(
+    model: AbstractModel, estep: AbstractEStep, params: PyTree, data: PyTree, row: PyTree, f: UnitIntegrand, width: int
+) -> None:
+    """Have the program of `each_unit` at such arguments compiled while a fit goes on; `row` is one of the E-step's."""
+    dtype, n = default_dtype(None), jax.tree.leaves(data)[0].shape[0]
+    estep, width = _in_pieces(estep, row["mean"].shape[-1], width)
+    with precision(dtype):
+        ids = np.zeros(_units_at_once(n, width), int)
+        block, rows = _on_host(data, dtype, ids), _on_host(jax.tree.map(lambda leaf: leaf[None], row), dtype, ids)
+        model, estep = settle((model, estep), dtype)
+        _block.ahead(model, estep, _on_host(params, dtype), rows, block, ids, key_of(0), f)
 
 
 @compiled

@@ -171,6 +171,11 @@ def subsample(fit: Fit, size: int, key: int = 0) -> Any:
     return dataclasses.replace(fit, problem=problem, data=data, rows=rows, polished=None, share=share)
 
 
+def evaluated_width(width: int, k: int, second: bool = True) -> int:
+    """Numbers that a unit holds in an evaluation at k coordinates, by those that its rule holds."""
+    return width // 2 * (k + 2) if second else width
+
+
 def evaluate(fit: Fit, rule: Rule, params: PyTree, keys: Sequence[int], second: bool = True) -> Evaluation:
     """Scores, information and log-likelihoods at some parameters, by the draws of the given keys.
 
@@ -186,7 +191,7 @@ def evaluate(fit: Fit, rule: Rule, params: PyTree, keys: Sequence[int], second: 
     some, k = sample(problem.n) if second else None, u.size
 
     def visit(r: int, second: bool, units: np.ndarray | None) -> tuple[Any, dict[str, np.ndarray]]:
-        width = rule.width // 2 * (k + 2) if second else rule.width
+        width = evaluated_width(rule.width, k, second)
         return each_unit(
             fit,
             louis(frozen(problem.space), second),

@@ -224,7 +224,7 @@ def check_distinct(starts: list[PyTree]) -> None:
         raise ValueError("two of the runs start from the same values: their agreement would prove nothing; give distinct starts")
 
 
-@compiled
+@compiled(small=True)
 def _at_the_start(model: AbstractModel, params: PyTree, unit: PyTree) -> tuple[PyTree, Any, PyTree]:
     """Starting latents, log joint there, and its gradient in the parameters."""
     z = model.init_latents(key_of(0), params, unit)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import equinox as eqx
 import jax
 import jax.numpy as jnp
@@ -111,6 +113,12 @@ class ModeMixture(AbstractProposal):
         kept = kept | (~jnp.any(kept) & (jnp.arange(k) == 0))
         return modes, jnp.where(kept, mass, -jnp.inf), jnp.sum(kept)
 
+    def blank(self, d: int) -> dict[str, np.ndarray]:
+        """A row of the shapes of those that `init` makes for d latents."""
+        k = self.n_modes
+        means = {"mean": np.zeros((k, d)), "cholesky": np.zeros((k, d, d)), "log_share": np.zeros(k)}
+        return means | {"away": np.zeros(()), "modes": np.zeros(())}
+
     def follow(self, model, params, row, y):
         return row
 
@@ -123,28 +131,32 @@ class ModeMixture(AbstractProposal):
         rank = (jnp.arange(m) // len(PARTS) + 0.5) / -(-m // len(PARTS))
         ends = jnp.cumsum(jnp.exp(row["log_share"]))
         own = jnp.minimum(jnp.sum(rank[:, None] > ends / ends[-1], axis=1), self.n_modes - 1)
-        # Chi-squared with four degrees of freedom is minus twice the log of a product of two uniforms.
-        chi = -2 * jnp.sum(jax.scipy.special.log_ndtr(pair), axis=1)
+        # Chi-squared with four degrees of freedom is minus twice the log of a product of two uniforms, which normals of some
+        # eight standard deviations at most make without another formula for the tail.
+        chi = -2 * jnp.sum(jnp.log(jax.lax.erfc(pair * -math.sqrt(0.5)) / 2), axis=1)
+        chi = jnp.maximum(chi, jnp.finfo(chi.dtype).eps)
         heavy = jnp.asarray(pattern == 1)
         stretch = jnp.where(heavy, STRETCH * jnp.sqrt(4 / chi), 1.0)
         x = row["mean"][own] + jnp.einsum("mij,mj->mi", row["cholesky"][own], e * stretch[:, None])
         if population is not None:
             mean, root = population
             x = jnp.where(jnp.asarray(pattern == 2)[:, None], mean + e @ root.T, x)
-        parts = []
-        for k in range(self.n_modes):
-            square = jnp.sum(_whiten(row["cholesky"][k], (x - row["mean"][k]).T) ** 2, axis=0)
-            log_det = jnp.sum(jnp.log(jnp.diagonal(row["cholesky"][k])))
-            gauss = -square / 2 - d / 2 * LOG_2PI - log_det
-            log_c = jax.scipy.special.gammaln((4.0 + d) / 2) - jax.scipy.special.gammaln(2.0) - d / 2 * np.log(4 * np.pi)
-            student = log_c - log_det - d * np.log(STRETCH) - (4 + d) / 2 * jnp.log1p(square / (4 * STRETCH**2))
-            for kind, density in ((0, gauss), (1, student)):
-                parts.append(density + jnp.log(jnp.mean((own == k) & jnp.asarray(pattern == kind), dtype=x.dtype)))
+        log_c = math.lgamma((4 + d) / 2) - d / 2 * math.log(4 * math.pi) - d * math.log(STRETCH)
+
+        def component(k, mean, root):
+            square = jnp.sum(_whiten(root, (x - mean).T) ** 2, axis=0)
+            gauss = -square / 2 - d / 2 * LOG_2PI
+            student = log_c - (4 + d) / 2 * jnp.log1p(square / (4 * STRETCH**2))
+            own_kinds = (own == k) & np.stack([pattern == 0, pattern == 1])
+            share = jnp.log(jnp.mean(own_kinds, axis=1, dtype=x.dtype))
+            return jnp.stack([gauss, student]) + (share - jnp.sum(jnp.log(jnp.diagonal(root))))[:, None]
+
+        parts = jax.vmap(component)(jnp.arange(self.n_modes), row["mean"], row["cholesky"]).reshape(-1, m)
         if population is not None:
             square = jnp.sum(_whiten(root, (x - mean).T) ** 2, axis=0)
             share = np.log(np.mean(pattern == 2)) - jnp.sum(jnp.log(jnp.diagonal(root)))
-            parts.append(share - square / 2 - d / 2 * LOG_2PI)
-        return x, jax.nn.logsumexp(jnp.stack(parts), axis=0), x
+            parts = jnp.concatenate([parts, (share - square / 2 - d / 2 * LOG_2PI)[None]])
+        return x, jax.nn.logsumexp(parts, axis=0), x
 
     def learn(self, row, told, w):
         return row

@@ -12,6 +12,7 @@ from jax.core import Tracer
 from jaxtyping import PyTree
 
 from . import cache, programs
+from .threads import threads
 
 #: XLA's older CPU emitters and LLVM's first optimisation level compile the loops of a fit in a third of the time. The result
 #: runs as fast, but for importance sampling, which pays 6 to 20% an iteration for seconds of compilation. The scheduler that is
@@ -22,6 +23,12 @@ CPU_OPTIONS = {
     "xla_backend_optimization_level": 1,
     "xla_cpu_scheduler_type": "CPU_SCHEDULER_TYPE_MEMORY_OPTIMIZED",
 }
+
+#: parts of a program that are compiled side by side, at most
+MOST_PARTS = 8
+
+#: LLVM does not optimise small programs, which run for less time than it would take
+UNOPTIMISED = CPU_OPTIONS | {"xla_backend_optimization_level": 0}
 
 #: the first version of jax of which it is not known that its XLA has these options: there they are tried
 KNOWN = (0, 12)
@@ -40,23 +47,27 @@ def is_large(params: PyTree, copies: int = 1) -> bool:
 
 
 @functools.cache
-def _options() -> dict[str, Any] | None:
-    """`CPU_OPTIONS` where this XLA knows them."""
+def _options(small: bool) -> dict[str, Any] | None:
+    """`CPU_OPTIONS`, or those of small programs, where this XLA knows them."""
+    # A program in as many parts as there are threads: more are more work for LLVM, and none the sooner.
+    parts = min(max(threads(), 1), MOST_PARTS)
+    options = (UNOPTIMISED if small else CPU_OPTIONS) | {"xla_cpu_parallel_codegen_split_count": parts}
     if jax.default_backend() != "cpu":
         return None
     if jax.__version_info__ < KNOWN:
-        return CPU_OPTIONS
+        return options
     try:
-        jax.jit(lambda x: x, compiler_options=CPU_OPTIONS).lower(0.0).compile()
+        jax.jit(lambda x: x, compiler_options=options).lower(0.0).compile()
     except Exception:  # whatever an unknown option raises: it is only about speed
         return None
-    return CPU_OPTIONS
+    return options
 
 
 def compiled(
     function: Callable[..., Any] | None = None,
     *,
     large: bool | Callable[..., bool] = False,
+    small: bool = False,
     donate: Literal["none", "all-except-first"] = "none",
 ) -> Any:
     """As `equinox.filter_jit`, arguments that are no arrays being part of the program, with compiler options.
@@ -67,16 +78,18 @@ def compiled(
 
     Args:
         large: whether the program is one of large arrays, compiled with XLA's own options, or a function of its arguments that
-            tells. donate: "all-except-first" gives the program the arrays of all arguments but the first.
+            tells. small: whether it is one of few numbers that runs a few times. donate: "all-except-first" gives the program
+            the arrays of all arguments but the first.
     """
     if function is None:
-        return functools.partial(compiled, large=large, donate=donate)
+        return functools.partial(compiled, large=large, small=small, donate=donate)
     found: dict[Hashable, programs.Program] = {}
-    tables.append(found)
+    begun: dict[Hashable, None] = {}
+    tables.extend((found, begun))
 
     @functools.cache
     def of_size(is_large: bool) -> Any:
-        options: dict[str, Any] = {"compiler_options": _options()} if not is_large and _options() else {}
+        options: dict[str, Any] = {"compiler_options": _options(small)} if not is_large and _options(small) else {}
         return eqx.filter_jit(function, donate=donate, **options)
 
     def is_large(args: tuple, kwargs: dict[str, Any]) -> bool:
@@ -98,12 +111,16 @@ def compiled(
         return program(arrays)
 
     def request(args: tuple, kwargs: dict[str, Any]) -> programs.Request:
-        options = None if is_large(args, kwargs) else _options()
+        options = None if is_large(args, kwargs) else _options(small)
         return programs.Request(function, args, kwargs, options, donate == "all-except-first")
 
     def ahead(*args: Any) -> None:
-        arrays = [leaf for leaf in jax.tree.leaves(args) if eqx.is_array(leaf)]
-        if _plain(arrays):
+        leaves, structure = jax.tree.flatten((args, {}))
+        if not _plain([leaf for leaf in leaves if eqx.is_array(leaf)]):
+            return
+        known = _known(structure, leaves)
+        if known not in found and known not in begun:
+            begun[known] = None
             programs.begin(request(args, {}))
 
     call.ahead = ahead  # type: ignore[attr-defined]

@@ -44,35 +44,28 @@ def laplace(
 
 def find_mode(logdensity: Callable[[Float[Array, " d"]], Scalar], start: Float[Array, " d"], most: int = 200) -> Mode:
     r"""As `laplace`, iterated until $\sqrt{g^\top(-H)^{-1}g}<$ `FOUND`, or `most` times; `Mode.away` says which."""
-    eye = jnp.eye(start.size, dtype=start.dtype)
-    first, turn = _newton(logdensity, start)
-
-    def away(state):
-        _, _, damping, (value, slope, curvature) = state
-        length = jnp.sqrt(jnp.maximum(slope @ _solve(curvature, jnp.zeros_like(damping), slope, eye), 0.0))
-        return jnp.where(_is_positive(curvature) & jnp.isfinite(value), length, jnp.inf)
+    first, turn = _newton(logdensity, start, measured=True)
 
     def unfinished(pair):
-        count, (_, _, damping, _), length = pair
-        return (count < most) & (length > FOUND) & (damping < HOPELESS)
+        count, (_, _, damping, _), away = pair
+        return (count < most) & (away > FOUND) & (damping < HOPELESS)
 
     def go_on(pair):
         count, state, _ = pair
-        state = turn(state)
-        return count + 1, state, away(state)
+        return count + 1, *turn(state)
 
     # The first turn finds out where the start is; the second is the first step from there. All by one body: it is what compiles.
-    _, state, length = jax.lax.while_loop(unfinished, go_on, (-1, first, jnp.full((), jnp.inf, start.dtype)))
+    _, state, away = jax.lax.while_loop(unfinished, go_on, (-1, first, jnp.full((), jnp.inf, start.dtype)))
     _, mode, _, (value, _, curvature) = state
-    return Mode(mode, _inverse_root(curvature), value, length)
+    return Mode(mode, _inverse_root(curvature), value, away)
 
 
 #: damping at which a search gives up
 HOPELESS = 1e8
 
 
-def _newton(logdensity: Callable[[Array], Scalar], start: Array) -> tuple[Any, Any]:
-    """The state before the first turn of damped Newton steps, and a turn."""
+def _newton(logdensity: Callable[[Array], Scalar], start: Array, measured: bool = False) -> tuple[Any, Any]:
+    """The state before the first turn of damped Newton steps, and a turn; `measured`, it tells too how far away the mode is."""
     eye = jnp.eye(start.size, dtype=start.dtype)
 
     # A program within the program: every pass of a transformation over the loop finds its batched form again.
@@ -90,29 +83,34 @@ def _newton(logdensity: Callable[[Array], Scalar], start: Array) -> tuple[Any, A
         proposal, mode, damping, here = state
         there = local(proposal)
         better = (there[0] >= here[0]) & jnp.all(jnp.isfinite(proposal)) & jnp.all(jnp.isfinite(there[1]))
-        here = jax.tree.map(lambda a, b: jnp.where(better, a, b), there, here)
+        value, slope, curvature = here = jax.tree.map(lambda a, b: jnp.where(better, a, b), there, here)
         mode = jnp.where(better, proposal, mode)
         damping = jnp.where(better, damping * 0.1, jnp.minimum(damping * 10.0 + 1e-3, HOPELESS))
-        return mode + _solve(here[2], damping, here[1], eye), mode, damping, here
+        if not measured:
+            return mode + _solve(curvature, damping, slope)[0], mode, damping, here
+        # Both systems by one call: what is written twice is compiled twice.
+        both = jnp.stack([damping, jnp.zeros_like(damping)])
+        (step, plain), (_, positive) = jax.vmap(_solve, (None, 0, None))(curvature, both, slope)
+        length = jnp.sqrt(jnp.maximum(slope @ plain, 0.0))
+        away = jnp.where(positive & jnp.isfinite(value), length, jnp.inf)
+        return (mode + step, mode, damping, here), away
 
     nowhere = (jnp.full((), -jnp.inf, start.dtype), jnp.zeros_like(start), eye)
     return (start, start, jnp.zeros((), start.dtype), nowhere), turn
 
 
-def _is_positive(a: Array) -> Array:
-    """Whether a symmetric matrix is positive definite."""
-    return a[0, 0] > 0 if a.size == 1 else ~jnp.any(jnp.isnan(jnp.linalg.cholesky(a)))
-
-
-def _solve(a: Array, damping: Scalar, b: Array, eye: Array) -> Array:
+def _solve(a: Array, damping: Scalar, b: Array) -> tuple[Array, Array]:
+    """The solution of a damped system, and whether its matrix is positive definite."""
     if b.size == 1:
-        return b / (jnp.maximum(jnp.abs(a[0, 0]), 1e-8) + damping)
+        return b / (jnp.maximum(jnp.abs(a[0, 0]), 1e-8) + damping), a[0, 0] + damping > 0
     # An indefinite curvature is shifted until it is positive: Gershgorin bounds the lowest eigenvalue.
-    factor = jnp.linalg.cholesky(a + damping * eye)
+    eye = jnp.eye(b.size, dtype=b.dtype)
     radius = jnp.min(jnp.diagonal(a) - jnp.sum(jnp.abs(a - jnp.diag(jnp.diagonal(a))), axis=1))
-    shifted = jnp.linalg.cholesky(a + (damping + jnp.maximum(-radius, 0.0) * 1.01 + 1e-6) * eye)
-    factor = jnp.where(jnp.any(jnp.isnan(factor)), shifted, factor)
-    return jax.scipy.linalg.cho_solve((factor, True), b)
+    shift = jnp.maximum(-radius, 0.0) * 1.01 + 1e-6
+    shifts = damping + jnp.stack([jnp.zeros_like(shift), shift])
+    factor, shifted = jax.vmap(lambda by: jnp.linalg.cholesky(a + by * eye))(shifts)
+    positive = ~jnp.any(jnp.isnan(factor))
+    return jax.scipy.linalg.cho_solve((jnp.where(positive, factor, shifted), True), b), positive
 
 
 def _inverse_root(precision: Array) -> Array:
@@ -120,12 +118,12 @@ def _inverse_root(precision: Array) -> Array:
     d = precision.shape[0]
     if d == 1:
         return 1.0 / jnp.sqrt(jnp.where(precision > 1e-8, precision, 1.0))
-    factor = jnp.linalg.cholesky(precision)
     values, vectors = jnp.linalg.eigh(jnp.where(jnp.isfinite(precision), precision, jnp.eye(d, dtype=precision.dtype)))
     repaired = (vectors * jnp.where(values > 1e-8, values, 1.0)) @ vectors.T
-    factor = jnp.where(jnp.any(jnp.isnan(factor)), jnp.linalg.cholesky(repaired), factor)
-    inverse = jax.scipy.linalg.solve_triangular(factor, jnp.eye(d, dtype=precision.dtype), lower=True)
-    return jnp.linalg.cholesky(inverse.T @ inverse)
+    # Of the matrix with its order reversed the factor is upper triangular, and its inverse the factor that is sought.
+    factor, other = jax.vmap(jnp.linalg.cholesky)(jnp.stack([precision, repaired])[:, ::-1, ::-1])
+    upper = jnp.where(jnp.any(jnp.isnan(factor)), other, factor)[::-1, ::-1]
+    return jax.scipy.linalg.solve_triangular(upper, jnp.eye(d, dtype=precision.dtype)).T
 
 
 def normals(key: PRNGKeyArray, m: int, d: int, dtype: jnp.dtype, quasi: bool) -> Float[Array, "m d"]:

@@ -20,6 +20,7 @@ from typing import Any, NamedTuple
 import equinox as eqx
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import PyTree
 
 from .cache import SUFFIX
@@ -224,7 +225,12 @@ def _read(path: Path) -> Program | None:
 @functools.cache
 def _linear_algebra() -> None:
     """jax looks up the addresses of LAPACK as it lowers the first program that needs them; programs from files assume them."""
-    jax.jit(jnp.linalg.cholesky).lower(jax.ShapeDtypeStruct((1, 1), jnp.float32))
+    try:
+        from jaxlib.lapack import prepare_lapack_call
+
+        prepare_lapack_call("potrf_ffi", np.float32)
+    except Exception:  # another jaxlib: a program that needs them, which takes twice as long
+        jax.jit(jnp.linalg.cholesky).lower(jax.ShapeDtypeStruct((1, 1), jnp.float32))
 
 
 def _write(path: Path, returned: PyTree, executable: Any) -> None:

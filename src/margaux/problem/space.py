@@ -339,14 +339,14 @@ def boundary_flags(space: AbstractSpace, params: PyTree) -> Bool[np.ndarray, " p
     return point(space, params).edges
 
 
-@compiled
+@compiled(small=True)
 def _point(space: AbstractSpace, params: PyTree) -> Point:
     inside, edges = space.project(params), space.at_boundary(params)
     flat = jnp.concatenate([jnp.ravel(leaf) for leaf in jax.tree.leaves(edges)])
     return Point(inside, flat, ravel_pytree(space.to_unconstrained(inside))[0])
 
 
-@compiled
+@compiled(small=True)
 def _moved_to(space: AbstractSpace, template: PyTree, u: Array) -> tuple[PyTree, Array]:
     back = ravel_pytree(jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), jax.eval_shape(space.to_unconstrained, template)))[1]
 

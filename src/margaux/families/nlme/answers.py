@@ -61,7 +61,7 @@ def engine_names(model: MixedEffects, labels: list[str]) -> dict[str, str]:
     return out | {f"error[{j}]": name for j, name in enumerate(model.outcome.error_names)}
 
 
-@compiled
+@compiled(small=True)
 def natural_values(model: MixedEffects, params: dict, dropped: tuple[str, ...]) -> Any:
     """Values in the order of `natural_names`."""
     gaussian = jnp.concatenate([jnp.ravel(params[name]) for name in ("beta", "fixed") if name in params])
@@ -129,7 +129,7 @@ def _computed_covariances(fitted: NLME) -> tuple[np.ndarray, np.ndarray, str]:
     return moved[0], np.stack(moved[1:]), message
 
 
-@compiled
+@compiled(small=True)
 def natural_jacobian(model: MixedEffects, params: dict, dropped: tuple[str, ...]) -> tuple[Any, Any]:
     """`natural_values` (m,), and their derivatives in the engine's parameters (m, p)."""
     flat, unravel = ravel_pytree(params)

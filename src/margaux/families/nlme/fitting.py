@@ -9,6 +9,7 @@ import jax
 import numpy as np
 import pandas as pd
 
+from ...algorithms.updates import Problem
 from ...answers.ahead import ahead
 from ...answers.fit import Fit
 from ...answers.polish import polished
@@ -17,6 +18,8 @@ from ...answers.profile import held
 from ...engine.outcome import RESULTS
 from ...esteps import ImportanceSampling, ModeMixture
 from ...numerics.precision import precision
+from ...problem.penalty import NoPenalty
+from ...problem.space import as_space
 from .data import LongData
 from .individual import Individual
 from .model import MixedEffects, carried_over
@@ -88,7 +91,9 @@ def estimate(build: Build, individual: dict[str, Individual], settings: Settings
         model, units = build(individual)
         starts = first_parameters(model, units, settings)
         if settings.polish is not False:
-            ahead(model, settings.estep(len(units["mask"])), starts[0][1], units)
+            n, (_, start) = len(units["mask"]), starts[0]
+            problem = Problem(model, as_space(model.space(), start), NoPenalty(), n)
+            ahead(problem, settings.estep(n), start, units, compared=False)
         ends, table = screened(model, units, starts, settings)
         continued = np.flatnonzero(table["continued"])
         fits = [saem(build, individual, ends[at], settings, polish=False) for at in continued]

@@ -77,7 +77,7 @@ def intercepts(model: MixedEffects, params: dict) -> np.ndarray:
     return np.asarray([values[model.coefficients(j)[0]] for j in range(len(model.names))], float)
 
 
-@compiled
+@compiled(small=True)
 def _at_point(model: MixedEffects, u: Array | np.ndarray, params: dict, units: dict) -> Point:
     (misfit, rows), slope = jax.value_and_grad(lambda u: _pooled(model, u, units), has_aux=True)(u)
     return Point(misfit, slope, rows, _information(model, params, units))
