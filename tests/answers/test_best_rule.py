@@ -12,7 +12,7 @@ import margaux as mx
 from margaux.answers import rules as module
 from margaux.answers.rules import Rule, _by_draws, _even, best_rule, sample
 from margaux.esteps import ModeMixture
-from margaux.problem.model import AbstractConjugate, AbstractDiscrete
+from margaux.problem.model import AbstractConcave, AbstractConjugate, AbstractDiscrete
 
 
 class Discrete(AbstractDiscrete):
@@ -25,6 +25,13 @@ class Conjugate(AbstractConjugate):
     def log_joint(self, params, z, y): ...
     def init_latents(self, key, params, y): ...
     def sample_posterior(self, key, params, y): ...
+
+
+class Concave(AbstractConcave):
+    concave: bool = True
+
+    def log_joint(self, params, z, y): ...
+    def init_latents(self, key, params, y): ...
 
 
 def fit(n=100, model=None, estep=None):
@@ -157,3 +164,15 @@ def test_a_sample_of_units_is_always_the_same_and_in_order():
     assert len(some) == len(set(some)) == 5000 and np.all(np.diff(some) > 0) and some.min() >= 0 and some.max() <= 5000
     np.testing.assert_array_equal(some, sample(5001))
     assert len(sample(100, 7)) == 7 and sample(100, 7).max() < 100
+
+
+@pytest.mark.parametrize("concave", [True, False])
+def test_no_further_modes_are_looked_for_where_the_log_density_is_concave(found, concave):
+    rule = best_rule(fit(model=Concave(concave)))
+    assert [name for name, *_ in found.calls] == ["Quadrature" if concave else "ImportanceSampling"]
+    assert isinstance(rule.estep, mx.Quadrature) and (rule.estep.n_nodes, rule.finer, rule.width) == (21, 31, 63)
+    assert (rule.modes is None) is concave
+
+
+def test_draws_take_over_beyond_the_finest_quadrature_also_of_a_concave_log_density(found):
+    assert isinstance(best_rule(fit(model=Concave()), level=2).estep, mx.ImportanceSampling)

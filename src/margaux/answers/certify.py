@@ -226,11 +226,19 @@ def _likelihoods(fit: Fit, done: Polish) -> list[Check]:
 
 def _approximation(fit: Fit, done: Polish) -> Check:
     """Whether latents are at their modes, and how far Laplace's estimate is from the maximum of the likelihood itself."""
-    away = each_unit(fit, nothing, done.rule.estep, rows=done.rule.rows, width=done.rule.width)[1]["away"].astype(float)
+    figures = each_unit(fit, nothing, done.rule.estep, rows=done.rule.rows, width=done.rule.width)[1]
+    away, outside = figures["away"].astype(float), figures["outside"].astype(float)
     lost = int(np.argmax(np.nan_to_num(away, nan=np.inf)))
     if not away[lost] < FOUND:
         sentence = f"The mode of the latents of unit {lost} was not found, around which they are approximated: no number holds."
         return Check("approximation", float(away[lost]), NAN, FOUND, "failed", sentence)
+    astray = int(np.argmax(np.nan_to_num(outside, nan=np.inf)))
+    if not outside[astray] < np.finfo(figures["outside"].dtype).eps ** 0.25:
+        sentence = (
+            f"Latents of unit {astray} depend on each other where the structure that was declared says that they do not (second "
+            f"derivatives there are {outside[astray]:.2g} of the others'): no number holds; declare another, or none."
+        )
+        return Check("approximation", float(outside[astray]), NAN, 0.0, "failed", sentence)
     value = fit.loglik()
     length, error, ess = fit.remembered("correction", lambda: correction(fit, done.evaluation, done.rule))
     told = f"The log-likelihood is {float(value):.3f} by {value.method}, whose error is about {value.se:.2g}"

@@ -136,10 +136,13 @@ def _corrected(fit: Fit, rule: Rule, params: PyTree = None, tol: float = 0.02) -
     logs: list[np.ndarray] = []
     ess = np.zeros(0)
     for count in range(4):
-        keys = range(count * CORRECTED, (count + 1) * CORRECTED)
-        found = [each_unit(fit, nothing, draws.estep, params, key=1 + key, width=draws.width, rows=rule.rows)[1] for key in keys]
+        found: list[dict[str, np.ndarray]] = []
+        for key in range(count * CORRECTED, (count + 1) * CORRECTED):
+            found.append(each_unit(fit, nothing, draws.estep, params, key=1 + key, width=draws.width, rows=rule.rows)[1])
+            ess = np.min([info["ess"] for info in found], axis=0)
+            if len(found) > 1 and np.median(ess) < FEW_EFFECTIVE:
+                break  # more of them tell no more
         logs += [info["log_marginal"] for info in found]
-        ess = np.min([info["ess"] for info in found], axis=0)
         values, relative = pooled(np.stack(logs))
         se = float(np.sqrt(np.sum(relative**2)))
         if se <= tol or ess.min() < FEW_EFFECTIVE:

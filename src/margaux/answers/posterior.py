@@ -20,7 +20,7 @@ from ..numerics.ladder import rung
 from ..numerics.naming import named_values
 from ..numerics.precision import default_dtype, precision, settle
 from ..numerics.threads import side_by_side
-from ..problem.model import AbstractConjugate, AbstractDiscrete, AbstractModel
+from ..problem.model import AbstractConcave, AbstractConjugate, AbstractDiscrete, AbstractModel
 
 if TYPE_CHECKING:
     from ..engine.share import Share
@@ -173,7 +173,8 @@ def _of_all(share: Share, asked: np.ndarray, joined: PyTree, figures: dict, tota
 
 
 def _units_at_once(n: int, width: int) -> int:
-    return rung(int(np.clip(BLOCK_NUMBERS // max(width, 1), 1, min(n, MOST))))
+    most = int(np.clip(BLOCK_NUMBERS // max(width, 1), 1, min(n, MOST)))
+    return rung(-(-n // -(-n // most)))
 
 
 def _on_host(tree: PyTree, dtype: np.dtype, ids: np.ndarray | None = None) -> PyTree:
@@ -226,7 +227,9 @@ def proposals_ahead(model: AbstractModel, params: PyTree, data: PyTree) -> None:
     dtype, n = default_dtype(None), jax.tree.leaves(data)[0].shape[0]
     with precision(dtype):
         block = _on_host(data, dtype, np.zeros(rung(min(n, SEARCHED)), int))
-        model, estep = settle((model, ImportanceSampling(2, ModeMixture()).for_rows()), dtype)
+        concave = isinstance(model, AbstractConcave) and model.concave
+        rule = Quadrature(1) if concave else ImportanceSampling(2, ModeMixture())
+        model, estep = settle((model, rule.for_rows()), dtype)
         _proposals.ahead(model, estep, _on_host(params, dtype), block, key_of(0))
 
 

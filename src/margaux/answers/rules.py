@@ -16,7 +16,7 @@ from ..numerics.compiling import shapes_of
 from ..numerics.keys import key_of
 from ..numerics.ladder import rung
 from ..numerics.sampling import HEAVY
-from ..problem.model import AbstractConjugate, AbstractDiscrete
+from ..problem.model import AbstractConcave, AbstractConjugate, AbstractDiscrete
 from .posterior import latent_size, proposals
 
 if TYPE_CHECKING:
@@ -82,10 +82,10 @@ def best_rule(
 ) -> Rule:
     """The most accurate rule for a fit's model, with rows made at the estimate or at `params`.
 
-    A discrete latent is enumerated. Up to three latents are integrated by adaptive quadrature, if each posterior has one mode
-    and the points are affordable; others by importance sampling from a mixture over their modes, or, where the
-    weights of a hundred latents are too uneven for that, by a conjugate model's own draws or by chains. More latents than can be
-    drawn so stay approximated where the fit's own E-step is Laplace's.
+    A discrete latent is enumerated. Up to three latents are integrated by adaptive quadrature, if each posterior has one mode,
+    which is looked into unless the log density is concave, and the points are affordable; others by importance sampling from a
+    mixture over their modes, or, where the weights of a hundred latents are too uneven for that, by a conjugate model's own draws
+    or by chains. More latents than can be drawn so stay approximated where the fit's own E-step is Laplace's.
 
     Args:
         level: of the quadratures in `NODES`; beyond the last there are draws. proposal: of draws, and what quadratures are
@@ -108,6 +108,9 @@ def best_rule(
     importance = ImportanceSampling(draws, proposal or ModeMixture(), quasi=True)
     nodes, finer, reach = (*NODES.get(size, ())[level:], (0, 0, None))[0]
     affordable = nodes > 0 and problem.n * finer**size <= AFFORDABLE and n_draws is None
+    if affordable and isinstance(problem.model, AbstractConcave) and problem.model.concave:
+        grid = Quadrature(nodes, held=True, reach=reach)
+        return Rule(grid, proposals(fit, grid, params), 1, nodes**size * (size + 2), finer=finer)
     some = sample(problem.n)
     rows = proposals(fit, importance, params, some, key)
     modes, away = (rows[name] if some is None else rows[name][some] for name in ("modes", "away"))

@@ -43,6 +43,15 @@ class AbstractEStep(eqx.Module):
     def init(self, key: PRNGKeyArray, model: AbstractModel, params: Params, y: Unit) -> PyTree:
         """The row of one unit."""
 
+    def prepared(self, problem: Any, params: Params, units: Callable[[Any], PyTree]) -> AbstractEStep:
+        """With what is to be known of a model before anything is compiled: called once, on the host, with the data of units by
+        their numbers.
+
+        Raises:
+            ValueError: what it would take is more than there is.
+        """
+        return self
+
     def for_rows(self) -> AbstractEStep:
         """One that makes the same rows, and is the same whatever does not matter to them: they share a program."""
         return self

@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any, ClassVar
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Float, PyTree
 
 from ..kernels.base import flat_size
 from ..numerics.gaussian import HOPELESS, normals
 from ..numerics.keys import key_of
+from ..numerics.memory import memory
 from ..numerics.sampling import effective_size
 from ..numerics.structures import AbstractFactor, AbstractStructure, Dense, LogDensity
 from ..problem.model import AbstractStructured, leading, mapped
+from .arranged import arranged, missed
 from .base import AbstractMarginal, continuous, flat_start, flat_target
 
 #: Newton's step, in posterior standard deviations, from where on two chords end at the mode to rounding
@@ -23,6 +27,8 @@ NEAR = 1e-5
 FAST, ROUNDING = 0.2, 1e-14
 #: steps to the mode from the model's own start
 FIRST = 200
+#: matrices of the size of second derivatives that there are at a time
+COPIES = 4
 #: latents a unit up to which quasi-random draws are more even than random ones
 EVEN = 20
 
@@ -37,15 +43,17 @@ class Laplace(AbstractMarginal):
 
     Args:
         structure: which latents of a unit depend on each other, so that thousands of them can be factorised:
-            `margaux.Band`, `margaux.Blocks`; by default what the model declares (`margaux.AbstractStructured`), or dense.
+            `margaux.Band`, `margaux.Blocks`; by default what the model declares (`margaux.AbstractStructured`), or what is found
+            of 100 to 20,000 latents at the start of a fit: a band, or groups that are independent given the rest, in any order;
+            dense otherwise.
         correct: weights draws $\hat z + L^{-\top}u$ by $p(y, z)/q(z)$.
         n_draws: u and -u, half as many of each. n_newton: steps an iteration, at most, that follow the mode.
 
-    Traces the log marginal likelihood, how far the mode is in standard deviations, and where draws are weighted their effective
-    size.
+    Traces the log marginal likelihood, how far the mode is in standard deviations, by how much, as a share, second derivatives
+    outside the structure change the effect of the others, and where draws are weighted their effective size.
 
     Raises:
-        ValueError: a structure that the latents do not have.
+        ValueError: a structure that the latents do not have, or second derivatives that do not fit into memory.
 
     >>> import jax, numpy as np, margaux as mx
     >>> normal = jax.scipy.stats.norm.logpdf
@@ -84,6 +92,22 @@ class Laplace(AbstractMarginal):
         shapes = jax.eval_shape(model.init_latents, key_of(0), params, y)
         declared = model.structure(params, y) if isinstance(model, AbstractStructured) else Dense()
         return (self.structure or declared).ready(shapes)
+
+    def prepared(self, problem, params, units):
+        model: Any = problem.model
+        out, y = self, jax.tree.map(lambda leaf: leaf[0], units(np.arange(1)))
+        size = flat_size(jax.eval_shape(model.init_latents, key_of(0), params, y))[0]
+        if self.structure is None and not isinstance(model, AbstractStructured):
+            found = arranged(problem, params, units)
+            out = self if isinstance(found, Dense) else dataclasses.replace(self, structure=found)
+        bytes_, most = COPIES * out._structure(model, params, y).numbers(size) * 8, memory()
+        if bytes_ > most:
+            raise ValueError(
+                f"Laplace's approximation of the {size:,} latents of a unit takes about {bytes_ / 2**30:,.0f} GiB for their "
+                f"second derivatives, and this machine has {most / 2**30:,.0f}: declare which of them depend on each other "
+                "(margaux.Band, margaux.Blocks), leave terms out, or draw them by margaux.MCMC"
+            )
+        return out
 
     def init(self, key, model, params, y):
         target, _ = flat_target(model, params, y)
@@ -124,7 +148,10 @@ class Laplace(AbstractMarginal):
             value, slope = jax.value_and_grad(target)(row["mean"])
             away = jnp.sqrt(jnp.abs(slope @ factor.solve(slope)))
             plain = value - factor.log_det() / 2 + x.shape[1] / 2 * jnp.log(2 * jnp.pi)
-            return jax.vmap(unravel)(x), log_w, {"log_marginal": plain, "away": away}
+            outside = jnp.zeros_like(away)
+            if not isinstance(structure, Dense):
+                outside = missed(structure, target, row["mean"])
+            return jax.vmap(unravel)(x), log_w, {"log_marginal": plain, "away": away, "outside": outside}
 
         z, log_w, figures = mapped(unit, leading(batch))(noise, rows, batch)
         z, log_w = jax.tree.map(lambda leaf: jnp.moveaxis(leaf, 0, 1), (z, log_w))

@@ -72,6 +72,9 @@ class Quadrature(AbstractEStep):
         found = find_mode(target, flat_start(key, model, params, y))
         return {"mean": found.at, "cholesky": found.root}
 
+    def for_rows(self):
+        return Quadrature(1)
+
     def noise(self, key, latents):
         return ()
 

@@ -56,6 +56,10 @@ class AbstractStructure(eqx.Module):
         return self
 
     @abc.abstractmethod
+    def numbers(self, d: int) -> int:
+        """That the second derivatives of d flat latents are."""
+
+    @abc.abstractmethod
     def curvature(self, log_density: LogDensity, z: Float[Array, " d"]) -> PyTree:
         r"""$-\nabla^2$ at z, its entries that may differ from zero."""
 
@@ -64,7 +68,7 @@ class AbstractStructure(eqx.Module):
         """Of the matrix with `damping` added to its diagonal."""
 
 
-def _product(log_density: LogDensity, z: Array) -> Callable[[Array], Array]:
+def second_product(log_density: LogDensity, z: Array) -> Callable[[Array], Array]:
     """$v -> -\\nabla^2 v$."""
     _, tangent = jax.linearize(jax.grad(log_density), z)
     return lambda v: -tangent(v)
@@ -79,8 +83,11 @@ class Dense(AbstractStructure):
     def trouble(self, shapes):
         return None
 
+    def numbers(self, d):
+        return d**2
+
     def curvature(self, log_density, z):
-        return jax.vmap(_product(log_density, z))(jnp.eye(z.size, dtype=z.dtype))
+        return jax.vmap(second_product(log_density, z))(jnp.eye(z.size, dtype=z.dtype))
 
     def factor(self, curvature, damping):
         return DenseFactor(_root(curvature + damping * jnp.eye(len(curvature), dtype=curvature.dtype)))
@@ -144,12 +151,15 @@ class Band(AbstractStructure):
     def trouble(self, shapes):
         return None
 
+    def numbers(self, d):
+        return 2 * d * self.width
+
     def curvature(self, log_density, z):
         # Columns 2w + 1 apart share no row: a product tells them all at once (Curtis, Powell and Reid 1974).
         d, w = z.size, self.width
         colours = 2 * w + 1
         seeds = (np.arange(d)[None] % colours == np.arange(colours)[:, None]).astype(z.dtype)
-        products = jax.vmap(_product(log_density, z))(jnp.asarray(seeds))
+        products = jax.vmap(second_product(log_density, z))(jnp.asarray(seeds))
         # In blocks of w: on the diagonal, and of each with the one before.
         blocks = -(-d // w)
         i = np.arange(blocks * w).reshape(blocks, w)[:, :, None]
@@ -256,6 +266,9 @@ class Blocks(AbstractStructure):
         groups = shapes[self.eliminated].shape[0]
         return Eliminated(before, groups, int(np.prod(shapes[self.eliminated].shape)) // groups)
 
+    def numbers(self, d):
+        raise TypeError("groups have a place once the latents are known: see `ready`")
+
     def curvature(self, log_density, z):
         raise TypeError("groups have a place once the latents are known: see `ready`")
 
@@ -272,6 +285,10 @@ class AbstractEliminated(AbstractStructure):
 
     def trouble(self, shapes):
         return None
+
+    def numbers(self, d):
+        own = self.groups * self.k
+        return own * self.k + own * (d - own) + (d - own) ** 2
 
     def _apart(self, v: Array) -> tuple[Array, Array]:
         """Of the groups (k, groups), and of the rest (m,)."""
@@ -299,7 +316,7 @@ class Eliminated(AbstractEliminated):
     k: int = eqx.field(static=True)
 
     def curvature(self, log_density, z):
-        product = _product(log_density, z)
+        product = second_product(log_density, z)
         m = z.size - self.groups * self.k
         zero, one = jnp.zeros((self.k, self.groups), z.dtype), jnp.eye(self.k, dtype=z.dtype)
 

@@ -4,6 +4,9 @@ from .model import (
     AbstractBatchSurrogate as AbstractBatchSurrogate,
 )
 from .model import (
+    AbstractConcave as AbstractConcave,
+)
+from .model import (
     AbstractConjugate as AbstractConjugate,
 )
 from .model import (

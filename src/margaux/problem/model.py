@@ -152,6 +152,16 @@ class AbstractPointwise(eqx.Module):
         r"""$\log p(y_{ij}\mid z_i,\theta)$ by observation of the unit (a scalar where it has one); NaN in padding."""
 
 
+class AbstractConcave(eqx.Module):
+    """Capability: a log joint density that is concave in the latents, so that a unit's posterior has one mode and no other need
+    be looked for. Inherit it beside a model class."""
+
+    @property
+    @abc.abstractmethod
+    def concave(self) -> bool:
+        """Whether it is, at all parameters."""
+
+
 class AbstractStructured(eqx.Module):
     """Capability: which latents of a unit depend on each other given the data. Inherit it beside a model class."""
 

@@ -10,6 +10,8 @@ import scipy.special
 from scipy import stats
 
 from margaux.families.glmm import responses
+from margaux.families.glmm.factor import Factor
+from margaux.families.glmm.model import Mixed, is_concave
 from margaux.families.glmm.responses import RESPONSES, AbstractCount, Beta, Gamma, Hurdle, ZeroInflated, by_name
 
 pytestmark = pytest.mark.usefixtures("double")
@@ -332,3 +334,48 @@ def test_what_there_is_not_is_told(make, told):
         make()
     for words in told:
         assert words in str(caught.value)
+
+
+@pytest.mark.parametrize(("name", "link"), PAIRS)
+def test_what_is_said_to_be_concave_is(name, link):
+    response, trials = by_name(name, link), 7.0 if name == "binomial" else None
+    if is_concave(response):
+        eta = np.linspace(-9.0, 9.0, 400)
+        for y in (0.0, 1.0, 5.0):
+            logs = np.asarray(response.log_density(y + 0 * eta, jnp.asarray(eta), {}, trials))
+            assert np.diff(logs, 2).max() < 1e-9 * np.abs(logs).max()
+    assert is_concave(response) == (name == "binomial" or (name, link) == ("poisson", "log"))
+
+
+@pytest.mark.parametrize("link", ["logit", "probit", "cloglog"])
+def test_one_answer_is_one_trial(link):
+    response, eta = by_name("binomial", link), jnp.linspace(-45.0, 45.0, 91)
+    for y in (0.0, 1.0):
+
+        def alone(eta, y=y):
+            return response.log_kernel(y + 0 * eta, eta, {})
+
+        def one(eta, y=y):
+            return response.log_kernel(y + 0 * eta, eta, {}, 1.0)
+
+        for turn in range(4):
+            np.testing.assert_allclose(alone(eta), one(eta), rtol=1e-12, atol=1e-300, err_msg=f"derivative {turn}")
+            alone, one = _slope(alone), _slope(one)
+
+
+def _slope(function):
+    return jax.grad(lambda eta: jnp.sum(function(eta)))
+
+
+def test_padding_counts_nothing_where_a_predictor_is_impossible_and_a_row_makes_its_unit_so():
+    response = by_name("poisson", "identity")
+    model = Mixed(response, (Factor("g", 1, 1, "us"),), np.ones(1))
+    params = {"beta": jnp.ones(1), "dispersion": {}, "root": {"g": jnp.ones(1)}}
+    unit = {"X": jnp.asarray([[1.0], [-1.0]]), "y": jnp.asarray([2.0, 1.0]), "base": jnp.zeros(2), "offset": jnp.zeros(2)}
+    unit |= {"Z": {"g": jnp.zeros((2, 1))}, "code": {"g": jnp.zeros(2, int)}}
+
+    def value(weight):
+        return model.log_joint(params, {"g": jnp.zeros((1, 1))}, unit | {"weight": jnp.asarray(weight)})
+
+    np.testing.assert_allclose(value([1.0, 0.0]), 2 * np.log(1.0) - 1.0 - np.log(2 * np.pi) / 2, rtol=1e-14)
+    assert value([1.0, 1.0]) == -np.inf and value([1.0, 1e-9]) == -np.inf

@@ -74,6 +74,10 @@ class ByCells(ByPredictor):
     def __init__(self, model: Mixed, params: Params, y: Unit) -> None:
         super().__init__(model, params, y)
 
+    def numbers(self, d):
+        own = self.groups * self.k
+        return own * self.k + self.k * np.shape(self.y["cells"]["group"])[-1] + (d - own) ** 2
+
     def arrow(self, rows: Any) -> Any:
         weight, a, code, value, place, m = rows
         blocks = jnp.zeros((self.k, self.k, self.groups), a.dtype)

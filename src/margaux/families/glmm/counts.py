@@ -61,6 +61,8 @@ class Binomial(AbstractCount):
     predictors: ClassVar[tuple[str, ...]] = ()
 
     def log_kernel(self, y, eta, dispersion, trials=None):
+        if trials is None and self.link.symmetric:
+            return self.link.log_mean(jnp.where(y > 0, eta, -eta))
         n = 1.0 if trials is None else trials
         return y * self.link.log_mean(eta) + (n - y) * self.link.log_rest(eta)
 

@@ -72,9 +72,6 @@ def integrated(
     rows = {name: unit[name][at_row] for name in ("y", "base", "weight", "trials") if name in unit}
     rows["weight"] = jnp.where(there, rows["weight"], 0.0)
 
-    def log_rows(at: Array) -> Array:
-        return model.log_rows(params, at, rows)
-
     def predictor(own: Array) -> Array:
         return eta + jnp.einsum("gmk,kg->gm", a, own)
 
@@ -87,7 +84,7 @@ def integrated(
         own = mode + jnp.einsum("gkl,l->kg", roots, node)
         prior = jnp.sum(node**2) / 2 - jnp.sum(own**2, axis=0) / 2
         there = predictor(own)
-        return jnp.sum(log_rows(there), axis=1) + prior + log_weight, own, there
+        return model.log_likelihood(params, there, rows) + prior + log_weight, own, there
 
     values, own, etas = jax.vmap(at)(nodes, log_w)
     logs = jax.nn.logsumexp(values, axis=0) + jnp.sum(jnp.log(jnp.diagonal(roots, axis1=1, axis2=2)), axis=1)

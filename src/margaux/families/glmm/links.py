@@ -55,6 +55,9 @@ class AbstractLink(eqx.Module):
 class AbstractUnitLink(AbstractLink):
     """A link of a probability."""
 
+    #: whether $1-\mu(\eta)=\mu(-\eta)$
+    symmetric: ClassVar[bool]
+
     @abc.abstractmethod
     def log_rest(self, eta: Array) -> Array:
         r"""$\log(1-\mu)$."""
@@ -152,6 +155,7 @@ class Logit(AbstractUnitLink):
     r"""$\mu = 1/(1+e^{-\eta})$."""
 
     name: ClassVar[str] = "logit"
+    symmetric: ClassVar[bool] = True
 
     def mean(self, eta):
         return sigmoid(eta)
@@ -179,6 +183,7 @@ class Probit(AbstractUnitLink):
     r"""$\mu = \Phi(\eta)$."""
 
     name: ClassVar[str] = "probit"
+    symmetric: ClassVar[bool] = True
 
     def mean(self, eta):
         return ndtr(eta)
@@ -206,6 +211,7 @@ class Cloglog(AbstractUnitLink):
     r"""$\mu = 1 - \exp(-e^\eta)$: whether a time of proportional hazards has ended."""
 
     name: ClassVar[str] = "cloglog"
+    symmetric: ClassVar[bool] = False
 
     def mean(self, eta):
         return -jnp.expm1(-jnp.exp(jnp.minimum(eta, HUGE)))

@@ -10,6 +10,7 @@ from jax.flatten_util import ravel_pytree
 from jaxtyping import Array, Float
 
 from ...problem.model import (
+    AbstractConcave,
     AbstractDifferentiated,
     AbstractModel,
     AbstractPointwise,
@@ -21,14 +22,23 @@ from ...problem.model import (
 from ...problem.space import Positive, Real
 from .base import AbstractResponse
 from .cells import ByCells
+from .counts import Binomial, Poisson
 from .curvature import ByPredictor
 from .derivatives import by_rows
 from .factor import Factor
 from .priors import Prior
 from .spaces import Ordered, Scaled
 
+#: share of the least number from which on a sum of log densities has one of minus infinity in it
+IMPOSSIBLE = 1e-15
 
-class Mixed(AbstractModel, AbstractDifferentiated, AbstractPointwise, AbstractStructured):
+
+def is_concave(response: AbstractResponse) -> bool:
+    r"""Whether $\log p(y\mid\eta)$ is concave in the predictor for all y: of a probability by each of its links."""
+    return type(response) is Binomial or (type(response) is Poisson and response.link.name == "log")
+
+
+class Mixed(AbstractModel, AbstractConcave, AbstractDifferentiated, AbstractPointwise, AbstractStructured):
     """A generalised linear mixed model of one unit: a group of the coarsest factor with all that is nested in it, or all data.
 
     A unit holds "X" (rows, p), "y", "base" (what of the density depends on the data alone), "offset", "weight" (rows,; zero in
@@ -42,6 +52,10 @@ class Mixed(AbstractModel, AbstractDifferentiated, AbstractPointwise, AbstractSt
     #: of the parameters; and the share of its log density that a unit counts, one divided by their number
     prior: Prior | None = None
     share: Array | np.ndarray | float = 1.0
+
+    @property
+    def concave(self) -> bool:
+        return is_concave(self.response)
 
     @property
     def in_order(self) -> list[Factor]:
@@ -71,13 +85,19 @@ class Mixed(AbstractModel, AbstractDifferentiated, AbstractPointwise, AbstractSt
         return eta
 
     def log_rows(self, params: Params, eta: Array, y: Unit) -> Float[Array, " rows"]:
-        """Weighted log densities; zero in padding."""
+        """Weighted log densities, the least number for minus infinity; zero in padding, also of that."""
         logs = self.response.log_kernel(y["y"], eta, params["dispersion"], y.get("trials")) + y["base"]
-        return jnp.where(y["weight"] > 0, y["weight"] * logs, 0.0)
+        # A choice between what is expensive and zero would be compiled to a branch, and vectors to numbers one by one.
+        return y["weight"] * jnp.maximum(logs, jnp.finfo(logs.dtype).min)
+
+    def log_likelihood(self, params: Params, eta: Float[Array, "*g rows"], y: Unit) -> Float[Array, "*g"]:
+        """The sum over rows; minus infinity where that of one is."""
+        logs = jnp.sum(self.log_rows(params, eta, y), axis=-1)
+        return jnp.where(logs < jnp.finfo(logs.dtype).min * IMPOSSIBLE, -jnp.inf, logs)
 
     def log_joint(self, params, z, y):
         squares = sum(jnp.sum(u**2) + u.size * jnp.log(2 * jnp.pi) for u in z.values())
-        return jnp.sum(self.log_rows(params, self.predictor(params, z, y), y)) - squares / 2 + self.log_prior(params)
+        return self.log_likelihood(params, self.predictor(params, z, y), y) - squares / 2 + self.log_prior(params)
 
     def log_prior(self, params: Params) -> Any:
         """A unit's share of the log density of the parameters: all units together have it once."""

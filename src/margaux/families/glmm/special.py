@@ -9,6 +9,8 @@ import jax.numpy as jnp
 from jax.scipy.special import ndtr
 from jaxtyping import Array
 
+from ...numerics import density
+
 #: from where the tail of the normal distribution is a continued fraction, and its depth: exact to double precision there
 TAIL, DEPTH = 6.0, 14
 #: coefficients of Stirling's series, and from where it is exact to double precision
@@ -29,7 +31,7 @@ sigmoid.defjvps(lambda tangent, value, x: tangent * value * sigmoid(-x))
 @jax.custom_jvp
 def log_sigmoid(x: Array) -> Array:
     """log of `sigmoid`."""
-    return -jax.nn.softplus(-x)
+    return -density.softplus(-x)
 
 
 log_sigmoid.defjvps(lambda tangent, _, x: tangent * sigmoid(-x))
