@@ -19,7 +19,7 @@ from .columns import Columns, check_finite, check_missing, check_names, columns_
 from .covariances import Effects, Places, dependent
 from .groups import Grouping
 from .outcome import Outcome, as_ordered, outcome
-from .syntax import PLACED, Bar, column_name, parsed
+from .syntax import PLACED, Bar, Syntax, column_name, named, parsed
 from .terms import Term, random_terms
 
 if TYPE_CHECKING:
@@ -227,6 +227,8 @@ def design(
     nodes = [syntax.response, *nodes] if given is None else nodes
     frame = _tidied(data, [*nodes, *_by_name(offset), *_by_name(weights)], "the data")
     found = outcome(syntax.response, frame, data) if given is None else given
+    if given is None:
+        _check_response(syntax, frame)
     fixed = _fixed(syntax.fixed, frame)
     terms, groups, columns = random_terms(syntax, frame, data)
     chosen = _weights(weights, frame)
@@ -237,6 +239,13 @@ def design(
     added = _offset(syntax.offsets, offset, frame)
     table: Any = data[list(frame.columns)].reset_index(drop=True)
     return Design(found.name, found.y, found.trials, found.levels, fixed, terms, added, chosen, table, recipe)
+
+
+def _check_response(syntax: Syntax, frame: pd.DataFrame) -> None:
+    """Raises: ValueError: a column of the response is a predictor of itself."""
+    both = set(named(syntax.response)[0]) & set(named(syntax.fixed)[0]) & set(map(str, frame.columns))
+    if both and column_name(syntax.response) in both:
+        raise ValueError(f'"{min(both)}" stands on both sides of "{syntax.formula}"; leave it out on the right')
 
 
 def fixed_part(formula: str, data: pd.DataFrame) -> FixedPart:
