@@ -194,6 +194,9 @@ def design(
     contrasts, `I(x / 2)`, `log(x)`, `poly(x, 2)`, `bs(x, df=4)`, `scale(x)`. Categories keep the order they have; the first
     is the reference. Random terms are those of lme4 and glmmTMB: `(1 + x | g)`, `(x || g)`, `(0 + x | g)`, `g/h` and `g:h` behind
     the bar, and one of the words us, diag, cs, ar1, mat, exp around a term: `ar1(0 + time | g)`, `mat(0 + east + north | g)`.
+    With s the distance of two places in time or in the plane, in units of the range, the correlation is $e^{-s}$ by exp or
+    `mat12`, $(1 + s)e^{-s}$ by mat or `mat32`, and $(1 + s + s^2/3)e^{-s}$ by `mat52`: Matern's of smoothness 1/2, 3/2 and 5/2,
+    in glmmTMB's parametrisation (others have $\sqrt{2\nu}$ times the range).
     A double bar makes all effects independent, those of a categorical x too, as glmmTMB has it (and lme4 from 2.0 if asked to).
 
     The response is a column of numbers, truth values or two categories (the second is the success), `y["yes"]` to choose the

@@ -14,6 +14,7 @@ from jax.flatten_util import ravel_pytree
 
 from ...numerics.compiling import compiled
 from ...numerics.precision import default_dtype, precision, settle
+from .factor import RANGED
 from .model import fixed_effects
 
 if TYPE_CHECKING:
@@ -36,12 +37,12 @@ def names(model: Mixed, design: Design) -> list[str]:
         own += [f"{a}|{b}" for a, b in zip(levels[:-1], levels[1:], strict=True)] if name == "thresholds" else [name]
     for factor, term in zip(model.factors, design.terms, strict=True):
         columns = term.columns
-        one = factor.structure in ("ar1", "mat", "exp")
+        one = factor.structure == "ar1" or factor.structure in RANGED
         spread += [f"sd_{factor.name}"] if one or columns == ["Intercept"] else [f"sd_{factor.name}[{name}]" for name in columns]
         if factor.structure == "us":
             shape += [f"cor_{factor.name}[{columns[j]},{columns[i]}]" for i in range(factor.k) for j in range(i)]
         elif factor.structure != "diag":
-            shape.append(("range_" if factor.structure in ("mat", "exp") else "cor_") + factor.name)
+            shape.append(("range_" if factor.structure in RANGED else "cor_") + factor.name)
     return [*design.names, *own, *spread, *shape]
 
 
@@ -62,7 +63,7 @@ def values(model: Mixed, params: PyTree) -> Float[Array, " q"]:
                 shape.append(((root / sd[:, None]) @ (root / sd[:, None]).T)[np.tril_indices(factor.k, -1)])
         else:
             spread.append(params["sd"][factor.name])
-            shape.append(params["range" if factor.structure in ("mat", "exp") else "cor"][factor.name])
+            shape.append(params["range" if factor.structure in RANGED else "cor"][factor.name])
     return jnp.concatenate([fixed_effects(params), *own, *spread, *shape])
 
 
@@ -113,7 +114,7 @@ def given(model: Mixed, design: Design, params: dict[str, Any], start: Mapping[s
             out.setdefault("root", {})[factor.name] = lower[np.tril_indices(factor.k)]
         else:
             out.setdefault("sd", {})[factor.name] = sd
-            shape = "range" if factor.structure in ("mat", "exp") else "cor"
+            shape = "range" if factor.structure in RANGED else "cor"
             out.setdefault(shape, {})[factor.name] = np.array([next(flat)])
     return out
 
