@@ -73,7 +73,7 @@ def test_what_is_visited_is_one_set_of_draws_a_key(fit, monkeypatch):
     monkeypatch.setattr(module, "each_unit", each_unit)
     rule = Rule(mx.ImportanceSampling(9), "rows", 3, 40)
     found = evaluate(fit, rule, fit.params, [1, 4])
-    assert calls == [(1, 20 + 10 * 4, "rows", True, ("complete",)), (4, 20 + 10 * 4, "rows", True, ("complete",))]
+    assert calls == [(1, 20 * 4, "rows", True, ("complete",)), (4, 20 * 4, "rows", True, ("complete",))]
     np.testing.assert_array_equal(found.scores[:, 0, 0], [1.0, 4.0])
     np.testing.assert_array_equal(found.complete, np.eye(2) * np.array([2, 5])[:, None, None])
     np.testing.assert_array_equal(found.ess, np.arange(N) + 10.0)  # the worst of both
@@ -84,7 +84,7 @@ def test_what_is_visited_is_one_set_of_draws_a_key(fit, monkeypatch):
     monkeypatch.setattr(module, "sample", lambda n: np.arange(3))
     evaluate(fit, rule, fit.params, [2])
     assert calls == [(2, 20 + 10 * 2, "rows", True, ()), (2, 20 + 10 * 2, "rows", True, ()),
-                     (2, 20 + 10 * 4, "rows", False, ("complete",))]  # fmt: skip
+                     (2, 20 * 4, "rows", False, ("complete",))]  # fmt: skip
 
 
 def test_a_likelihood_is_the_mean_over_sets_unit_by_unit():

@@ -244,7 +244,7 @@ def test_quadrature_is_the_rule_of_gauss_and_hermite_at_the_mode(n_nodes):
 
 
 def test_quadrature_in_two_dimensions_and_what_it_refuses():
-    nodes, log_w = mx.Quadrature(4)._grid(2, float)
+    nodes, log_w = mx.Quadrature(4).points(2)
     square = np.exp(log_w - np.sum(np.asarray(nodes) ** 2, axis=1) / 2) / (2 * np.pi)
     assert nodes.shape == (16, 2) and square.sum() == pytest.approx(1.0)
     assert np.sum(square * nodes[:, 0] ** 2 * nodes[:, 1] ** 4) == pytest.approx(3.0)

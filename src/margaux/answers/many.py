@@ -31,7 +31,7 @@ from .flock import Flock
 from .likelihood import TOLERANCE, WIDER
 from .polish import MOST
 from .rules import NODES
-from .search import CLOSE, FLAT
+from .search import CLOSE, too_far
 
 if TYPE_CHECKING:
     from ..problem.model import AbstractModel
@@ -192,7 +192,7 @@ class _Searches:
         for u, matrix in zip(self.u, self.here.matrix, strict=True):
             params, jacobian = moved_to(self.space, self.template, u.astype(self.flock.dtype))
             inverse = guarded(matrix)[0]
-            flat = np.sqrt(np.diagonal(inverse)) > FLAT
+            flat = too_far(np.sqrt(np.diagonal(inverse)), np.diagonal(matrix))
             unknown = np.abs(jacobian[:, flat]).sum(axis=1) > 0
             each.append(params)
             edge.append(flat.any())

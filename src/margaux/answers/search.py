@@ -244,7 +244,7 @@ class Search:
         """To either side of one of the free coordinates, by so much of all of them; where that is too far to be true, by
         what is sensible, and at zero."""
         here, places = self.at.u, np.flatnonzero(self.free)
-        flat = not np.abs(toward).max() <= FLAT
+        flat = bool(too_far(np.abs(toward).max(), self.at.matrix[places[place], places[place]]))
         if flat:
             toward = toward * FLAT / np.abs(toward).max() if np.all(np.isfinite(toward)) else FLAT * np.eye(len(places))[place]
         # Proposals are held near by; further away they would be those of other posteriors, and serve to see a parabola.
@@ -298,6 +298,12 @@ def newton(here: Evaluation | Place, free: np.ndarray, radius: float) -> tuple[n
     if leap > 1:
         step, share = step / leap, share / leap
     return step, length, (share - share**2 / 2) * length**2
+
+
+def too_far(step: Any, own: Any) -> Any:
+    """Whether steps of a standard error of coordinates are too long to be true, given the information on each alone: one that
+    is known well given the others goes far with them, as an intercept does where a covariate is far from zero."""
+    return ~(np.asarray(step) <= FLAT) & ~(np.isfinite(step) & (np.asarray(own) > FLAT**-2))
 
 
 def inverse(matrix: np.ndarray) -> np.ndarray:

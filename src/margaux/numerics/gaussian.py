@@ -34,11 +34,22 @@ def laplace(
     r"""Mode $\hat z$ and the Cholesky factor of $(-\nabla^2\log p)^{-1}$ there, by so many damped Newton steps.
 
     A step is kept only where it raises the density; otherwise the damping grows tenfold
-    (Levenberg and Marquardt), so that a start in a region without curvature is safe. For whom follows a mode from one
-    iteration to the next; `find_mode` goes on until it is found.
+    (Levenberg and Marquardt), so that a start in a region without curvature is safe. Where none of them was kept, and the start
+    is no mode, more are tried until one is: who comes back with the same start would stay there for ever. For whom follows a
+    mode from one iteration to the next; `find_mode` goes on until it is found.
     """
     first, turn = _newton(logdensity, start)
-    _, mode, _, (_, _, negative_hessian) = jax.lax.fori_loop(0, n_newton + 1, lambda _, state: turn(state), first)
+
+    def unfinished(pair):
+        count, (proposal, mode, damping, (_, slope, _)) = pair
+        stuck = jnp.all(mode == start) & (damping < HOPELESS) & (slope @ (proposal - mode) > FOUND**2)
+        return (count <= n_newton) | stuck
+
+    def go_on(pair):
+        count, state = pair
+        return count + 1, turn(state)
+
+    _, (_, mode, _, (_, _, negative_hessian)) = jax.lax.while_loop(unfinished, go_on, (0, first))
     return mode, _inverse_root(negative_hessian)
 
 

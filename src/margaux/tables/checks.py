@@ -59,6 +59,13 @@ def numbers_of(values: pd.Series, what: str) -> np.ndarray:
 def check_category(values: pd.Series, name: str) -> None:
     """No text with other things among it, and no holes."""
     seen: Any = values[values.notna()]
+    inside = [isinstance(value, (list, dict, set, np.ndarray)) for value in seen] if values.dtype == object else [False]
+    if any(inside):
+        row = inside.index(True)
+        raise TypeError(
+            f'column "{name}" holds {type(seen.iloc[row]).__name__}s (row {seen.index[row]} holds {seen.iloc[row]!r}); give one '
+            "value a row"
+        )
     if values.dtype == object and pd.api.types.infer_dtype(seen).startswith("mixed"):
         text = [isinstance(value, str) for value in seen]
         if any(text):

@@ -42,6 +42,18 @@ def test_a_level_without_counts_is_flat_among_many_coefficients(table):
     assert model.certificate_.word == "careful" and "flat along level[l3]" in str(model.certificate_)
 
 
+def test_a_covariate_far_from_zero_does_not_make_the_intercept_flat(table):
+    """Of a calendar year the intercept has a standard error of thousands of percent, and all is known about it that there is."""
+    rng = np.random.default_rng(5)
+    data = table.assign(y=rng.poisson(table["mean"]), year=2015 + 5 * table["x"])
+    near, far = (fitted(f"y ~ {x} + (1 | g)", "poisson", data) for x in ("x", "year"))
+    assert far.certificate_.word == near.certificate_.word == "certified", str(far.certificate_)
+    assert float(far.loglik_) == pytest.approx(float(near.loglik_), abs=1e-6)
+    assert far.stderr_["year"] == pytest.approx(near.stderr_["x"] / 5, rel=1e-5)
+    many = mx.GLMM("~ year + (1 | g)", family="poisson", verbose=False).fit_many(data[["y"]], data[["year", "g"]])
+    assert many.verdicts["word"].iloc[0] == "certified"
+
+
 def test_an_outlier_that_one_group_knows_all_about(table):
     """Its posterior is a hundredth of a standard error wide: nodes of one place say nothing about the next. The maximum is by
     sums over grids of 4001 points a group, climbed without derivatives."""

@@ -1,5 +1,7 @@
 """Closed forms of a mixed-effects model's derivatives against those of its log joint, differentiated."""
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -44,7 +46,7 @@ def test_two_derivatives(name):
         design = np.stack([np.ones(b), rng.normal(size=b), np.ones(b), np.ones(b)], axis=1)
         batch = jax.tree.map(jnp.asarray, {"rows": {"x": rng.uniform(0, 2, (b, rows)), "y": y}, "mask": mask, "design": design})
         root = np.eye(3) + 0.3 * np.tril(rng.normal(size=(3, 3)))
-        params = {"beta": rng.normal(0.3, 0.1, model.split)}
+        params: dict[str, Any] = {"beta": rng.normal(0.3, 0.1, model.split)}
         if model.split < 4:
             params["fixed"] = np.array([0.2])
         if model.independent:

@@ -16,6 +16,7 @@ from ...numerics.precision import precision
 from ...showing.arviz import Parts
 from ...showing.parts import check_fitted
 from .integrated import with_all_effects
+from .model import fixed_effects
 
 if TYPE_CHECKING:
     from jaxtyping import PyTree
@@ -97,7 +98,7 @@ def _in_order(values: np.ndarray, rows: np.ndarray) -> np.ndarray:
 def _simulated(fitted: GLMM, effects: dict[str, np.ndarray], key: int) -> np.ndarray:
     """New responses (chain, draw, N) of the same groups."""
     design, params = fitted.design_, fitted.result_.params
-    eta = design.X @ np.asarray(params["beta"], float) + design.offset
+    eta = design.X @ np.asarray(fixed_effects(params), float) + design.offset
     for name, term in zip(fitted.layout_.names, design.terms, strict=True):
         eta = eta + np.sum(term.Z * effects[name][:, :, term.codes], axis=-1)
     with precision(np.dtype(np.float64)):

@@ -35,6 +35,8 @@ FUNCTIONS: dict[str, Any] = {
 }
 #: words of a formula that are no functions of their own: of the response, and of coordinates
 WORDS = ("cbind", "numFactor")
+#: numbers whose squares can be summed
+LARGEST = 1e100
 KNOWN = {**FUNCTIONS, **TRANSFORMS, **ENCODINGS}
 #: formulae looks its own functions up by itself, before these
 _ENVIRONMENT = Environment([FUNCTIONS])
@@ -149,7 +151,7 @@ def numbers(node: Any, frame: pd.DataFrame, what: str) -> np.ndarray:
 
 
 def check_finite(values: np.ndarray, names: list[str], frame: pd.DataFrame, what: str) -> None:
-    """No NaN and no infinite entry in columns (N, k).
+    """No NaN, and no entry that is infinite or whose square is, in columns (N, k).
 
     Raises:
         ValueError: with the column, the row and what the columns it is made of hold there.
@@ -162,6 +164,14 @@ def check_finite(values: np.ndarray, names: list[str], frame: pd.DataFrame, what
         told = f" (where {', '.join(f'{name} is {frame[name].iloc[row]}' for name in inside)})" if inside else ""
         is_ = "not a number" if np.isnan(values[row, j]) else "infinite"
         raise ValueError(f'{what} "{names[j]}" is {is_} at {rows_told(bad[:, j])}{told}; mend or drop these rows')
+    large = np.abs(values) > LARGEST
+    if large.any():
+        j = int(np.flatnonzero(large.any(axis=0))[0])
+        shown = values[large[:, j], j][0]
+        raise ValueError(
+            f'{what} "{names[j]}" is {shown:g} at {rows_told(large[:, j])}, too large to compute with; mend these rows, or '
+            "measure it in other units"
+        )
 
 
 @dataclasses.dataclass(frozen=True)

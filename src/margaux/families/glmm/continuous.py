@@ -194,6 +194,8 @@ class Gamma(AbstractResponse):
             "and a gamma response is positive",
             "drop these rows, or model zeros by a hurdle (margaux's Hurdle) of gamma",
         )
+        least = np.finfo(float).tiny
+        refuse(y < least, y, f"and less than {least:.0e} is zero to a computer", "measure it in other units, or drop these rows")
 
     def row_effects(self, trials=None):
         return False

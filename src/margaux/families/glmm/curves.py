@@ -15,6 +15,7 @@ from scipy import stats
 from ...numerics.precision import precision
 from ...numerics.wald import check_level
 from ...tables.checks import is_number, listed
+from .model import fixed_effects
 from .ordinal import Ordinal
 
 if TYPE_CHECKING:
@@ -148,7 +149,7 @@ def _intervals(model: GLMM, X: np.ndarray, level: float) -> tuple[np.ndarray, np
     offset = float(np.mean(model.design_.offset))
 
     def transformed(params: Any) -> Any:
-        eta = X @ params["beta"] + offset
+        eta = X @ fixed_effects(params) + offset
         trials = _one_each(model, eta)
         if isinstance(response, Ordinal):
             p = response.probabilities(eta, params["dispersion"])

@@ -26,7 +26,7 @@ from .base import AbstractResponse
 from .corrected import Correction, corrected
 from .effects import effects_of, frames
 from .elimination import can_eliminate
-from .fitting import METHODS, MOST, Asked, approximate, estimate, is_exact, started
+from .fitting import METHODS, MOST, Asked, approximate, check_size, estimate, is_exact, started
 from .formula import design
 from .layout import laid_out
 from .likelihood import remember_exact, settled, without_prior
@@ -137,6 +137,8 @@ class GLMM(Parameters, Answers):
         keep_compilations()
         layout = laid_out(found, response, whole=self.reml)
         start = started(found, response, layout)
+        if not self.reml:
+            check_size(found, layout, start)
         prior = priors.given(self.prior, found.names, layout.factors, self.reml)
         model = Mixed(response, layout.factors, start.scale, prior, np.asarray(1 / len(layout.rows)))
         if self.start is not None:

@@ -13,6 +13,7 @@ from ...numerics.precision import precision
 from .continuous import Gamma, Gaussian, Student
 from .counts import Binomial, NegativeBinomial1, NegativeBinomial2, Poisson
 from .links import AbstractLink, AbstractUnitLink
+from .model import fixed_effects
 from .ordinal import Ordinal
 from .prediction import mean_of, predictor
 from .zeros import Hurdle, ZeroInflated
@@ -56,7 +57,7 @@ def variances(model: GLMM) -> Variances:
     """
     response, design = model.model_.response, model.design_
     _check(response)
-    beta = np.asarray(model.result_.params["beta"], float)
+    beta = np.asarray(fixed_effects(model.result_.params), float)
     spread = {"random": np.zeros(len(design.y)), "rows": np.zeros(len(design.y))}
     for name, term in zip(model.layout_.names, design.terms, strict=True):
         each = np.einsum("ij,jk,ik->i", term.Z, model.covariance_(name), term.Z)

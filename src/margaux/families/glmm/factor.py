@@ -17,12 +17,20 @@ EDGE = 1e-9
 BEYOND = 1e3
 
 
+#: structures whose correlation falls with distance, and what it is of distances in units of the range
+RANGED = {
+    "exp": lambda s: jnp.exp(-s),
+    "mat": lambda s: (1 + s) * jnp.exp(-s),
+    "mat52": lambda s: (1 + s + s**2 / 3) * jnp.exp(-s),
+}
+
+
 class Factor(eqx.Module):
     """Random effects of the groups of one grouping factor.
 
     Attributes:
         name: that its parameters go by. k: effects a group. groups: how many a unit has, at most. structure: of the covariance.
-        positions: k places in one or two dimensions, for ar1, mat and exp.
+        positions: k places in one or two dimensions, for ar1 and `RANGED`.
     """
 
     name: str = eqx.field(static=True)
@@ -53,7 +61,7 @@ class Factor(eqx.Module):
         if self.structure in ("us", "diag"):
             rows = np.tril_indices(self.k)[0] if self.structure == "us" else np.arange(self.k)
             return {"root": Scaled(size[rows])}
-        if self.structure in ("mat", "exp"):
+        if self.structure in RANGED:
             return {"sd": Positive(), "range": Positive()}
         least = -1 / (self.k - 1) if self.structure == "cs" else -1.0
         return {"sd": Positive(), "cor": Box(least + EDGE, 1 - EDGE)}
@@ -83,7 +91,7 @@ class Factor(eqx.Module):
         apart = self.apart[self.apart > 0]
         reach = jnp.clip(params["range"][self.name][0], apart.min() / BEYOND, apart.max() * BEYOND)
         scaled = jnp.asarray(self.apart, reach.dtype) / reach
-        near = jnp.exp(-scaled) if self.structure == "exp" else (1 + scaled) * jnp.exp(-scaled)
+        near = RANGED[self.structure](scaled)
         return near + 1e-10 * jnp.eye(self.k, dtype=near.dtype)
 
 

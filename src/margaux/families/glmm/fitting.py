@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+import jax
 import numpy as np
 
+from ...algorithms.newton import LARGEST
 from ...algorithms.recipes import lbfgs, newton
 from ...answers.fit import Fit
 from ...esteps import AbstractEStep, Laplace, Quadrature
@@ -60,7 +62,23 @@ def started(design: Design, response: AbstractResponse, layout: Layout) -> Start
     unit = unit_of(response, dispersion)
     effects, sizes = moderate(design, layout, unit)
     own = {name: np.asarray(value, float) for name, value in dispersion.items()}
-    return Start({"beta": beta, "dispersion": own} | effects, unit * sensible(design), sizes)
+    fixed = {"beta": beta} if beta.size else {}
+    return Start(fixed | {"dispersion": own} | effects, unit * sensible(design), sizes)
+
+
+def check_size(design: Design, layout: Layout, start: Start) -> None:
+    """Raises: ValueError: there are more parameters than Newton's steps can be taken in."""
+    count = sum(np.size(leaf) for leaf in jax.tree.leaves(start.params))
+    if count <= LARGEST or "cells" in layout.units:
+        return
+    levels = {name: len(of) for name, of in design.fixed.recipe.levels.items()}
+    name = max(levels, key=levels.__getitem__, default="")
+    many = levels.get(name, 0) > LARGEST / 2
+    mend = f'"{name}" has {levels[name]} levels: group by it, as (1 | {name})' if many else "leave terms out, or join levels"
+    raise ValueError(
+        f"the formula makes {count} parameters, {len(design.names)} of them fixed effects, and at most {LARGEST} are fitted "
+        f"together; {mend}"
+    )
 
 
 def unit_of(response: AbstractResponse, dispersion: dict[str, Any]) -> float:

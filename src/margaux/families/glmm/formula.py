@@ -19,7 +19,7 @@ from .columns import Columns, check_finite, check_missing, check_names, columns_
 from .covariances import Effects, Places, dependent
 from .groups import Grouping
 from .outcome import Outcome, as_ordered, outcome
-from .syntax import PLACED, Bar, column_name, parsed
+from .syntax import PLACED, Bar, Syntax, column_name, named, parsed
 from .terms import Term, random_terms
 
 if TYPE_CHECKING:
@@ -194,6 +194,9 @@ def design(
     contrasts, `I(x / 2)`, `log(x)`, `poly(x, 2)`, `bs(x, df=4)`, `scale(x)`. Categories keep the order they have; the first
     is the reference. Random terms are those of lme4 and glmmTMB: `(1 + x | g)`, `(x || g)`, `(0 + x | g)`, `g/h` and `g:h` behind
     the bar, and one of the words us, diag, cs, ar1, mat, exp around a term: `ar1(0 + time | g)`, `mat(0 + east + north | g)`.
+    With s the distance of two places in time or in the plane, in units of the range, the correlation is $e^{-s}$ by exp or
+    `mat12`, $(1 + s)e^{-s}$ by mat or `mat32`, and $(1 + s + s^2/3)e^{-s}$ by `mat52`: Matern's of smoothness 1/2, 3/2 and 5/2,
+    in glmmTMB's parametrisation (others have $\sqrt{2\nu}$ times the range).
     A double bar makes all effects independent, those of a categorical x too, as glmmTMB has it (and lme4 from 2.0 if asked to).
 
     The response is a column of numbers, truth values or two categories (the second is the success), `y["yes"]` to choose the
@@ -227,6 +230,8 @@ def design(
     nodes = [syntax.response, *nodes] if given is None else nodes
     frame = _tidied(data, [*nodes, *_by_name(offset), *_by_name(weights)], "the data")
     found = outcome(syntax.response, frame, data) if given is None else given
+    if given is None:
+        _check_response(syntax, frame)
     fixed = _fixed(syntax.fixed, frame)
     terms, groups, columns = random_terms(syntax, frame, data)
     chosen = _weights(weights, frame)
@@ -237,6 +242,13 @@ def design(
     added = _offset(syntax.offsets, offset, frame)
     table: Any = data[list(frame.columns)].reset_index(drop=True)
     return Design(found.name, found.y, found.trials, found.levels, fixed, terms, added, chosen, table, recipe)
+
+
+def _check_response(syntax: Syntax, frame: pd.DataFrame) -> None:
+    """Raises: ValueError: a column of the response is a predictor of itself."""
+    both = set(named(syntax.response)[0]) & set(named(syntax.fixed)[0]) & set(map(str, frame.columns))
+    if both and column_name(syntax.response) in both:
+        raise ValueError(f'"{min(both)}" stands on both sides of "{syntax.formula}"; leave it out on the right')
 
 
 def fixed_part(formula: str, data: pd.DataFrame) -> FixedPart:

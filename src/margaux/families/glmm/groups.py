@@ -9,7 +9,7 @@ import numpy as np
 import pandas as pd
 from formulae.expr import Literal
 
-from .columns import evaluated
+from .columns import check_finite, evaluated
 from .syntax import column_name, text
 
 #: levels from which a column of numbers that are not whole is no grouping factor but a measurement
@@ -86,6 +86,8 @@ def _levels_of(node: Any, frame: pd.DataFrame) -> tuple[np.ndarray, pd.Index]:
     values = _values(node, frame)
     if isinstance(values.dtype, pd.CategoricalDtype):
         return values.cat.codes.to_numpy(np.int64), pd.Index(values.cat.categories)
+    if values.dtype.kind == "f":
+        check_finite(values.to_numpy()[:, None], [text(node)], frame, "the grouping factor")
     codes, levels = pd.factorize(values, sort=True)
     levels = pd.Index(levels)
     measured = levels.dtype.kind == "f" and bool((levels.to_numpy() % 1 != 0).any())

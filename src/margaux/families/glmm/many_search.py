@@ -13,7 +13,7 @@ from ...answers.ascents import Heights, climb, newton, pseudo_inverses
 from ...answers.likelihood import TOLERANCE, WIDER
 from ...answers.many import FEW, NEAR
 from ...answers.rules import NODES
-from ...answers.search import ASIDE, FLAT, NOTHING, RISEN
+from ...answers.search import ASIDE, FLAT, NOTHING, RISEN, too_far
 from ...esteps import Laplace, Quadrature
 
 if TYPE_CHECKING:
@@ -142,7 +142,7 @@ class Search:
         base = self.here.value[which]
         best, place = base + RISEN, self.u[which].copy()
         for j in range(k):
-            toward, flat = _toward(covariance, j)
+            toward, flat = _toward(covariance, self.here.matrix[which, j, j], j)
             falls = self._fallen(rule, which, toward, base, best, place)
             # A curvature that is one of rounding errors hides that nothing falls.
             again = ~flat & (np.abs(falls).max(axis=1) < NOTHING)
@@ -182,15 +182,15 @@ class Search:
         return values
 
 
-def _toward(covariance: Float[np.ndarray, "m k k"], j: int) -> tuple[Float[np.ndarray, "m k"], np.ndarray]:
+def _toward(covariance: Float[np.ndarray, "m k k"], own: np.ndarray, j: int) -> tuple[Float[np.ndarray, "m k"], np.ndarray]:
     """A standard error of a coordinate with what moves along, and whether that is too far to look: then as far as is sensible."""
     size = np.sqrt(np.maximum(covariance[:, j, j], 0.0))
     toward = covariance[:, :, j] / np.where(size > 0, size, np.nan)[:, None]
     known: Any = np.isfinite(toward).all(axis=1)
     toward = np.where(known[:, None], toward, FLAT * np.eye(covariance.shape[1])[j])
     most = np.abs(toward).max(axis=1)
-    flat = ~known | (most > FLAT)
-    return np.where((most > FLAT)[:, None], toward * (FLAT / most)[:, None], toward), flat
+    far = too_far(most, own)
+    return np.where(far[:, None], toward * (FLAT / most)[:, None], toward), ~known | far
 
 
 def _rules(width: int, level: int) -> tuple[Quadrature, Quadrature]:

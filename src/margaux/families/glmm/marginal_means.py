@@ -12,6 +12,7 @@ import scipy.special
 import scipy.stats
 
 from ...numerics.wald import check_level, interval
+from .model import fixed_effects
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -154,7 +155,7 @@ def marginal_means(
     weights = (weights / weights.sum(axis=1, keepdims=True)) @ X
     V = model.cov_params().loc[design.names, design.names].to_numpy()
     covariance = weights @ V @ weights.T
-    mean = weights @ np.asarray(model.result_.params["beta"], float) + float(design.offset.mean())
+    mean = weights @ np.asarray(fixed_effects(model.result_.params), float) + float(design.offset.mean())
     first = grid.groupby(names, sort=False, observed=True).head(1)
     index = (
         pd.Index(first[names[0]].tolist(), name=names[0])
@@ -189,7 +190,7 @@ def _grid(known: dict[str, Any], by: list[str], at: dict[str, Any]) -> pd.DataFr
     unknown = [name for name in (*by, *at) if name not in known]
     if unknown or not by:
         what = f'"{unknown[0]}" is no column of the fixed effects' if unknown else "by= names no column"
-        raise ValueError(f"{what}; they are {', '.join(known)}")
+        raise ValueError(f"{what}; " + (f"they are {', '.join(known)}" if known else "the formula has none"))
     values = {name: list(value) if isinstance(value, list) else [value] for name, value in known.items()}
     for name, chosen in at.items():
         values[name] = [chosen] if isinstance(chosen, str) or np.ndim(chosen) == 0 else list(chosen)

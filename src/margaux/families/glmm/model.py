@@ -38,6 +38,11 @@ def is_concave(response: AbstractResponse) -> bool:
     return type(response) is Binomial or (type(response) is Poisson and response.link.name == "log")
 
 
+def fixed_effects(params: Params) -> Any:
+    """Coefficients (p,) of fixed effects: parameters have no entry for them where a model has none."""
+    return params.get("beta", np.zeros(0, np.float32))
+
+
 class Mixed(AbstractModel, AbstractConcave, AbstractDifferentiated, AbstractPointwise, AbstractStructured):
     """A generalised linear mixed model of one unit: a group of the coarsest factor with all that is nested in it, or all data.
 
@@ -77,7 +82,7 @@ class Mixed(AbstractModel, AbstractConcave, AbstractDifferentiated, AbstractPoin
 
     def predictor(self, params: Params, z: dict[str, Array], y: Unit) -> Float[Array, " rows"]:
         r"""$\eta$."""
-        eta = y["X"] @ params["beta"] + y["offset"]
+        eta = y["X"] @ fixed_effects(params) + y["offset"]
         for factor in self.factors:
             effects = z[factor.name] @ factor.root(params).T
             own = effects[y["code"][factor.name]] if factor.groups > 1 else effects[0]
@@ -124,7 +129,7 @@ class Mixed(AbstractModel, AbstractConcave, AbstractDifferentiated, AbstractPoin
     def space(self, sizes: dict[str, np.ndarray]) -> dict[str, Any]:
         """Of the parameters, given standard deviations of the effects of each factor that matter."""
         thresholds = {name: Ordered() if name == "thresholds" else Positive() for name in self.response.dispersion}
-        out: dict[str, Any] = {"beta": Scaled(self.scale)}
+        out: dict[str, Any] = {"beta": Scaled(self.scale)} if np.shape(self.scale)[-1] else {}
         out["dispersion"] = thresholds | {name: Real() for name in self.response.predictors}
         for factor in self.factors:
             for name, space in factor.space(sizes[factor.name]).items():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import numbers
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -13,6 +14,8 @@ from jax.flatten_util import ravel_pytree
 
 from ...numerics.compiling import compiled
 from ...numerics.precision import default_dtype, precision, settle
+from .factor import RANGED
+from .model import fixed_effects
 
 if TYPE_CHECKING:
     from jaxtyping import Array, Bool, Float, PyTree
@@ -34,12 +37,12 @@ def names(model: Mixed, design: Design) -> list[str]:
         own += [f"{a}|{b}" for a, b in zip(levels[:-1], levels[1:], strict=True)] if name == "thresholds" else [name]
     for factor, term in zip(model.factors, design.terms, strict=True):
         columns = term.columns
-        one = factor.structure in ("ar1", "mat", "exp")
+        one = factor.structure == "ar1" or factor.structure in RANGED
         spread += [f"sd_{factor.name}"] if one or columns == ["Intercept"] else [f"sd_{factor.name}[{name}]" for name in columns]
         if factor.structure == "us":
             shape += [f"cor_{factor.name}[{columns[j]},{columns[i]}]" for i in range(factor.k) for j in range(i)]
         elif factor.structure != "diag":
-            shape.append(("range_" if factor.structure in ("mat", "exp") else "cor_") + factor.name)
+            shape.append(("range_" if factor.structure in RANGED else "cor_") + factor.name)
     return [*design.names, *own, *spread, *shape]
 
 
@@ -60,25 +63,32 @@ def values(model: Mixed, params: PyTree) -> Float[Array, " q"]:
                 shape.append(((root / sd[:, None]) @ (root / sd[:, None]).T)[np.tril_indices(factor.k, -1)])
         else:
             spread.append(params["sd"][factor.name])
-            shape.append(params["range" if factor.structure in ("mat", "exp") else "cor"][factor.name])
-    return jnp.concatenate([params["beta"], *own, *spread, *shape])
+            shape.append(params["range" if factor.structure in RANGED else "cor"][factor.name])
+    return jnp.concatenate([fixed_effects(params), *own, *spread, *shape])
 
 
 def given(model: Mixed, design: Design, params: dict[str, Any], start: Mapping[str, float]) -> dict[str, Any]:
     """Parameters of which some have values of the user's, by their natural names.
 
     Raises:
-        ValueError: a name that there is not, a standard deviation that is not positive, correlations that cannot be.
+        TypeError, ValueError: a name that there is not, a value that is no finite number, a standard deviation that is not
+            positive, correlations that cannot be.
     """
     known = names(model, design)
+    if not isinstance(start, Mapping):
+        raise TypeError(f'start must be a dict of values by name, such as {{"{known[0]}": 0.5}}, got {start!r}')
     unknown = [name for name in start if name not in known]
     if unknown:
         raise ValueError(f'start has "{unknown[0]}", and the parameters are {", ".join(known)}')
+    for name, value in start.items():
+        if isinstance(value, bool) or not isinstance(value, numbers.Real) or not np.isfinite(float(value)):
+            raise ValueError(f'start has {value!r} for "{name}"; it must be a finite number')
     with precision(default_dtype(None)):
         now = np.asarray(values(model, settle(jax.tree.map(np.asarray, params), default_dtype(None))), float)
     asked = dict(zip(known, now.tolist(), strict=True)) | dict(start)
     flat = iter(asked.values())
-    out: dict[str, Any] = {"beta": np.array([next(flat) for _ in design.names]), "dispersion": {}}
+    fixed = np.array([next(flat) for _ in design.names])
+    out: dict[str, Any] = ({"beta": fixed} if fixed.size else {}) | {"dispersion": {}}
     for name in _own(model):
         size = np.shape(params["dispersion"][name])
         out["dispersion"][name] = np.array([next(flat) for _ in range(size[0])]) if size else np.asarray(next(flat))
@@ -104,7 +114,7 @@ def given(model: Mixed, design: Design, params: dict[str, Any], start: Mapping[s
             out.setdefault("root", {})[factor.name] = lower[np.tril_indices(factor.k)]
         else:
             out.setdefault("sd", {})[factor.name] = sd
-            shape = "range" if factor.structure in ("mat", "exp") else "cor"
+            shape = "range" if factor.structure in RANGED else "cor"
             out.setdefault(shape, {})[factor.name] = np.array([next(flat)])
     return out
 

@@ -11,6 +11,7 @@ import pandas as pd
 
 from ...numerics.precision import precision
 from . import natural
+from .model import fixed_effects
 
 if TYPE_CHECKING:
     from numpy.typing import ArrayLike
@@ -63,7 +64,7 @@ def predictor(
     """The linear predictor (rows,)."""
     design = model.design_
     rows: Any = design if data is None else design.new(data, offset=offset, random=conditional)
-    eta = rows.X @ np.asarray(model.result_.params["beta"], float) + rows.offset
+    eta = rows.X @ np.asarray(fixed_effects(model.result_.params), float) + rows.offset
     if not conditional:
         return eta
     for name, term in zip(model.layout_.names, rows.terms, strict=True):

@@ -49,6 +49,8 @@ def check(response: AbstractResponse, method: str, design: Design) -> None:
     if method == "quadrature":
         raise ValueError('reml=True needs no quadrature, all its integrals being Gaussian; use method="auto"')
     rows, columns = design.X.shape
+    if not columns:
+        raise ValueError("reml=True integrates the fixed effects, and the formula has none; use reml=False, which is the same")
     if rows <= columns:
         raise ValueError(f"reml=True needs more rows than fixed effects, and there are {rows} rows and {columns} of these")
 

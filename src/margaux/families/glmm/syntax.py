@@ -13,10 +13,11 @@ from formulae.scanner import ScanError, Scanner
 from formulae.token import Token
 
 #: words for the covariance of a term's effects: unstructured, independent, compound symmetric, first-order autoregressive,
-#: Matern, exponential
-STRUCTURES = ("us", "diag", "cs", "ar1", "mat", "exp")
+#: Matern of smoothness 3/2, exponential, which is that of 1/2, and of 5/2; the first two by their smoothness too
+STRUCTURES = ("us", "diag", "cs", "ar1", "mat", "exp", "mat12", "mat32", "mat52")
+SAME = {"mat12": "exp", "mat32": "mat"}
 #: those whose left side names the places of the effects, in time or in the plane
-PLACED = ("ar1", "mat", "exp")
+PLACED = ("ar1", "mat", "exp", "mat52")
 BRACKETS = {")": "(", "]": "[", "}": "{"}
 
 
@@ -261,7 +262,7 @@ def _bars(node: Any, structure: str, formula: str) -> list[Bar]:
         raise fault(formula, f'"{text(node)}" has a bar within a bar; give each random term brackets of its own')
     if double and structure not in ("us", "diag"):
         raise fault(formula, f'"||" asks for independent effects, and "{structure}" for another covariance; write one bar')
-    chosen = "diag" if double else structure
+    chosen = "diag" if double else SAME.get(structure, structure)
     shown = f"({text(node)})" if structure == "us" else f"{structure}({text(node)})"
     left = node.left if chosen in PLACED else _sum(summands(node.left))
     return [Bar(left, group, chosen, shown) for group in _interactions(node.right, formula)]

@@ -16,6 +16,7 @@ from .counts import Binomial
 from .elimination import EVEN, SMALL
 from .integrated import Integrated
 from .likelihood import qualified
+from .model import fixed_effects
 from .ordinal import Ordinal
 from .prediction import predictor
 
@@ -109,7 +110,7 @@ def separation(model: GLMM) -> Check | None:
     certain = float(np.mean(np.abs(eta) > CERTAIN))
     if certain < SHARE:
         return Check("separation", certain, np.nan, SHARE, "pass", "No fixed effects foretell answers with certainty.")
-    sizes = np.abs(model.design_.X * np.asarray(model.result_.params["beta"], float)).max(axis=0)
+    sizes = np.abs(model.design_.X * np.asarray(fixed_effects(model.result_.params), float)).max(axis=0)
     worst = model.design_.names[int(np.argmax(sizes))]
     if model.prior and worst in model.prior:
         sentence = (
