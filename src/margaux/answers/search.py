@@ -227,12 +227,13 @@ class Search:
 
     def _glance(self) -> Callable[[PyTree], float] | None:
         """The fall of the log-likelihood at some parameters by few nodes, which are off alike here and there: it tells a half,
-        and what is anything else is looked at by the rule itself. None where that would cost little."""
+        and what is anything else is looked at by the rule itself. None where that would cost little, or where units are so few
+        that a standard error takes their posteriors far."""
         estep = self.rule.estep
         if not isinstance(estep, Quadrature) or estep.n_nodes not in GLANCE:
             return None
         n_nodes, size = GLANCE[estep.n_nodes], latent_size(self.fit)
-        if self.n * estep.n_nodes**size < MANY:
+        if self.n * estep.n_nodes**size < MANY or self.n * MOVED**2 < 1:
             return None
         few = dataclasses.replace(self.rule, estep=dataclasses.replace(estep, n_nodes=n_nodes), width=(size + 2) * n_nodes**size)
         base, _ = self.value(self.params, few)
