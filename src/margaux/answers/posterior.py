@@ -173,8 +173,10 @@ def _of_all(share: Share, asked: np.ndarray, joined: PyTree, figures: dict, tota
 
 
 def _units_at_once(n: int, width: int) -> int:
-    most = int(np.clip(BLOCK_NUMBERS // max(width, 1), 1, min(n, MOST)))
-    return rung(-(-n // -(-n // most)))
+    """Of even blocks, which are those of data of similar size too."""
+    total = rung(n)
+    most = int(np.clip(BLOCK_NUMBERS // max(width, 1), 1, min(total, MOST)))
+    return rung(-(-total // -(-total // most)))
 
 
 def _on_host(tree: PyTree, dtype: np.dtype, ids: np.ndarray | None = None) -> PyTree:
