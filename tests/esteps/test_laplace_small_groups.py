@@ -54,7 +54,8 @@ def climbed(data, estep, key=0, times=1.0):
     return mx.fit(Answers(), data, mx.newton(), estep, params=start, n_iter=40, key=key, polish=False, progress=False)
 
 
-@pytest.mark.parametrize("seed", [1, pytest.param(2, marks=pytest.mark.slow), pytest.param(3, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", [1, 2, 3])
 def test_the_corrected_maximum_is_that_of_quadrature(seed):
     data = answers(seed)
     truth, se, loglik = on_a_grid(data)

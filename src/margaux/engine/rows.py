@@ -93,7 +93,8 @@ def entries(leaf: np.ndarray, ids: np.ndarray, dtype: np.dtype | None = None, le
     out = _aligned(ids.shape + leaf.shape[1:], np.dtype(leaf.dtype if dtype is None else dtype))
     length = len(ids) if length is None else length
     out[length:] = 0
-    flat, target = np.ravel(ids[:length]), out[:length].reshape((-1,) + leaf.shape[1:])
+    flat = np.ravel(ids[:length])
+    target = out[:length].reshape((len(flat), *leaf.shape[1:]))
     for places in _spans(leaf, flat):
         if isinstance(places, slice) and out.dtype == leaf.dtype:
             np.take(leaf, flat, axis=0, out=target, mode="clip")  # the mode that needs no second buffer

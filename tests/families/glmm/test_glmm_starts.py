@@ -89,7 +89,7 @@ def test_the_exact_maximum_from_three_starts(name, data_folder, reference):
         assert model.certificate_.word == "certified", str(model.certificate_)
 
 
-@pytest.mark.parametrize("name", slow(APPROXIMATE, ("cbpp",)))
+@pytest.mark.parametrize("name", slow(APPROXIMATE, ()))
 def test_laplace_of_glmmtmb_from_three_starts(name, data_folder):
     case, loglik = APPROXIMATE[name]
     for model in from_three_starts(case, read(data_folder, case.file), method="laplace"):

@@ -42,6 +42,7 @@ def test_a_level_without_counts_is_flat_among_many_coefficients(table):
     assert model.certificate_.word == "careful" and "flat along level[l3]" in str(model.certificate_)
 
 
+@pytest.mark.slow
 def test_a_covariate_far_from_zero_does_not_make_the_intercept_flat(table):
     """Of a calendar year the intercept has a standard error of thousands of percent, and all is known about it that there is."""
     rng = np.random.default_rng(5)

@@ -50,6 +50,7 @@ def test_counts_without_an_intercept(table):
         model.marginal_means("y")
 
 
+@pytest.mark.slow
 def test_ordered_answers_with_thresholds_alone(table):
     y = table["o"].cat.codes.to_numpy()
 
