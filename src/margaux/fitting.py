@@ -15,7 +15,6 @@ from .algorithms.average import AbstractAverage
 from .algorithms.base import AbstractAlgorithm
 from .algorithms.climbing import AbstractClimb
 from .algorithms.recipes import describe
-from .answers.ahead import ahead
 from .answers.fit import Fit
 from .answers.polish import polished
 from .engine.callbacks import AbstractCallback, Checkpoint, ProgressBar, Short
@@ -146,7 +145,13 @@ def fit(
         hooks.append(ProgressBar(describe(algorithm, estep, model)))
     with precision(dtype):
         to_polish = polish is not False and isinstance(job.problem.penalty, NoPenalty)
-        job.prepare((lambda start: ahead(job.problem, job.estep, start, data)) if to_polish else None)
+
+        def begin(start: PyTree) -> None:
+            from .answers.ahead import ahead  # imports pandas, which a fit that is not polished need not wait for
+
+            ahead(job.problem, job.estep, start, data)
+
+        job.prepare(begin if to_polish else None)
         if checkpoint is not None and job.largest_of_all(checkpoint.path.exists()):
             job.restore(checkpoint.path)
         try:
