@@ -40,10 +40,12 @@ def _of_unit(
     if second.size:
         slopes = jax.jacfwd(log_likelihoods)(second)
         bends = jax.hessian(lambda flat: w @ log_likelihoods(flat))(second)
-    moments = jax.vmap(lambda z: _moments(model, params, z, y))(z)
+    # About where the effects are centred: their squares would be lost beside those of a mean far from zero.
+    centre = model.mean(params, y["design"]) if model.random else jnp.zeros(z.shape[1], z.dtype)
+    moments = jax.vmap(lambda z: _moments(model, params, z, centre, y))(z)
 
     def slope(flat: Array, moments: Array) -> Array:
-        return scores(model, params | back(flat), moments, y)
+        return scores(model, params | back(flat), moments, centre, y)
 
     # Linear in the moments, of which it takes the coefficients once for all draws.
     coefficients = jax.jacfwd(slope, argnums=1)(first, w @ moments)
@@ -56,16 +58,19 @@ def _of_unit(
     return each[:, order], hessian[jnp.ix_(order, order)]
 
 
-def _moments(model: MixedEffects, params: dict, z: Float[Array, " d"], y: dict) -> Float[Array, " q"]:
-    r"""One, $\phi$, $\phi\phi^\top$ and the sum of squared residuals, flat."""
+def _moments(model: MixedEffects, params: dict, z: Float[Array, " d"], centre: Float[Array, " d"], y: dict) -> Float[Array, " q"]:
+    r"""One, $\phi$, $\phi\phi^\top$ about a centre, and the sum of squared residuals, flat."""
     squares: Any = 0.0
     if "error" in params and "error" not in model.curved:
         outcome: Any = model.outcome
         squares = jnp.sum(jnp.where(y["mask"] > 0, outcome.squares(model.psi(params, z, y["design"]), y["rows"]), 0.0))
-    return jnp.concatenate([jnp.ones(1, z.dtype), z, jnp.ravel(jnp.outer(z, z)), jnp.reshape(squares, 1)])
+    gap = z - centre
+    return jnp.concatenate([jnp.ones(1, z.dtype), gap, jnp.ravel(jnp.outer(gap, gap)), jnp.reshape(squares, 1)])
 
 
-def scores(model: MixedEffects, params: dict, moments: Float[Array, " q"], y: dict) -> Float[Array, " p"]:
+def scores(
+    model: MixedEffects, params: dict, moments: Float[Array, " q"], centre: Float[Array, " d"], y: dict
+) -> Float[Array, " p"]:
     r"""The sum over draws of $\nabla\log p(y_i,\phi\mid\theta)$ by their `_moments`, but for the parameters that are `curved`.
 
     With $e=\phi-C_i\beta$ and $P=\Omega^{-1}$: $C_i^\top Pe$ of $\beta$, $(Pee^\top P-P)/2$ of $\Omega$, and
@@ -73,7 +78,7 @@ def scores(model: MixedEffects, params: dict, moments: Float[Array, " q"], y: di
     """
     d, weight, out = len(model.random), moments[0], {}
     if d:
-        mean, phi = model.mean(params, y["design"]), moments[1 : 1 + d]
+        mean, phi = model.mean(params, y["design"]) - centre, moments[1 : 1 + d]
         cross = jnp.outer(phi, mean)
         spread = moments[1 + d : -1].reshape(d, d) - cross - cross.T + weight * jnp.outer(mean, mean)
         precision, own = jnp.zeros((d, d), moments.dtype), np.asarray(model.independent, int)
