@@ -25,6 +25,7 @@ from .engine.settings import FitSettings
 from .engine.share import Shard, check_alike, losses, split, together
 from .engine.validate import check_untraced
 from .esteps import AbstractEStep
+from .numerics import programs
 from .numerics.compiling import keep_compilations
 from .numerics.precision import default_dtype, precision
 from .problem.model import AbstractModel
@@ -146,20 +147,21 @@ def fit(
     with precision(dtype):
         to_polish = polish is not False and isinstance(job.problem.penalty, NoPenalty)
 
-        def begin(start: PyTree) -> None:
+        def begin() -> None:
             from .answers.ahead import ahead  # imports pandas, which a fit that is not polished need not wait for
 
-            ahead(job.problem, job.estep, start, data)
+            ahead(job.problem, job.estep, job.params0, data)
 
-        job.prepare(begin if to_polish else None)
-        if checkpoint is not None and job.largest_of_all(checkpoint.path.exists()):
-            job.restore(checkpoint.path)
-        try:
-            with losses() if share is not None else contextlib.nullcontext():
-                result = job.run(hooks, stop, checkpoint)
-        finally:
-            for hook in hooks:
-                hook.close()
+        with programs.meanwhile(begin) if to_polish else contextlib.nullcontext():
+            job.prepare()
+            if checkpoint is not None and job.largest_of_all(checkpoint.path.exists()):
+                job.restore(checkpoint.path)
+            try:
+                with losses() if share is not None else contextlib.nullcontext():
+                    result = job.run(hooks, stop, checkpoint)
+            finally:
+                for hook in hooks:
+                    hook.close()
         out = Fit.of(job.finish(result))
     out = polished(out, polish)
     if throw and out.result.failed:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import functools
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -138,9 +137,8 @@ class Job:
 
     # -- before the loop ------------------------------------------------------------------------
 
-    def prepare(self, meanwhile: Callable[[PyTree], None] | None = None) -> None:
-        """Arrays on the device, the model checked, starting state and rows. `meanwhile` is called at the start once that has
-        been checked, before anything is compiled."""
+    def prepare(self) -> None:
+        """Arrays on the device, the model checked, starting state and rows."""
         start = jax.tree.map(lambda leaf: jax.device_put(np.asarray(leaf, self.dtype)), self.params0)
         self.names = scalar_names(start) if sum(leaf.size for leaf in jax.tree.leaves(start)) <= TRACED else []
         self.problem = settle(self.problem, self.dtype)
@@ -153,8 +151,6 @@ class Job:
                 raise TypeError("an algorithm, E-step or batch surrogate of your own cannot be spread over processes")
         if self.share is None:
             self.estep = self.estep.prepared(self.problem, start, self.units)
-        if meanwhile is not None:
-            meanwhile(start)
         burn_in = float(self.average.burn_in)
         self.burn_in = int(burn_in * self.n_iter if burn_in < 1 else burn_in)
         self.settings = settings_of(self.parts, self.burn_in)

@@ -141,8 +141,8 @@ def one_iteration(settings: Settings, carry: Carry, visit: Visit) -> tuple[PyTre
 def _loop(carry, first, length, total, block, noise_of, iteration):
     """Run `length` (traced) of at most `total` iterations, noise drawn `block` at a time, outputs stacked."""
     zero = jnp.zeros((), jnp.int32)
-    # Traced once, by the name of a program of its own: its second use below finds the first.
-    iteration = jax.jit(iteration, inline=True)
+    # Traced once, by the names of programs of their own: the second use below finds the first.
+    iteration, noise_of = jax.jit(iteration, inline=True), jax.jit(noise_of, inline=True)
     noise_struct = jax.eval_shape(lambda: _at(noise_of(zero), zero))
     _, y_struct = jax.eval_shape(iteration, carry, first, zero, noise_struct)
     ys = jax.tree.map(lambda s: jnp.zeros((total,) + s.shape, s.dtype), y_struct)
@@ -192,7 +192,7 @@ def _large(inputs: tuple, carry: Carry, **static: Any) -> bool:
     return is_large(inputs[-1][0], len(inputs[1]))
 
 
-@compiled(donate="all-except-first", large=_large)
+@compiled(donate="all-except-first", large=_large, long=True)
 def full_chunk(
     inputs: tuple, carry: Carry, *, total: int, mesh: jax.sharding.Mesh | None, may_be_padded: bool
 ) -> tuple[Carry, PyTree]:
@@ -225,7 +225,7 @@ def full_chunk(
     return sharded(dynamic, keys, carry, data, ids, first, length)
 
 
-@compiled(donate="all-except-first", large=_large)
+@compiled(donate="all-except-first", large=_large, long=True)
 def batch_chunk(
     inputs: tuple, carry: Carry, *, total: int, mesh: jax.sharding.Mesh | None = None, b: int | None = None
 ) -> tuple[Carry, PyTree]:

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array
 
+from ..numerics.arrays import mapped_as
 from ..problem.model import leading
 from .base import AbstractEStep, flat_target
 from .quadrature import Quadrature
@@ -54,6 +55,9 @@ class HeldQuadrature(AbstractEStep):
         wide = jnp.asarray(self.widening, dtype) * row["cholesky"]
         nodes, log_weights = jnp.asarray(self.nodes, dtype), jnp.asarray(self.log_weights, dtype)
 
+        # Traced once, by the name of a program of its own: its second use finds the first.
+        f = jax.jit(f, inline=True)
+
         def piece(i):
             u = jax.lax.dynamic_slice_in_dim(nodes, i * self.size, self.size)
             x = mean + u @ wide.T
@@ -69,11 +73,11 @@ class HeldQuadrature(AbstractEStep):
             value = jax.tree.map(lambda old, new: old * shrunk + new, value, f(z, w[:, None]))
             return higher, total * shrunk + jnp.sum(w), value
 
-        z, log_w = jax.eval_shape(piece, 0)
-        shapes = jax.eval_shape(f, z, jax.ShapeDtypeStruct((self.size, 1), log_w.dtype))
+        points = jax.tree.map(lambda s: jax.ShapeDtypeStruct((self.size, 1, *s.shape), s.dtype), jax.eval_shape(unravel, mean))
+        shapes = jax.eval_shape(f, points, jax.ShapeDtypeStruct((self.size, 1), dtype))
         nothing = jax.tree.map(lambda shape: jnp.zeros(shape.shape, shape.dtype), shapes)
         start = (jnp.full((), -jnp.inf, dtype), jnp.zeros((), dtype), nothing)
-        top, total, value = jax.lax.fori_loop(0, self.pieces, add, start)
+        top, total, value = jax.lax.fori_loop(0, self.pieces, add, mapped_as(mean, start))
         log_marginal = top + jnp.log(total) + jnp.sum(jnp.log(jnp.diagonal(wide)))
         return jax.tree.map(lambda leaf: leaf / total, value), rows, {"log_marginal": log_marginal[None]}
 

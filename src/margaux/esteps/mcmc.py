@@ -160,14 +160,12 @@ class MCMC(AbstractEStep):
 
         if isinstance(last, int) and kept == 1:
             # One state counts: its evaluation stays out of the loop.
-            rows, accepted = self._transition(at(0), model, params, rows, batch, k)
-
             def move(t, state):
                 rows, now = self._transition(at(t), model, params, state[0], batch, k)
                 return rows, state[1] + now
 
-            if last > 1:
-                rows, accepted = jax.lax.fori_loop(1, last, move, (rows, accepted))
+            first = rows, jnp.zeros(b, dtype)
+            rows, accepted = jax.lax.fori_loop(0, last, move, first) if last > 1 else move(0, first)
             return evaluate(rows), rows, info(accepted)
 
         def body(t, state):

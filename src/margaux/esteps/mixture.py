@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, PRNGKeyArray
 
+from ..numerics.arrays import mapped_as
 from ..numerics.gaussian import Mode, find_mode, normals
 from ..numerics.sampling import pareto_shape
 from ..problem.model import AbstractPopulation
@@ -52,7 +53,11 @@ class ModeMixture(AbstractProposal):
 
     def init(self, key, model, params, y):
         target, _ = flat_target(model, params, y)
-        modes, mass, count = self._modes(key, model, params, y, target)
+        start = mapped_as(y, flat_start(key, model, params, y))
+        d = start.size
+        trial = normals(jax.random.fold_in(key, 1), TRIAL, d + self.extra, start.dtype, True)
+        starts = start, flat_start(jax.random.fold_in(key, 3), model, params, y)
+        modes, mass, count = self._modes(target, starts, trial[0, :d])
         row = {
             "mean": modes.at,
             "cholesky": modes.root,
@@ -60,8 +65,6 @@ class ModeMixture(AbstractProposal):
             "away": modes.away[0],
             "modes": count.astype(mass.dtype),
         }
-        d = modes.at.shape[1]
-        trial = normals(jax.random.fold_in(key, 1), TRIAL, d + self.extra, mass.dtype, True)
 
         def moments(_, row):
             x, log_q, _ = self.draw(trial, model, params, row, y)
@@ -71,13 +74,12 @@ class ModeMixture(AbstractProposal):
 
         return jax.lax.fori_loop(0, self.rounds, moments, row)
 
-    def _modes(self, key: PRNGKeyArray, model, params, y, target) -> tuple[Mode, Array, Array]:
-        """Distinct modes (K, ...), the first from the model's own start; their log masses (minus infinity: none); how many."""
-        start = flat_start(key, model, params, y)
+    def _modes(self, target, starts: tuple[Array, Array], normal: Array) -> tuple[Mode, Array, Array]:
+        """Distinct modes (K, ...), the first from the first of the starts, others also from far away in a normal direction;
+        their log masses (minus infinity: none); how many."""
+        start, other = starts
         d, dtype = start.size, start.dtype
-        direction = jax.random.normal(jax.random.fold_in(key, 2), (d,), dtype)
-        direction = direction / jnp.sqrt(jnp.sum(direction**2))
-        other = flat_start(jax.random.fold_in(key, 3), model, params, y)
+        direction = normal / jnp.sqrt(jnp.sum(normal**2))
         k = self.n_modes
         empty = Mode(
             jnp.zeros((k, d), dtype),
@@ -108,7 +110,7 @@ class ModeMixture(AbstractProposal):
             mass = place_in(mass, jnp.where(jnp.isfinite(log_mass), log_mass, -1e300))
             return modes, mass, count
 
-        modes, mass, _ = jax.lax.fori_loop(0, self.searches, search, (empty, jnp.full(k, -jnp.inf, dtype), 0))
+        modes, mass, _ = jax.lax.fori_loop(0, self.searches, search, mapped_as(start, (empty, jnp.full(k, -jnp.inf, dtype), 0)))
         kept = mass > jnp.max(mass) + np.log(NEGLIGIBLE)
         kept = kept | (~jnp.any(kept) & (jnp.arange(k) == 0))
         return modes, jnp.where(kept, mass, -jnp.inf), jnp.sum(kept)

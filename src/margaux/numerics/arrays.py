@@ -7,6 +7,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jaxtyping import PyTree
 
 from .compiling import LARGE
 
@@ -54,3 +55,15 @@ def reshaped(leaf: Any, shape: tuple[int, ...]) -> Any:
         data: Any = np.asarray(jax.random.key_data(leaf))
         return jax.random.wrap_key_data(data.reshape((*shape, data.shape[-1])), impl=jax.random.key_impl(leaf))
     return jax.device_put(np.asarray(leaf).reshape(shape))
+
+
+def mapped_as(data: PyTree, tree: PyTree) -> PyTree:
+    """The same tree, mapped over whatever the data are. A loop whose carry is mapped from its start is traced by `jax.vmap`
+    once, and not again for every part of it that turns out to be."""
+    here = sum(jnp.sum(leaf) for leaf in jax.tree.leaves(data) if not is_key(leaf))
+
+    def one(leaf):
+        leaf = jnp.asarray(leaf)
+        return jax.lax.select(jnp.broadcast_to(here == 0, leaf.shape), leaf, leaf)
+
+    return jax.tree.map(one, tree)

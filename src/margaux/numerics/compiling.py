@@ -68,6 +68,7 @@ def compiled(
     *,
     large: bool | Callable[..., bool] = False,
     small: bool = False,
+    long: bool = False,
     donate: Literal["none", "all-except-first"] = "none",
 ) -> Any:
     """As `equinox.filter_jit`, arguments that are no arrays being part of the program, with compiler options.
@@ -78,11 +79,12 @@ def compiled(
 
     Args:
         large: whether the program is one of large arrays, compiled with XLA's own options, or a function of its arguments that
-            tells. small: whether it is one of few numbers that runs a few times. donate: "all-except-first" gives the program
-            the arrays of all arguments but the first.
+            tells. small: whether it is one of few numbers that runs a few times. long: whether it takes long to compile (see
+            `margaux.numerics.programs.meanwhile`). donate: "all-except-first" gives the program the arrays of all arguments but
+            the first.
     """
     if function is None:
-        return functools.partial(compiled, large=large, small=small, donate=donate)
+        return functools.partial(compiled, large=large, small=small, long=long, donate=donate)
     found: dict[Hashable, programs.Program] = {}
     begun: dict[Hashable, None] = {}
     tables.extend((found, begun))
@@ -112,7 +114,7 @@ def compiled(
 
     def request(args: tuple, kwargs: dict[str, Any]) -> programs.Request:
         options = None if is_large(args, kwargs) else _options(small)
-        return programs.Request(function, args, kwargs, options, donate == "all-except-first")
+        return programs.Request(function, args, kwargs, options, donate == "all-except-first", long)
 
     def ahead(*args: Any) -> None:
         leaves, structure = jax.tree.flatten((args, {}))

@@ -7,12 +7,14 @@ programs, which jax keeps, serves the rest after they were traced.
 
 from __future__ import annotations
 
+import collections
+import contextlib
 import functools
 import hashlib
 import os
 import pickle
 import threading
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -31,16 +33,18 @@ from .threads import threads
 folder: Path | None = None
 #: whether files are read and written
 readable = True
-_programs: dict[Hashable, Program | Future[Program]] = {}
+_programs: dict[Hashable, Program | Begun] = {}
 #: those compiled here, not found in a file
 _compiled: list[str] = []
-#: how many programs this thread has got from jax's own cache
-_seen = threading.local()
+#: those begun that nobody compiles yet
+_waiting: collections.deque[Begun] = collections.deque()
+#: of each thread: how many programs it has got from jax's own cache, and the work for while a long one is compiled
+_here = threading.local()
 
 
 def _note(event: str, **_: Any) -> None:
     if event.endswith("/cache_hits"):
-        _seen.hits = getattr(_seen, "hits", 0) + 1
+        _here.hits = getattr(_here, "hits", 0) + 1
 
 
 jax.monitoring.register_event_listener(_note)
@@ -66,18 +70,38 @@ def _is_hole(leaf: Any) -> bool:
     return isinstance(leaf, _Hole)
 
 
+class Begun(NamedTuple):
+    """A program under way, and what compiles it."""
+
+    future: Future[Program]
+    build: Callable[[], Program]
+
+
 class Request(NamedTuple):
-    """A function, arguments, options of the compiler, and whether arrays of all arguments but the first are given away."""
+    """A function, arguments, options of the compiler, whether arrays of all arguments but the first are given away, and whether
+    it takes long to compile."""
 
     function: Callable[..., Any]
     args: tuple
     kwargs: dict[str, Any]
     options: dict[str, Any] | None
     keep_first: bool
+    long: bool = False
 
     @property
     def name(self) -> str:
         return f"{self.function.__module__}.{self.function.__qualname__}"
+
+
+@contextlib.contextmanager
+def meanwhile(work: Callable[[], None]) -> Iterator[None]:
+    """Within it, `work`, which may `begin` others, is done once this thread asks for a program that takes long to compile: its
+    tracing then costs no time of its own."""
+    before, _here.work = getattr(_here, "work", None), work
+    try:
+        yield
+    finally:
+        _here.work = before
 
 
 def find(request: Request) -> Program:
@@ -86,9 +110,14 @@ def find(request: Request) -> Program:
     known = _programs.get(meaning)
     if known is None and path is not None:
         known = _read(path)
+    work = getattr(_here, "work", None) if request.long else None
     if known is None:
-        known = _traced(request, path)()
-    program = known.result() if isinstance(known, Future) else known
+        build = _traced(request, path)
+        known = build() if work is None or threads() == 1 else _begun(build)
+    if work is not None:
+        _here.work = None
+        work()
+    program = _awaited(known) if isinstance(known, Begun) else known
     if meaning is not None:
         _programs[meaning] = program
     return program
@@ -103,7 +132,37 @@ def begin(request: Request) -> None:
         return
     meaning, path = _told(request)
     if meaning is not None and meaning not in _programs and (path is None or not path.exists()):
-        _programs[meaning] = _thread().submit(_traced(request, path))
+        _programs[meaning] = _begun(_traced(request, path))
+
+
+def _begun(build: Callable[[], Program]) -> Begun:
+    begun = Begun(Future(), build)
+    _waiting.append(begun)
+    _thread().submit(_next)
+    return begun
+
+
+def _next() -> None:
+    """Compile the one that has waited longest, if any does."""
+    with contextlib.suppress(IndexError):
+        _compile(_waiting.popleft())
+
+
+def _compile(begun: Begun) -> None:
+    try:
+        begun.future.set_result(begun.build())
+    except BaseException as error:  # whoever asks for the program is to hear of it
+        begun.future.set_exception(error)
+
+
+def _awaited(begun: Begun) -> Program:
+    """It, compiled here if nobody does so yet. While another thread is at it, this one compiles those that wait."""
+    with contextlib.suppress(ValueError):
+        _waiting.remove(begun)
+        _compile(begun)
+    while not begun.future.done() and _waiting:
+        _next()
+    return begun.future.result()
 
 
 def _told(request: Request) -> tuple[Hashable, Path | None]:
@@ -188,10 +247,10 @@ def _traced(request: Request, path: Path | None) -> Callable[[], Program]:
     returned = box[-1]
 
     def build() -> Program:
-        _seen.hits = 0
+        _here.hits = 0
         executable = lowered.compile()
         _compiled.append(request.name)
-        if path is not None and not _seen.hits:
+        if path is not None and not _here.hits:
             _write(path, returned, executable)
         return Program(executable, returned)
 

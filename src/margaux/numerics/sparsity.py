@@ -8,9 +8,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-import scipy.sparse
+import scipy
 from jaxtyping import Array, Float
-from scipy.sparse.csgraph import reverse_cuthill_mckee
 
 from .structures import AbstractFactor, AbstractStructure, Band, Dense, Eliminated
 
@@ -64,7 +63,7 @@ def structured(pattern: Any) -> AbstractStructure:
     """The structure with all pairs of a pattern that takes least arithmetic; dense where none takes much less."""
     d = pattern.shape[0]
     best: tuple[float, AbstractStructure] = d**3 / 3 / WORTH, Dense()
-    for order in (np.arange(d), np.asarray(reverse_cuthill_mckee(pattern, symmetric_mode=True))):
+    for order in (np.arange(d), np.asarray(scipy.sparse.csgraph.reverse_cuthill_mckee(pattern, symmetric_mode=True))):
         place = np.argsort(order)
         i, j = pattern.nonzero()
         width = max(int(np.abs(place[i] - place[j]).max()), 1)

@@ -17,6 +17,7 @@ from ...answers.posterior import proposals
 from ...answers.profile import held
 from ...engine.outcome import RESULTS
 from ...esteps import ImportanceSampling, ModeMixture
+from ...numerics import programs
 from ...numerics.precision import precision
 from ...problem.penalty import NoPenalty
 from ...problem.space import as_space
@@ -90,13 +91,17 @@ def estimate(build: Build, individual: dict[str, Individual], settings: Settings
     with precision(settings.dtype):
         model, units = build(individual)
         starts = first_parameters(model, units, settings)
-        if settings.polish is not False:
-            n, (_, start) = len(units["mask"]), starts[0]
-            problem = Problem(model, as_space(model.space(), start), NoPenalty(), n)
-            ahead(problem, settings.estep(n), start, units, compared=False)
-        ends, table = screened(model, units, starts, settings)
-        continued = np.flatnonzero(table["continued"])
-        fits = [saem(build, individual, ends[at], settings, polish=False) for at in continued]
+        n, (_, start) = len(units["mask"]), starts[0]
+        problem = Problem(model, as_space(model.space(), start), NoPenalty(), n)
+
+        def begin() -> None:
+            if settings.polish is not False:
+                ahead(problem, settings.estep(n), start, units, compared=False)
+
+        with programs.meanwhile(begin):
+            ends, table = screened(model, units, starts, settings)
+            continued = np.flatnonzero(table["continued"])
+            fits = [saem(build, individual, ends[at], settings, polish=False) for at in continued]
         if len(fits) > 1:
             table.loc[continued, "reached"] = [likelihood(fit) for fit in fits]
         best = chosen(model, table["reached"].to_numpy()[continued], [fit.params for fit in fits])
