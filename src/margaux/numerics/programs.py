@@ -10,6 +10,7 @@ from __future__ import annotations
 import collections
 import contextlib
 import functools
+import gc
 import hashlib
 import os
 import pickle
@@ -243,7 +244,8 @@ def _traced(request: Request, path: Path | None) -> Callable[[], Program]:
     first = len(jax.tree.leaves(request.args[:1]))
     donated = tuple(j for j, i in enumerate(places) if i >= first) if request.keep_first else ()
     settings: dict[str, Any] = {"compiler_options": request.options} if request.options else {}
-    lowered = jax.jit(of_arrays, donate_argnums=donated, **settings).lower(*(leaves[i] for i in places))
+    with _uncollected():
+        lowered = jax.jit(of_arrays, donate_argnums=donated, **settings).lower(*(leaves[i] for i in places))
     returned = box[-1]
 
     def build() -> Program:
@@ -255,6 +257,18 @@ def _traced(request: Request, path: Path | None) -> Callable[[], Program]:
         return Program(executable, returned)
 
     return build
+
+
+@contextlib.contextmanager
+def _uncollected() -> Iterator[None]:
+    """No collection of garbage within it: tracing makes much that is kept, and a quarter of its time went into looking for more."""
+    collecting = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if collecting:
+            gc.enable()
 
 
 def _path(meaning: Hashable) -> Path:
