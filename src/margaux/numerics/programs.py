@@ -261,7 +261,7 @@ def _traced(request: Request, path: Path | None) -> Callable[[], Program]:
 
 @contextlib.contextmanager
 def _uncollected() -> Iterator[None]:
-    """No collection of garbage within it: tracing makes much that is kept, and a quarter of its time went into looking for more."""
+    """No garbage is collected within it: what tracing makes is kept, and a quarter of its time went into looking it through."""
     collecting = gc.isenabled()
     gc.disable()
     try:
