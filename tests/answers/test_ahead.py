@@ -1,6 +1,7 @@
 """What is compiled while a fit goes on is what its answers ask for, and nothing else."""
 
 import threading
+import time
 
 import jax.numpy as jnp
 import numpy as np
@@ -55,23 +56,56 @@ def test_the_same_programs_are_compiled_ahead_as_without(size, monkeypatch):
     assert counts[0] == counts[1]
 
 
-def test_a_thread_compiles_what_the_polish_asks_for(monkeypatch):
+def test_what_the_polish_asks_for_is_begun_while_the_chains_compile(monkeypatch):
     compiling.forget()
     monkeypatch.setattr(programs, "threads", lambda: 2)
     before, here = _proposals.programs(), threading.get_ident()
-    compilers = []
-    build = programs._traced
+    compilers, begun = [], []
+    build, begin = programs._traced, programs.begin
 
     def traced(*args):
         compile = build(*args)
-        return lambda: (compilers.append((args[0].name, threading.get_ident())), compile())[1]
+        return lambda: (compilers.append((args[0].name.split(".")[-1], threading.get_ident())), compile())[1]
 
     monkeypatch.setattr(programs, "_traced", traced)
+    monkeypatch.setattr(programs, "begin", lambda request: (begun.append(request.name.split(".")[-1]), begin(request)))
     fitted(2)
-    own = [thread for name, thread in compilers if name.endswith("_proposals")]
-    assert len(own) == 1 and own[0] != here and _proposals.programs() == before + 1
     # Everything that evaluates by quadrature, and the likelihood that is compared with it.
-    assert [thread != here for name, thread in compilers if name.endswith("_block")] == [True] * 3
+    assert begun == ["_proposals", *["_block"] * 3] and _proposals.programs() == before + 1
+    assert sorted(name for name, _ in compilers if name in begun) == sorted(begun)
+    # The other thread compiles what chains need, so that this one is free to trace those.
+    assert [thread != here for name, thread in compilers if name == "full_chunk"] == [True]
+
+
+def test_a_program_is_compiled_here_while_the_other_thread_is_busy():
+    released, made = threading.Event(), []
+
+    def slow():
+        released.wait(10)
+        return "slow"
+
+    def quick(name):
+        def build():
+            made.append((name, threading.get_ident()))
+            released.set()
+            return name
+
+        return build
+
+    busy = programs._begun(slow)
+    while busy in programs._waiting:
+        time.sleep(0.001)
+    first, second = programs._begun(quick("first")), programs._begun(quick("second"))
+    assert programs._awaited(second) == "second" and programs._awaited(busy) == "slow" and programs._awaited(first) == "first"
+    assert made[0] == ("second", threading.get_ident())
+
+
+def test_a_program_that_does_not_compile_says_so_where_it_is_asked_for():
+    def wrong():
+        raise RuntimeError("no such instruction")
+
+    with pytest.raises(RuntimeError, match="no such instruction"):
+        programs._awaited(programs._begun(wrong))
 
 
 def test_only_fits_that_may_be_polished(monkeypatch):

@@ -38,7 +38,7 @@ def modes(model, n_modes=3, seed=0):
     """Places and masses of the modes that are found, largest mass last, and their number."""
     proposal = ModeMixture(n_modes)
     target = lambda x: model.log_joint({}, x[0], 0.0)  # noqa: E731
-    starts = (jnp.full(1, model.start),) * 2
+    starts = tuple(jnp.ravel(model.init_latents(jax.random.key(k), {}, jnp.zeros(()))) for k in (0, 1))
     normal = jax.random.normal(jax.random.key(seed), (1,))
     found, mass, count = jax.jit(lambda normal: proposal._modes(target, starts, normal))(normal)
     return np.asarray(found.at[:, 0]), np.asarray(mass), int(count), found
