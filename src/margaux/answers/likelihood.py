@@ -125,8 +125,11 @@ def _approximated(fit: Fit, params: PyTree, rule: Rule, method: str) -> LogLikel
     draws = _corrected(fit, rule, params)
     if method == "importance":
         return draws
-    values = _marginals(fit, params, rule.estep, rule.rows)
-    error = abs(float(draws) - values.sum()) + 2 * draws.se
+    figures = each_unit(fit, nothing, rule.estep, params, width=_width(fit, rule.estep), rows=rule.rows)[1]
+    values = figures["log_marginal"].astype(float)
+    # Where determinants are estimated, both have them.
+    estimated = float(np.sqrt(np.sum(figures.get("log_marginal_se", np.zeros(1)) ** 2)))
+    error = abs(float(draws) - values.sum()) + 2 * draws.se + estimated
     return LogLikelihood(values, error, "Laplace's approximation", draws.message)
 
 

@@ -50,7 +50,8 @@ class Laplace(AbstractMarginal):
         n_draws: u and -u, half as many of each. n_newton: steps an iteration, at most, that follow the mode.
 
     Traces the log marginal likelihood, how far the mode is in standard deviations, by how much, as a share, second derivatives
-    outside the structure change the effect of the others, and where draws are weighted their effective size.
+    outside the structure change the effect of the others, where determinants are estimated the error that this makes, and where
+    draws are weighted their effective size.
 
     Raises:
         ValueError: a structure that the latents do not have, or second derivatives that do not fit into memory.
@@ -151,7 +152,10 @@ class Laplace(AbstractMarginal):
             outside = jnp.zeros_like(away)
             if not isinstance(structure, Dense):
                 outside = missed(structure, target, row["mean"])
-            return jax.vmap(unravel)(x), log_w, {"log_marginal": plain, "away": away, "outside": outside}
+            figures = {"log_marginal": plain, "away": away, "outside": outside}
+            if structure.estimated:
+                figures["log_marginal_se"] = factor.log_det_error() / 2
+            return jax.vmap(unravel)(x), log_w, figures
 
         z, log_w, figures = mapped(unit, leading(batch))(noise, rows, batch)
         z, log_w = jax.tree.map(lambda leaf: jnp.moveaxis(leaf, 0, 1), (z, log_w))

@@ -35,6 +35,10 @@ class AbstractFactor(eqx.Module):
     def coloured(self, u: Float[Array, " d"]) -> Float[Array, " d"]:
         """A vector whose covariance is the inverse, from one of independent variables with variance one."""
 
+    def log_det_error(self) -> Scalar | float:
+        """Standard error of `log_det`, where it is an estimate."""
+        return 0.0
+
     @abc.abstractmethod
     def slope_of_log_det(self) -> PyTree:
         """The derivative of `log_det` in the entries that the matrix is given by: the inverse's own, twice where one entry
@@ -46,6 +50,8 @@ class AbstractStructure(eqx.Module):
 
     #: whether to factorise costs more than many products do: modes are then followed by the factor of an earlier place
     costly: ClassVar[bool] = False
+    #: whether determinants are estimated, with an error
+    estimated: ClassVar[bool] = False
 
     @abc.abstractmethod
     def trouble(self, shapes: PyTree) -> str | None:

@@ -15,6 +15,7 @@ from jaxtyping import Array, Float
 from ...numerics.elimination import inverted
 from ...numerics.structures import AbstractFactor, DenseFactor
 from .curvature import ByPredictor
+from .products import MANY, meetings_of
 
 if TYPE_CHECKING:
     from ...problem.model import Params, Unit
@@ -33,7 +34,8 @@ def cells_of(factors: tuple[Factor, ...], code: dict[str, np.ndarray]) -> dict[s
 
     Returns:
         "of" (rows, c): the cell of each of the c other effects that a row has. "group", "place" (C,): of each cell, in order of
-        groups. "first", "second" (P,): all pairs of cells of a group, each cell with itself too.
+        groups. "first", "second" (P,): all pairs of cells of a group, each cell with itself too; or, of more than `MANY` other
+        effects, what `meetings_of` says of them.
     """
     in_order = sorted(factors, key=lambda factor: factor.name)
     largest = max(in_order, key=lambda factor: factor.size)
@@ -48,14 +50,16 @@ def cells_of(factors: tuple[Factor, ...], code: dict[str, np.ndarray]) -> dict[s
     of_rows = code[largest.name].astype(np.int64)[:, None] * m + place
     cells, of = np.unique(of_rows, return_inverse=True)
     group, place = np.divmod(cells, m)
+    out = {"of": of.reshape(of_rows.shape), "group": group, "place": place}
+    if m > MANY:
+        return {name: value.astype(np.int32) for name, value in (out | meetings_of(of_rows % m)).items()}
     counts = np.bincount(group, minlength=largest.groups)
     if PAIR * np.sum(counts * (counts + 1) // 2) > largest.groups * m**2:
         return None
     behind = np.cumsum(counts)[group] - np.arange(len(cells))
     first = np.repeat(np.arange(len(cells)), behind)
     second = first + np.arange(len(first)) - np.repeat(np.cumsum(behind) - behind, behind)
-    out = {"of": of.reshape(of_rows.shape), "group": group, "place": place, "first": first, "second": second}
-    return {name: value.astype(np.int32) for name, value in out.items()}
+    return {name: value.astype(np.int32) for name, value in (out | {"first": first, "second": second}).items()}
 
 
 class Sparse(NamedTuple):

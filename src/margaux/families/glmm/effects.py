@@ -15,6 +15,7 @@ from ...esteps import Laplace
 from ...numerics.compiling import compiled
 from ...numerics.precision import default_dtype, precision, settle
 from ...problem.model import leading, mapped
+from .products import ProductsFactor
 
 if TYPE_CHECKING:
     from ...answers.fit import Fit
@@ -67,8 +68,14 @@ def _approximate(model, params, data, modes):
         structure = model.structure(params, y)
         factor = structure.factor(structure.curvature(None, mode), 0.0)
         size, out, start = mode.size, {}, 0
+        known = factor.blocks_of_inverse() if isinstance(factor, ProductsFactor) else None
         for one in model.in_order:
             root = one.root(params)
+            b = model.by_factor(mode)[one.name] @ root.T
+            if known is not None:
+                variance = jnp.einsum("ij,gjk,ik->gi", root, known[one.name], root)
+                out[one.name] = b, variance + b**2
+                continue
 
             def spread(at, k=one.k, root=root):
                 # One group's effects b = root u: the diagonal of root C root', C the group's block of the inverse.
@@ -78,7 +85,6 @@ def _approximate(model, params, data, modes):
 
             places = start + one.k * jnp.arange(one.groups)
             variance = jax.lax.map(spread, places, batch_size=min(TOGETHER, one.groups))
-            b = model.by_factor(mode)[one.name] @ root.T
             out[one.name] = b, variance + b**2
             start += one.size
         return out

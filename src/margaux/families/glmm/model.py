@@ -27,6 +27,7 @@ from .curvature import ByPredictor
 from .derivatives import by_rows
 from .factor import Factor
 from .priors import Prior
+from .products import ByProducts
 from .spaces import Ordered, Scaled
 
 #: share of the least number from which on a sum of log densities has one of minus infinity in it
@@ -118,7 +119,9 @@ class Mixed(AbstractModel, AbstractConcave, AbstractDifferentiated, AbstractPoin
         return {name: (b, b**2) for name, b in effects.items()}
 
     def structure(self, params, y):
-        return (ByCells if "cells" in y else ByPredictor)(self, params, y)
+        if "cells" not in y:
+            return ByPredictor(self, params, y)
+        return (ByProducts if "met" in y["cells"] else ByCells)(self, params, y)
 
     def derivatives(self, params, z, w, batch):
         if all(factor.structure in ("us", "diag") for factor in self.factors):

@@ -19,6 +19,7 @@ from .likelihood import qualified
 from .model import fixed_effects
 from .ordinal import Ordinal
 from .prediction import predictor
+from .probes import probed
 
 if TYPE_CHECKING:
     from .estimator import GLMM
@@ -39,7 +40,7 @@ def certified(model: GLMM) -> Certificate:
     checks = tuple(check._replace(sentence=named(check.sentence)) for check in fit.certificate.checks)
     if model.prior:
         checks = tuple(check._replace(sentence=qualified(check.sentence, "penalised")) for check in checks)
-    own = () if fit.result.failed else (penalised(model), separation(model), singular(model), sums(model))
+    own = () if fit.result.failed else (penalised(model), separation(model), singular(model), sums(model), probed(fit))
     more = [check for check in own if check is not None]
     return dataclasses.replace(fit.certificate, checks=(*checks, *more))
 
