@@ -83,6 +83,7 @@ def test_command_line(tmp_path, monkeypatch, pharmacokinetics):
     assert len(list((tmp_path / "theophylline").glob("*.png"))) == (9 if pharmacokinetics else 0)
 
 
+@pytest.mark.slow
 def test_command_line_fits_a_file(tmp_path):
     path, out = tmp_path / "theophylline.csv", tmp_path / "out"
     load_theophylline().to_csv(path, index=False)

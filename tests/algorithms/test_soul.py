@@ -170,6 +170,7 @@ def test_evidence_agrees_with_quadrature(method):
     assert abs(found - exact) < 4 * found.se
 
 
+@pytest.mark.slow
 def test_evidence_of_ten_shared_latents_and_its_slice(chain_fit):
     at = {"theta": np.asarray(0.729)}
     for method in ("harmonic", "student", "annealed"):
@@ -188,6 +189,7 @@ def test_evidence_of_ten_shared_latents_and_its_slice(chain_fit):
 PARTICLES = {"pgd": lambda: mx.pgd(0.005), "ipla": lambda: mx.ipla(0.005), "slow_fast": lambda: mx.slow_fast(0.002, 1e4)}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", PARTICLES)
 def test_particles_reach_the_maximum(name):
     estep = mx.MCMC(mx.ULA(0.005), n_chains=50)

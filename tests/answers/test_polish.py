@@ -51,6 +51,7 @@ def test_two_modes_end_at_the_exact_maximum():
     assert "modes" in fit.certificate and fit.certificate["modes"].figure > 20
 
 
+@pytest.mark.slow
 def test_a_variance_that_had_collapsed_is_found_again():
     problem = logistic_normal()
 
@@ -163,6 +164,7 @@ def negative_binomial(y):
     return value
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("shape", "rate", "seed"), [(5.0, 16.0, 0), (1.5, 12.0, 1), (1.5, 12.0, 2)])
 def test_exponential_tails_are_certified_where_the_errors_are_true(shape, rate, seed):
     """A quadrature made at another place, or too coarse for the tail, had standard errors a fifth off, and agreed on the rest."""

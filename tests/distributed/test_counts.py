@@ -50,6 +50,7 @@ def same(every, names):
             np.testing.assert_array_equal(np.concatenate(parts), every[0][f"{name}/all {key}"])
 
 
+@pytest.mark.slow
 def test_two_processes_find_what_one_finds(tmp_path):
     same(of_processes(2, "even", tmp_path, FEW), FEW)
 

@@ -17,6 +17,7 @@ from margaux.engine import storage
 SCRIPT = faults.__file__
 
 
+@pytest.mark.slow
 def test_a_killed_process_ends_the_others_and_a_checkpoint_goes_on(tmp_path):
     began = time.monotonic()
     done = launched(2, SCRIPT, tmp_path, "kill", timeout=150)
@@ -94,6 +95,7 @@ def of_process(folder, fault, processes, index):
     return dict(np.load(folder / f"{fault}.{processes}.{index}.npz"))
 
 
+@pytest.mark.slow
 def test_disks_and_clocks_change_no_number_and_what_is_left_is_whole(tmp_path):
     found(2, tmp_path, "full disk", "slow disk", "clocks", "one")
     full, slow, clocks, one = (of_process(tmp_path, name, 2, 1) for name in ("full disk", "slow disk", "clocks", "one"))
@@ -125,6 +127,7 @@ def test_a_shard_that_is_missing_or_damaged_is_named_by_all(tmp_path):
         assert "put the file back as it was written, or delete" in str(of_process(tmp_path, kind, 2, 1)["error"])
 
 
+@pytest.mark.slow
 def test_an_interrupt_of_one_process_ends_all_and_state_is_kept(tmp_path):
     began = time.monotonic()
     found(2, tmp_path, "interrupt", "interrupt inside", "callback")

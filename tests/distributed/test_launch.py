@@ -41,6 +41,7 @@ def test_each_process_has_its_share_of_the_cores_where_there_are_enough(monkeypa
     assert shares_of_cores(9) is None
 
 
+@pytest.mark.slow
 @ON_LINUX
 def test_processes_have_cores_of_their_own_and_are_batch_work_unless_told_otherwise(tmp_path):
     usable = sorted(os.sched_getaffinity(0))

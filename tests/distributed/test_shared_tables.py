@@ -25,6 +25,7 @@ def compared(processes, folder, names, rtol=1e-7):
                 np.testing.assert_allclose(every[0][label], value, rtol=rtol, atol=rtol * scale, err_msg=label)
 
 
+@pytest.mark.slow
 def test_two_processes_find_a_regression_with_missing_covariates(tmp_path):
     compared(2, tmp_path, ["logistic"])
 

@@ -335,6 +335,7 @@ def test_a_line_of_progress_after_a_while(monkeypatch):
     assert shown == [("replicates", 2), (1, "1 failed"), (2, "1 failed"), "closed"]
 
 
+@pytest.mark.slow
 def test_codes_are_the_same_in_another_process(tmp_path):
     script = tmp_path / "codes.py"
     script.write_text(
@@ -370,6 +371,7 @@ def fitted(y):
     return mx.fit(Mean(), y, algorithm, mx.Quadrature(7), params={"mu": 0.0}, n_iter=40, progress=False)
 
 
+@pytest.mark.slow
 def test_a_parametric_bootstrap_of_a_fit(tmp_path):
     fit = fitted(np.random.default_rng(1).normal(1.0, 1.0, (30, 2)))
 

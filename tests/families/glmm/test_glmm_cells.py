@@ -71,6 +71,7 @@ def test_fits_are_the_same(monkeypatch):
         np.testing.assert_allclose(few.stderr_[name], dense.stderr_[name], rtol=1e-4)
 
 
+@pytest.mark.slow
 def test_a_variance_without_information_ends_at_its_edge_as_by_dense_edges(monkeypatch):
     table = _table(seed=5)
     table["y"] = np.random.default_rng(5).poisson(np.exp(0.3 + 0.4 * table["x"]))

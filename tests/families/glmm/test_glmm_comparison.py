@@ -122,6 +122,7 @@ def test_refits_compile_nothing_and_find_the_maximum():
     assert refitted(model, np.full(len(data), 0.5)) is None
 
 
+@pytest.mark.slow
 def test_what_cannot_be_compared_is_refused():
     full, data = fits.poisson(), fits.table("counts")
     other = GLMM("y ~ x + (1 | g)", family="poisson", verbose=False)

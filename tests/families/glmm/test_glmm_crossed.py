@@ -71,6 +71,7 @@ def test_the_estimate_is_that_of_the_exact_likelihood():
     assert made.even > 0.5
 
 
+@pytest.mark.slow
 def test_answers_at_the_end_of_their_range_do_not_spoil_the_gradient():
     """Padding of uneven groups repeats their rows: a one would be no answer of a beta response."""
     rng = np.random.default_rng(3)

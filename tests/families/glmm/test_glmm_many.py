@@ -90,6 +90,7 @@ def test_each_is_at_its_exact_maximum(family, rows, size):
         assert fits.loglik_[r] == pytest.approx(loglik, abs=1e-6)
 
 
+@pytest.mark.slow
 def test_single_fits_are_the_same():
     Y = counted(3, seed=1)
     fits = many(Y)
@@ -104,6 +105,7 @@ def test_single_fits_are_the_same():
         np.testing.assert_allclose(fits.cov_params(r), one.cov_params(), rtol=0.01, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_blocks_and_other_responses_change_nothing(monkeypatch):
     Y = counted(7, seed=2)
     whole = many(Y)
@@ -161,6 +163,7 @@ def test_a_search_that_is_cut_short_says_so():
 # -- offsets, weights, trials -------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_offsets_and_weights_are_of_all_responses_or_of_each():
     Y = counted(2, seed=5)
     rng = np.random.default_rng(0)

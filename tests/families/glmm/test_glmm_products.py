@@ -87,6 +87,7 @@ def test_a_matrix_that_is_not_positive_definite_gives_no_numbers(monkeypatch):
         assert not np.isfinite(float(many.log_det()))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", [0, 1])
 def test_fits_are_the_same_within_what_probes_leave_open(seed, monkeypatch):
     table = _table(seed=seed)

@@ -201,6 +201,7 @@ def test_a_variance_of_zero_is_singular():
     assert np.isnan(model.stderr_["sd_g"])
 
 
+@pytest.mark.slow
 def test_intervals():
     model = GLMM("y ~ 1 + (1 | batch)", reml=True, verbose=False).fit(dyestuff())
     profiled = model.conf_int(method="profile")

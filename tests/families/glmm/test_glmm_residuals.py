@@ -150,6 +150,7 @@ def _first(figures):
     return figures[0], figures[1:]
 
 
+@pytest.mark.slow
 def test_what_there_is_not_is_refused():
     model = fits.poisson()
     for call, told in [

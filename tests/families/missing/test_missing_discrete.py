@@ -113,6 +113,7 @@ def unpacked(flat):
     return flat[16], flat[17:], mean, root @ root.T, (cells - special.logsumexp(cells)).reshape(2, 3)
 
 
+@pytest.mark.slow
 def test_the_estimate_and_its_errors_are_those_of_another_optimiser(fitted):
     table, y, model = fitted
     assert model._layout.cells.table == "saturated"

@@ -82,6 +82,7 @@ def test_derivatives_to_the_fourth_are_cumulants_of_the_predictor(name, outcomes
     np.testing.assert_allclose(curved * v**2, (fourth - 3 * second**2) / v**2, **close)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["logistic", "multinomial"])
 def test_blocks_and_rows_that_fill_them_up_change_nothing(name, monkeypatch):
     with precision(np.dtype("float64")):

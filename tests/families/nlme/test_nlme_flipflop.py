@@ -45,12 +45,14 @@ def fitted():
     return model.fit(load_theophylline(), id="Id", time="Time", y="Concentration", dose="Dose")
 
 
+@pytest.mark.slow
 def test_the_message_says_so(fitted):
     assert fitted.params_["ka"] < 0.3
     assert fitted.message_.startswith(fitted.result_.message.rstrip("."))
     assert "; flip-flop: absorption (ka = 0.0" in fitted.message_ and ".;" not in fitted.message_
 
 
+@pytest.mark.slow
 def test_parameters_of_the_engine_have_names_of_the_family(fitted):
     """Each name leads to the same number: what moves one moves the other."""
     names = answers.engine_names(fitted.model_, fitted._design.labels)
@@ -70,6 +72,7 @@ def test_parameters_of_the_engine_have_names_of_the_family(fitted):
         assert [name for name, one in zip(fitted.params_, changed, strict=True) if one] == [own]
 
 
+@pytest.mark.slow
 def test_verdicts_of_the_report_have_them_too(fitted):
     frame = pd.DataFrame({"figure": [9.0], "ok": [False], "verdict": ["The trace of omega.0[1,1] still drifts: run longer."]},
                          index=["stationarity"])  # fmt: skip

@@ -127,6 +127,7 @@ def test_negative_times_to_events_are_refused():
         model.fit(data, id="id", time="time", y="status")
 
 
+@pytest.mark.slow
 def test_events_that_are_marked_and_left_out_do_no_harm():
     """Rows without an outcome are left out with a word; a dose that stands on every observation is read."""
     data = load_theophylline()

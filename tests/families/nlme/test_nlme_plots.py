@@ -60,6 +60,7 @@ def with_outcome(fitted, outcome, **params):
     return other
 
 
+@pytest.mark.slow
 def test_individual_residuals_know_the_error_model(fitted):
     y = load_theophylline()["Concentration"].to_numpy()
     model = with_outcome(fitted, Continuous(oral1cpt, Exponential()), error=np.array([0.2]))
@@ -82,6 +83,7 @@ def test_convergence_ends_at_the_last_iterate_and_marks_the_burn_in(fitted):
         fitted.plot.convergence(["kb"])
 
 
+@pytest.mark.slow
 def test_convergence_of_vanishing_variances_shows_the_parameters_asked_for():
     effects = {"ka": LogNormal(1.5, random=False), "V": LogNormal(30.0), "CL": LogNormal(3.0)}
     model = NLME(structural=oral1cpt, individual=effects, fixed_effects="exponentialised", **SHORT)
@@ -163,6 +165,7 @@ def test_plots_say_how_to_mend_a_bad_request(fitted):
             call()
 
 
+@pytest.mark.slow
 def test_binary_outcome_shows_proportions(data_folder):
     frame = pd.read_csv(data_folder / "saemix_toenail.csv")
     model = NLME(log_likelihood=Bernoulli(lambda p, row: p["a"] + p["b"] * row["time"]), **SHORT,
@@ -218,6 +221,7 @@ def test_categories_show_their_proportions():
     assert np.mean(inside) >= 0.75
 
 
+@pytest.mark.slow
 def test_times_to_events_show_kaplan_meier_curves(data_folder):
     frame = pd.read_csv(data_folder / "saemix_lung.csv")
     model = NLME(log_likelihood=WeibullSurvival(), **SHORT,

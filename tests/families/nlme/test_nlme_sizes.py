@@ -22,6 +22,7 @@ def uneven(n):
     return frame.assign(Concentration=frame["Concentration"] + 0.5 * rng.normal(size=len(frame)))
 
 
+@pytest.mark.slow
 def test_groups_leave_the_fit_as_it_is(monkeypatch):
     frame = uneven(20)
     individual = {"ka": LogNormal(1.5), "V": LogNormal(30.0), "CL": LogNormal(3.0)}
