@@ -63,3 +63,23 @@ def test_two_derivatives(name):
         for one, other in zip(ours, theirs, strict=True):
             assert one.shape == other.shape
             np.testing.assert_allclose(one, other, rtol=1e-9, atol=1e-9)
+
+
+def test_effects_far_from_zero_lose_no_digits():
+    """A mean of 10^5 with a standard deviation of 0.4, as of a calendar time: squares of ten digits more than their spread."""
+    individual = (("a", Normal(1e5)), ("b", Normal(0.5)))
+    outcome = Continuous(lambda p, row: p["a"] + p["b"] * row["x"], as_error("constant"))
+    model, rng = MixedEffects(outcome, individual, (0, 1), ((0, 1),)), np.random.default_rng(5)
+    with precision(np.dtype(np.float64)):
+        b, m, rows = 3, 6, 5
+        x = rng.uniform(0, 2, (b, rows))
+        y = 1e5 + 0.5 * x + rng.normal(0, 0.4, x.shape)
+        batch = {"rows": {"x": x, "y": y}, "mask": np.ones((b, rows)), "design": np.ones((b, 2))}
+        params = {"beta": np.array([1e5, 0.5]), "omega": (np.array([[0.16, 0.05], [0.05, 0.2]]),), "error": np.array([0.4])}
+        batch, params = jax.tree.map(jnp.asarray, (batch, params))
+        flat, back = ravel_pytree(params)
+        z = jnp.asarray(np.array([1e5, 0.5]) + rng.normal(0, 0.4, (m, b, 2)))
+        w = jnp.asarray(rng.uniform(size=(m, b)))
+        ours, theirs = model.derivatives(back(flat), z, w, batch), differentiated(model, back, flat, z, w, batch)
+        for one, other in zip(ours, theirs, strict=True):
+            np.testing.assert_allclose(one, other, rtol=1e-8, atol=1e-8)

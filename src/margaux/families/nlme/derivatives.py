@@ -54,7 +54,7 @@ def _of_unit(
     hessian = jnp.block([[jax.jacfwd(slope)(first, w @ moments), none], [none.T, bends]])
     # In the order of flat parameters.
     numbered = ravel_pytree(back(jnp.arange(first.size)) | back_second(first.size + jnp.arange(second.size)))[0]
-    order = jnp.argsort(jnp.argsort(numbered))
+    order = numbered.astype(int)
     return each[:, order], hessian[jnp.ix_(order, order)]
 
 
