@@ -43,6 +43,7 @@ def test_online_em_by_single_units_keeps_the_components_apart():
     assert np.median(gaps) < 0.05  # one unit at a time, a run in ten strays at first and is late
 
 
+@pytest.mark.slow
 def test_reference_mixture(data_folder, reference):
     x = np.genfromtxt(data_folder / "gmm1d_n2000.csv", skip_header=1)
     told = reference("soul")["gmm1d"]

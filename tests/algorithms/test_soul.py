@@ -90,6 +90,7 @@ def test_scaled_ascent_follows_the_largest_eigenvalue_beyond_a_matrix():
     assert np.sum(np.abs(kept) > 1e-3) <= 10
 
 
+@pytest.mark.slow
 def test_bias_probe_sees_a_large_step_and_no_small_one(chain_fit):
     small = chain_fit.bias_probe()
     assert abs(small["shift_in_se"].to_numpy()[0]) < 0.01 and "small" in small.attrs["message"]
@@ -226,6 +227,7 @@ def test_empirical_bayes_logistic(wisconsin_arrays):
     np.testing.assert_allclose([axis.lines[0].get_xdata()[0] for axis in axes], model.draws_.mean(axis=0))
 
 
+@pytest.mark.slow
 def test_formulas_pipelines_and_clones(wisconsin_arrays):
     X, y = wisconsin_arrays
     frame = X.assign(malignant=(y == "malignant").astype(int))

@@ -64,6 +64,7 @@ def test_blocks_and_other_sets_change_nothing(monkeypatch):
     np.testing.assert_allclose(together.loglik, np.concatenate([one.loglik for one in apart]), rtol=1e-11)
 
 
+@pytest.mark.slow
 def test_a_discrete_latent_is_enumerated():
     class Two(mx.AbstractModel, mx.AbstractDiscrete):
         def log_joint(self, params, z, y):

@@ -116,6 +116,7 @@ def test_disks_and_clocks_change_no_number_and_what_is_left_is_whole(tmp_path):
     np.testing.assert_array_equal(found(2, tmp_path, "resume")["trace"], full["trace"])
 
 
+@pytest.mark.slow
 def test_a_shard_that_is_missing_or_damaged_is_named_by_all(tmp_path):
     kinds = ("missing shard", "truncated shard", "changed shard")
     found(2, tmp_path, *kinds)

@@ -93,12 +93,14 @@ def test_states_are_found_to_be_a_band(monkeypatch):
     same(found, dense)
 
 
+@pytest.mark.slow
 def test_chains_that_are_interleaved_are_put_one_after_the_other():
     found = climb(States(2), states(), None, AT_ZERO)
     assert isinstance(found.estep.structure, Reordered) and found.estep.structure.inner.width == 1
     same(found, climb(States(2), states(), mx.Band(2), AT_ZERO))
 
 
+@pytest.mark.slow
 def test_the_larger_of_crossed_factors_is_eliminated():
     start = {"mu": 0.0, "b": -1.0, "c": -1.0}
     found = climb(Crossed(), crossed(), None, start)

@@ -148,6 +148,7 @@ def grid_filter(y, mu, pull, spread, points=401):
     return total
 
 
+@pytest.mark.slow
 def test_stochastic_volatility_against_a_grid():
     rng = np.random.default_rng(6)
     z = [-1.0]
@@ -179,6 +180,7 @@ class Crossed(mx.AbstractModel):
         return {"person": jnp.zeros(30, u["y"].dtype), "item": jnp.zeros(6, u["y"].dtype)}
 
 
+@pytest.mark.slow
 def test_crossed_effects_by_elimination_are_those_of_a_dense_factor():
     rng = np.random.default_rng(7)
     person, item = np.repeat(np.arange(30), 6), np.tile(np.arange(6), 30)

@@ -59,6 +59,7 @@ def test_factors_are_those_of_dense_edges(formula, monkeypatch):
         np.testing.assert_allclose(slopes[1].edges, slopes[0].edges[:, group, place], atol=1e-12)
 
 
+@pytest.mark.slow
 def test_fits_are_the_same(monkeypatch):
     table = _table()
     dense = GLMM("y ~ x + (1 | a) + (1 | b)", family="poisson", method="laplace", verbose=False).fit(table)

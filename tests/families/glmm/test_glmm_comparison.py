@@ -105,6 +105,7 @@ def test_a_bootstrap_agrees_with_chi_squared_inside():
     assert found.p == pytest.approx(exact, abs=4 * np.sqrt(exact * (1 - exact) / 200) + 0.01)
 
 
+@pytest.mark.slow
 def test_refits_compile_nothing_and_find_the_maximum():
     model = fits.binomial()
     responses = model.simulate(4, random_state=2)

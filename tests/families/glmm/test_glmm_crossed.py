@@ -34,6 +34,7 @@ def over_grids(data, intercept, sd_person, sd_item, points=41):
     return float(np.log(np.sum(np.exp(total + prior - total.max()))) + total.max())
 
 
+@pytest.mark.slow
 def test_the_likelihood_at_the_estimate():
     data = crossed()
     model = mx.GLMM("y ~ 1 + (1 | p) + (1 | i)", family="binomial", method="laplace", verbose=False).fit(data)

@@ -73,6 +73,7 @@ def test_shares_of_trials_are_of_one_trial():
     assert found.response["delta"] == pytest.approx(1 / (p * (1 - p)), rel=0.01)
 
 
+@pytest.mark.slow
 def test_slopes_count_where_they_are_and_effects_of_rows_with_the_response():
     slopes = fits.fitted("counts", "y ~ x + arm + (1 + x | g)", "poisson")
     x, covariance = fits.table("counts")["x"].to_numpy(), slopes.covariance_("g")

@@ -50,17 +50,18 @@ def _factors(layouts, model, params, z, damping=0.25):
 
 @pytest.mark.parametrize("formula", ["y ~ x + (1 | a) + (1 | b)", SLOPES])
 def test_factors_are_those_of_dense_edges(formula, monkeypatch):
-    monkeypatch.setattr(products, "PROBES", 4000)
+    monkeypatch.setattr(products, "PROBES", 1000)
+    monkeypatch.setattr(products, "MORE", 1000)
     pair, model, params = _both(formula, monkeypatch)
     rng, d = np.random.default_rng(1), pair[0].width
     with precision(np.dtype("float64")):
         dense, many = _factors(pair, model, params, jnp.asarray(0.3 * rng.normal(size=d)))
         b = jnp.asarray(rng.normal(size=d))
-        np.testing.assert_allclose(many.solve(b), dense.solve(b), atol=1e-8)
-        error = float(many.log_det_error())
-        assert 0 < error < 0.1 and abs(float(many.log_det() - dense.log_det())) < 4 * error
-        # The derivative along any direction, by 4000 probes: blocks and edges of the cells, the rest as pairs.
-        slope, exact = many.slope_of_log_det(), dense.slope_of_log_det()
+        np.testing.assert_allclose(jax.jit(lambda b: many.solve(b))(b), dense.solve(b), atol=1e-8)
+        error = float(jax.jit(lambda: many.log_det_error())())
+        assert 0 < error < 0.2 and abs(float(jax.jit(lambda: many.log_det())() - dense.log_det())) < 4 * error
+        # The derivative along any direction, by 1000 probes: blocks and edges of the cells, the rest as pairs.
+        slope, exact = jax.jit(lambda: many.slope_of_log_det())(), dense.slope_of_log_det()
         np.testing.assert_allclose(slope.blocks, exact.blocks, atol=0.03 * np.abs(exact.blocks).max())
         np.testing.assert_allclose(slope.diagonal, np.diagonal(exact.rest), rtol=0.1)
         met = {name: pair[1].units["cells"][name][0] for name in ("one", "two", "place", "group")}
@@ -69,10 +70,10 @@ def test_factors_are_those_of_dense_edges(formula, monkeypatch):
         np.testing.assert_allclose(slope.edges, edges, atol=0.1 * np.abs(edges).max())
         # Draws have the inverse for their covariance: the root is a root, whichever it is.
         eye = jnp.eye(d)
-        root = jax.vmap(many.coloured)(eye)
-        np.testing.assert_allclose(root.T @ root, jax.vmap(dense.solve)(eye), atol=1e-6)
-        inverse = np.asarray(jax.vmap(dense.solve)(eye))
-        first, blocks = 0, many.blocks_of_inverse()
+        root = jax.jit(jax.vmap(lambda u: many.coloured(u)))(eye)
+        np.testing.assert_allclose(root.T @ root, jax.jit(jax.vmap(lambda b: dense.solve(b)))(eye), atol=1e-6)
+        inverse = np.asarray(jax.jit(jax.vmap(lambda b: dense.solve(b)))(eye))
+        first, blocks = 0, jax.jit(lambda: many.blocks_of_inverse())()
         for factor in model.in_order:
             for g in range(factor.groups):
                 at = first + factor.k * g + np.arange(factor.k)
@@ -99,9 +100,9 @@ def test_fits_are_the_same_within_what_probes_leave_open(seed, monkeypatch):
     assert 0 < check.figure < 0.2 and "others would move the estimate" in check.sentence
     for name, value in dense.params_.items():
         np.testing.assert_allclose(many.params_[name], value, atol=4 * check.figure * dense.stderr_[name])
-        np.testing.assert_allclose(many.stderr_[name], dense.stderr_[name], rtol=0.02)
+        np.testing.assert_allclose(many.stderr_[name], dense.stderr_[name], rtol=0.05)
     assert abs(float(many.loglik_) - float(dense.loglik_)) < 4 * many.loglik_.se
     for name in ("a", "b"):
         one, other = dense.ranef()[name], many.ranef()[name]
         np.testing.assert_allclose(other["estimate"], one["estimate"], atol=0.01)
-        np.testing.assert_allclose(other["se"], one["se"], rtol=0.15)
+        np.testing.assert_allclose(other["se"], one["se"], rtol=0.1)

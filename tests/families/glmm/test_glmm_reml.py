@@ -110,6 +110,7 @@ def test_dense_matrices_of_more_data(kind, seed):
     agrees(kind, seed)
 
 
+@pytest.mark.slow
 def test_standard_errors_of_variances_are_of_the_restricted_likelihood():
     model, oracle, free = agrees("crossed", 0)
     # Of sigma and the standard deviations themselves, by differences.

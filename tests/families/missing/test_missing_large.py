@@ -106,6 +106,7 @@ def test_blocks_and_rows_that_fill_them_up_change_nothing(name, monkeypatch):
             assert one.log_outcome(flat) == pytest.approx(bare.log_outcome(flat), rel=1e-12)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["logistic", "poisson", "multinomial"])
 def test_a_large_table_is_fitted_as_a_small_one(name, monkeypatch):
     rng = np.random.default_rng(3)

@@ -94,6 +94,7 @@ def test_completed_tables_average_to_the_conditional_mean(model):
     assert np.mean(np.abs(gap) < 3 * error) > 0.98 and abs(np.mean(gap / error)) < 4 / len(gap) ** 0.5
 
 
+@pytest.mark.slow
 def test_weights_are_copies_and_categories_are_covariates():
     x, y, _ = labelled(200)
     site = np.random.default_rng(0).choice(list("uv"), len(y))

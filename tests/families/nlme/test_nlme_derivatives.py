@@ -58,8 +58,8 @@ def test_two_derivatives(name):
         flat, back = ravel_pytree(jax.tree.map(jnp.asarray, params))
         z = jnp.asarray(rng.normal(0.3, 0.4, (m, b, d)))
         w = jnp.asarray(rng.uniform(size=(m, b)))
-        ours = model.derivatives(back(flat), z, w, batch)
-        theirs = differentiated(model, back, flat, z, w, batch)
+        ours = jax.jit(lambda flat: model.derivatives(back(flat), z, w, batch))(flat)
+        theirs = jax.jit(lambda flat: differentiated(model, back, flat, z, w, batch))(flat)
         for one, other in zip(ours, theirs, strict=True):
             assert one.shape == other.shape
             np.testing.assert_allclose(one, other, rtol=1e-9, atol=1e-9)
@@ -80,6 +80,7 @@ def test_effects_far_from_zero_lose_no_digits():
         flat, back = ravel_pytree(params)
         z = jnp.asarray(np.array([1e5, 0.5]) + rng.normal(0, 0.4, (m, b, 2)))
         w = jnp.asarray(rng.uniform(size=(m, b)))
-        ours, theirs = model.derivatives(back(flat), z, w, batch), differentiated(model, back, flat, z, w, batch)
+        ours = jax.jit(lambda flat: model.derivatives(back(flat), z, w, batch))(flat)
+        theirs = jax.jit(lambda flat: differentiated(model, back, flat, z, w, batch))(flat)
         for one, other in zip(ours, theirs, strict=True):
             np.testing.assert_allclose(one, other, rtol=1e-8, atol=1e-8)

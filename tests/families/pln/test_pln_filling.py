@@ -50,6 +50,7 @@ def answered(counts, given, new=5, **settings):
     }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("shape", "covariates", "wide", "settings"),
     [

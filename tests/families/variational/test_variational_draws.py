@@ -95,6 +95,7 @@ def check(network, x, y, n_draws, of_observations, ratio):
     assert largest_gap(wanted, scores(network, x, y, LocalEverywhere(), n_draws)) > 4
 
 
+@pytest.mark.slow
 def test_estimators_of_the_score():
     rng = np.random.default_rng(0)
     x = rng.uniform(size=(40, 8, 8, 1)).astype(np.float32)

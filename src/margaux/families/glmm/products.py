@@ -2,8 +2,8 @@ r"""Crossed factors of which even what elimination leaves is too large to factor
 
 With S what is left of the second derivatives and D its diagonal, $S = D^{1/2}S'D^{1/2}$: equations are solved by conjugate
 gradients, $\log|S| = \log|D| + \mathrm{tr}\log S'$ and its derivatives by probes of random signs (Hutchinson 1990; Ubaru, Chen
-and Saad 2017), and draws have the covariance $S^{-1}$ by $S'^{-1/2}$. Probes are the same at all parameters, so that all of it is
-one function of them.
+and Saad 2017) beside the few directions of least eigenvalues (Meyer, Musco, Musco and Woodruff 2021), and draws have the
+covariance $S^{-1}$ by $S'^{-1/2}$. Probes are the same at all parameters, so that all of it is one function of them.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ if TYPE_CHECKING:
 
 #: effects that are left from which on they are only multiplied by
 MANY = 5000
-#: probes, and products with each for its function of the matrix
-PROBES, STEPS = 32, 40
+#: directions that are looked at by themselves; probes of a determinant, and of standard deviations of effects; products with each
+LEAST, PROBES, MORE, STEPS = 4, 32, 256, 40
 #: numbers that the probes worked on together may hold
 NUMBERS = 4_000_000
 #: relative error at which conjugate gradients end, and steps of them at most
@@ -138,9 +138,15 @@ class ProductsFactor(AbstractFactor):
         """Probes that are worked on at a time."""
         return int(np.clip(NUMBERS // max(self.edges.size + self.beside.size, STEPS * self.left.size), 1, PROBES))
 
-    def _probes(self) -> Float[Array, "p m"]:
+    def _probes(self, count: int) -> tuple[Float[Array, "l m"], Float[Array, "p m"]]:
+        """Directions that the data tell least of, as of a constant that moves from one factor to another; and random signs with
+        nothing of these. The identity is the sum of the squares of the ones and the mean of those of the others.
+        """
         key = jax.random.fold_in(key_of(0), self.of.y["cells"]["seed"])
-        return jax.random.rademacher(key, (PROBES, self.left.size), self.left.dtype)
+        signs = jax.random.rademacher(key, (count, self.left.size), self.left.dtype)
+        found = spanned(self._product, jnp.sqrt(self.left), STEPS)
+        least = found.vectors[:, :LEAST].T @ found.basis
+        return least, signs - (signs @ least.T) @ least
 
     def solve(self, b):
         own, rest = self.of._apart(b)
@@ -149,12 +155,13 @@ class ProductsFactor(AbstractFactor):
 
     def log_dets_by_probe(self) -> Float[Array, " p"]:
         """What each probe makes of the log-determinant, whose mean it is."""
-        first = jnp.sum(self.log_dets) + jnp.sum(jnp.log(self.left))
+        least, signs = self._probes(PROBES)
 
         def one(z: Array) -> Array:
             return spanned(self._product, z, STEPS).quadratic(jnp.log)
 
-        return first + jax.lax.map(one, self._probes(), batch_size=self._together)
+        known = jnp.sum(self.log_dets) + jnp.sum(jnp.log(self.left)) + jnp.sum(jax.vmap(one)(least))
+        return known + jax.lax.map(one, signs, batch_size=self._together)
 
     def log_det(self):
         return jnp.mean(self.log_dets_by_probe())
@@ -170,7 +177,7 @@ class ProductsFactor(AbstractFactor):
 
     def blocks_of_inverse(self) -> dict[str, Float[Array, "g k k"]]:
         """By factor: of each group the block of its effects, by probes."""
-        cells, slope = self.of.y["cells"], self.slope_of_log_det()
+        cells, slope = self.of.y["cells"], self._slope(MORE)
         out, first = {}, 0
         for factor in self.of.model.in_order:
             k, groups = factor.k, factor.groups
@@ -187,6 +194,10 @@ class ProductsFactor(AbstractFactor):
         return out
 
     def slope_of_log_det(self):
+        return self._slope(PROBES)
+
+    def _slope(self, count: int) -> Products:
+        """By so many probes."""
         cells = self.of.y["cells"]
 
         def one(z: Array) -> Products:
@@ -199,10 +210,10 @@ class ProductsFactor(AbstractFactor):
             return Products(blocks, edges, u * v, beside)
 
         def add(i: Array, mean: Products) -> Products:
-            some = jax.lax.dynamic_slice_in_dim(probes, i * together, together)
-            return jax.tree.map(lambda old, new: old + jnp.sum(new, axis=0) / PROBES, mean, jax.vmap(one)(some))
+            some = jax.lax.dynamic_slice_in_dim(signs, i * together, together)
+            return jax.tree.map(lambda old, new: old + jnp.sum(new, axis=0) / count, mean, jax.vmap(one)(some))
 
-        probes, together = self._probes(), math.gcd(self._together, PROBES)
-        nothing = jax.tree.map(jnp.zeros_like, Products(self.inverse, self.edges, self.left, self.beside))
-        mean = jax.lax.fori_loop(0, PROBES // together, add, nothing)
+        (least, signs), together = self._probes(count), math.gcd(self._together, count)
+        known = jax.tree.map(lambda leaf: jnp.sum(leaf, axis=0), jax.vmap(one)(least))
+        mean = jax.lax.fori_loop(0, count // together, add, known)
         return mean._replace(blocks=self.inverse + mean.blocks)
