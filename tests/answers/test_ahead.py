@@ -2,6 +2,7 @@
 
 import threading
 import time
+from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
@@ -80,12 +81,12 @@ def test_what_the_polish_asks_for_is_begun_while_the_chains_compile(monkeypatch)
 def test_a_program_is_compiled_here_while_the_other_thread_is_busy():
     released, made = threading.Event(), []
 
-    def slow():
+    def slow() -> Any:
         released.wait(10)
         return "slow"
 
     def quick(name):
-        def build():
+        def build() -> Any:
             made.append((name, threading.get_ident()))
             released.set()
             return name
