@@ -109,6 +109,29 @@ def test_a_program_that_does_not_compile_says_so_where_it_is_asked_for():
         programs._awaited(programs._begun(wrong))
 
 
+def test_an_interrupt_while_another_program_is_compiled_is_no_fault_of_that_program():
+    released, calls = threading.Event(), []
+
+    def slow() -> Any:
+        released.wait(10)
+        return "slow"
+
+    def interrupted() -> Any:
+        calls.append(1)
+        released.set()
+        if len(calls) == 1:
+            raise KeyboardInterrupt
+        return "other"
+
+    busy = programs._begun(slow)
+    while busy in programs._waiting:
+        time.sleep(0.001)
+    other = programs._begun(interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        programs._awaited(busy)
+    assert programs._awaited(busy) == "slow" and programs._awaited(other) == "other"
+
+
 def test_only_fits_that_may_be_polished(monkeypatch):
     calls = []
     monkeypatch.setattr(module, "proposals_ahead", lambda *args: calls.append("proposals"))

@@ -152,8 +152,11 @@ def _next() -> None:
 def _compile(begun: Begun) -> None:
     try:
         begun.future.set_result(begun.build())
-    except BaseException as error:  # whoever asks for the program is to hear of it
+    except Exception as error:  # whoever asks for the program is to hear of it
         begun.future.set_exception(error)
+    except BaseException:  # an interrupt says nothing of the program
+        begun.future.cancel()
+        raise
 
 
 def _awaited(begun: Begun) -> Program:
@@ -163,7 +166,7 @@ def _awaited(begun: Begun) -> Program:
         _compile(begun)
     while not begun.future.done() and _waiting:
         _next()
-    return begun.future.result()
+    return begun.build() if begun.future.cancelled() else begun.future.result()
 
 
 def _told(request: Request) -> tuple[Hashable, Path | None]:
