@@ -106,3 +106,16 @@ def test_fits_are_the_same_within_what_probes_leave_open(seed, monkeypatch):
         one, other = dense.ranef()[name], many.ranef()[name]
         np.testing.assert_allclose(other["estimate"], one["estimate"], atol=0.01)
         np.testing.assert_allclose(other["se"], one["se"], rtol=0.1)
+
+
+@pytest.mark.slow
+def test_a_gaussian_fit_says_that_determinants_are_estimated(monkeypatch):
+    table = _table(seed=2)
+    table["y"] = np.log1p(table["y"]) + np.random.default_rng(3).normal(0, 0.3, len(table))
+    dense = GLMM("y ~ x + (1 | a) + (1 | b)", verbose=False).fit(table)
+    monkeypatch.setattr(cells, "MANY", 1)
+    many = GLMM("y ~ x + (1 | a) + (1 | b)", verbose=False).fit(table)
+    assert "met" in many.layout_.units["cells"] and many.loglik_.se > 0 and dense.loglik_.se == 0
+    assert abs(float(many.loglik_) - float(dense.loglik_)) < 4 * many.loglik_.se
+    sentence = next(check.sentence for check in many.certificate_.checks if check.name == "approximation")
+    assert "determinants, which are estimated with an error of" in sentence

@@ -53,8 +53,10 @@ def remember_exact(fit: Fit) -> None:
     figures = each_unit(fit, nothing, done.rule.estep, rows=done.rule.rows, width=done.rule.width)[1]
     if not figures["away"].max() < FOUND:
         return
-    found = LogLikelihood(figures["log_marginal"].astype(float), 0.0, "Gaussian integrals")
-    sentence = f"The log-likelihood is {float(found):.3f}; its integrals are Gaussian, and exact."
+    error = float(np.sqrt(np.sum(figures.get("log_marginal_se", np.zeros(1)) ** 2)))
+    found = LogLikelihood(figures["log_marginal"].astype(float), error, "Gaussian integrals")
+    sentence = f"The log-likelihood is {float(found):.3f}; its integrals are Gaussian, and exact"
+    sentence += f" but for determinants, which are estimated with an error of {error:.2g}." if error else "."
     fit.remembered("loglik/auto/None", lambda: found)
     fit.remembered("approximation", lambda: Check("approximation", 0.0, 0.0, AT_MAXIMUM, "pass", sentence))
 
