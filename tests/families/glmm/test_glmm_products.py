@@ -48,7 +48,7 @@ def _factors(layouts, model, params, z, damping=0.25):
     return out
 
 
-@pytest.mark.parametrize("formula", ["y ~ x + (1 | a) + (1 | b)", SLOPES])
+@pytest.mark.parametrize("formula", ["y ~ x + (1 | a) + (1 | b)", pytest.param(SLOPES, marks=pytest.mark.slow)])
 def test_factors_are_those_of_dense_edges(formula, monkeypatch):
     monkeypatch.setattr(products, "PROBES", 1000)
     monkeypatch.setattr(products, "MORE", 1000)
