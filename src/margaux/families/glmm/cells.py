@@ -83,12 +83,9 @@ class ByCells(ByPredictor):
         return own * self.k + self.k * np.shape(self.y["cells"]["group"])[-1] + (d - own) ** 2
 
     def arrow(self, rows: Any) -> Any:
-        weight, a, code, value, place, m = rows
-        blocks = jnp.zeros((self.k, self.k, self.groups), a.dtype)
-        blocks = blocks.at[:, :, code].add(jnp.einsum("r,ra,rb->abr", weight, a, a)) + jnp.eye(self.k, dtype=a.dtype)[:, :, None]
+        weight, a, _, value, place, m = rows
+        blocks, edges = self.by_cells(rows)
         weighted = weight[:, None] * value
-        cells = self.y["cells"]
-        edges = jnp.zeros((self.k, len(cells["group"])), a.dtype).at[:, cells["of"]].add(jnp.einsum("ra,rc->arc", a, weighted))
         rest = jnp.eye(m, dtype=a.dtype)
         rest = rest.at[place[:, :, None], place[:, None]].add(weighted[:, :, None] * value[:, None])
         return Sparse(blocks, edges, rest)

@@ -88,6 +88,15 @@ class ByPredictor(AbstractEliminated):
             rest = rest.at[place[:, :, None], place[:, None]].add(weighted[:, :, None] * value[:, None])
         return Arrow(blocks, edges, rest)
 
+    def by_cells(self, rows: Loaded) -> tuple[Float[Array, "k k g"], Float[Array, "k cells"]]:
+        """Blocks of the groups, and edges cell by cell (see `margaux.families.glmm.cells`)."""
+        a, cells = rows.own, self.y["cells"]
+        blocks = jnp.zeros((self.k, self.k, self.groups), a.dtype)
+        blocks = blocks.at[:, :, rows.code].add(jnp.einsum("r,ra,rb->abr", rows.weight, a, a))
+        products = jnp.einsum("r,ra,rc->arc", rows.weight, a, rows.value)
+        edges = jnp.zeros((self.k, len(cells["group"])), a.dtype).at[:, cells["of"]].add(products)
+        return blocks + jnp.eye(self.k, dtype=a.dtype)[:, :, None], edges
+
 
 def _second(function: Any, x: Array) -> Array:
     """Second derivatives of a function that acts entry by entry."""

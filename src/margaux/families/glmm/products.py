@@ -71,12 +71,9 @@ class ByProducts(ByPredictor):
         return own * self.k + self.k * np.shape(cells["group"])[-1] + np.shape(cells["one"])[-1] + (PROBES + STEPS) * (d - own)
 
     def arrow(self, rows: Any) -> Any:
-        weight, a, code, value, place, m = rows
-        blocks = jnp.zeros((self.k, self.k, self.groups), a.dtype)
-        blocks = blocks.at[:, :, code].add(jnp.einsum("r,ra,rb->abr", weight, a, a)) + jnp.eye(self.k, dtype=a.dtype)[:, :, None]
-        weighted = weight[:, None] * value
-        cells = self.y["cells"]
-        edges = jnp.zeros((self.k, len(cells["group"])), a.dtype).at[:, cells["of"]].add(jnp.einsum("ra,rc->arc", a, weighted))
+        weight, a, _, value, place, m = rows
+        blocks, edges = self.by_cells(rows)
+        weighted, cells = weight[:, None] * value, self.y["cells"]
         diagonal = jnp.ones(m, a.dtype).at[place].add(weighted * value)
         i, j = np.triu_indices(place.shape[1], 1)
         beside = jnp.zeros(len(cells["one"]), a.dtype).at[cells["met"]].add(weighted[:, i] * value[:, j])
