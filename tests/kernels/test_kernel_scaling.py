@@ -269,6 +269,35 @@ def test_blocks_move_the_units_then_the_shared_and_adapt_each():
     assert float(after["n_transitions"]) == 10 and float(acceptance) == pytest.approx(min(taken.mean(), share))
 
 
+@pytest.mark.parametrize(
+    "kernel", [mx.RandomWalk(0.8), mx.MALA(0.3), mx.Alternating(("joint", "mala"))], ids=["walk", "mala", "turns"]
+)
+def test_blocks_know_the_densities_that_the_others_have_changed(kernel):
+    """A second transition is that of a chain which is told all anew, though the first has moved what each block is given."""
+    blocked, target = mx.Blocked(kernel, kernel), Target(Shared(), None, jnp.asarray(OBSERVED))
+    latents = {"shared": jnp.asarray(0.4), "units": jnp.asarray([0.0, 0.5, 1.0, -0.5])}
+    state = blocked.refresh(latents, blocked.init(latents), target)
+    for turn in range(4):
+        noise = blocked.noise(jax.random.key(turn), latents)
+        forgotten = jax.tree_util.tree_map_with_path(
+            lambda path, leaf: leaf * jnp.nan if path[-1].key in ("value", "gradient") else leaf, state
+        )
+        there, _, expected = blocked.step(noise, latents, forgotten, target, jnp.asarray(1.0))
+        latents, state, probability = blocked.step(noise, latents, state, target, jnp.asarray(1.0))
+        jax.tree.map(np.testing.assert_array_equal, latents, there)
+        assert float(probability) == float(expected) > 0
+
+
+def test_a_chain_that_is_not_told_its_density_stands_still():
+    z = jnp.asarray([0.3, -0.2])
+    for kernel in (mx.MALA(0.1), mx.RandomWalk(0.5), mx.IndependenceMH(), mx.CrankNicolson()):
+        moved, _, probability = kernel.step(
+            kernel.noise(jax.random.key(0), z), z, kernel.init(z), lambda x: -x @ x, jnp.asarray(0.5)
+        )
+        np.testing.assert_array_equal(moved, z)
+        assert float(probability) == 0
+
+
 def test_blocks_draw_noise_of_their_own_and_refuse_kernels_that_never_reject():
     kernel = mx.Blocked()
     model: Any = Shared()

@@ -40,6 +40,7 @@ def slope(z):
 def stepped(kernel, noise, z=Z, state=None, target=density, scale=0.05):
     """The state of the chain and the acceptance after one transition."""
     state = kernel.init(jnp.asarray(z)) if state is None else state
+    state = kernel.valued(jnp.asarray(z), state, target)
     noise = jax.tree.map(jnp.asarray, noise)
     z, state, probability = eqx.filter_jit(kernel.step)(noise, jnp.asarray(z), state, target, jnp.asarray(scale))
     return np.asarray(z), state, float(probability)

@@ -10,16 +10,22 @@ import margaux as mx
 pytestmark = pytest.mark.usefixtures("double")
 
 
+def valued(kernel, z, logdensity):
+    """The state of a chain that starts."""
+    return kernel.refresh(z, kernel.init(z), logdensity)
+
+
 def chain(kernel, logdensity, n=20_000, warm=200):
     """States of one chain from zero."""
 
     @jax.jit
     def run(key):
-        def move(z, k):
-            z, _, accepted = kernel.step(kernel.noise(k, z), z, (), logdensity, jnp.ones(()))
-            return z, (z, accepted)
+        def move(state, k):
+            z, kstate, accepted = kernel.step(kernel.noise(k, state[0]), *state, logdensity, jnp.ones(()))
+            return (z, kstate), (z, accepted)
 
-        return jax.lax.scan(move, jnp.zeros(()), jax.random.split(key, n + warm))[1]
+        start = jnp.zeros(())
+        return jax.lax.scan(move, (start, valued(kernel, start, logdensity)), jax.random.split(key, n + warm))[1]
 
     z, accepted = run(jax.random.key(0))
     return np.asarray(z)[warm:], np.asarray(accepted)[warm:]
@@ -66,8 +72,11 @@ def test_kernels_of_a_normal_prior_take_latents_of_any_shape():
 
         @jax.jit
         def run(key, kernel=kernel, start=start):
-            step = lambda z, k: (kernel.step(kernel.noise(k, z), z, (), target, jnp.ones(()))[0],) * 2  # noqa: E731
-            return jax.lax.scan(step, start, jax.random.split(key, 20_000))[1]
+            def move(state, k):
+                z, kstate, _ = kernel.step(kernel.noise(k, state[0]), *state, target, jnp.ones(()))
+                return (z, kstate), z
+
+            return jax.lax.scan(move, (start, valued(kernel, start, target)), jax.random.split(key, 20_000))[1]
 
         states = run(jax.random.key(1))
         for x, mean in zip((states["a"][200:, 0, 1], states["b"][200:]), exact, strict=True):

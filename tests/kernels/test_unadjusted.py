@@ -169,9 +169,9 @@ def test_mala_under_moving_parameters_has_no_stale_cache(ridge):
         z = jnp.full(5, 0.3, jnp.float32)
         noises = [kernel.noise(jax.random.key(i), z) for i in (1, 2)]
         scale = kernel.step_size(1)
-        z, state, _ = kernel.step(noises[0], z, kernel.init(z), targets[0], scale)
+        z, state, _ = kernel.step(noises[0], z, kernel.refresh(z, kernel.init(z), targets[0]), targets[0], scale)
         moved = kernel.step(noises[1], z, kernel.refresh(z, state, targets[1]), targets[1], scale)
-        afresh = kernel.step(noises[1], z, kernel.init(z), targets[1], scale)
+        afresh = kernel.step(noises[1], z, kernel.refresh(z, kernel.init(z), targets[1]), targets[1], scale)
         np.testing.assert_array_equal(moved[0], afresh[0])
         assert moved[2] == afresh[2]
 

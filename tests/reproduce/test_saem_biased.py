@@ -100,8 +100,8 @@ def test_curvature_scaled_kernel_is_the_preconditioned_one(kind):
     fixed = (mx.ULA if plain.adjusted is False else mx.MALA)(h, preconditioner=variances)
     for seed in range(5):
         noise = plain.noise(jax.random.key(seed), z)
-        ours, _, probability = scaled.step(noise, z, scaled.init(z), target, jnp.asarray(h))
-        theirs, _, expected = fixed.step(noise, z, fixed.init(z), target, jnp.asarray(h))
+        ours, _, probability = scaled.step(noise, z, scaled.refresh(z, scaled.init(z), target), target, jnp.asarray(h))
+        theirs, _, expected = fixed.step(noise, z, fixed.refresh(z, fixed.init(z), target), target, jnp.asarray(h))
         np.testing.assert_allclose(ours, theirs, rtol=2e-4, atol=2e-5)
         np.testing.assert_allclose(probability, expected, rtol=2e-3)
 

@@ -137,9 +137,10 @@ def annealed(fit: Fit, params: PyTree, n_draws: int, key: int = 0, n_temperature
                 def bridge(w):
                     return (1 - t) * log_q(w) + t * log_p(w)
 
+                known = kernel.valued(w, {}, bridge)
                 for turn in range(2):
                     noise = kernel.noise(jax.random.fold_in(key, 1 + 2 * j + turn), w)
-                    w, _, _ = kernel.step(noise, w, {}, bridge, gamma)
+                    w, known, _ = kernel.step(noise, w, known, bridge, gamma)
                 return (w, log_weight), None
 
             start = (w, jnp.zeros((), mode.dtype))

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 from jaxtyping import PyTree
 
 from ..kernels import MALA, AbstractBlockedKernel, AbstractKernel, AbstractProximalKernel, AbstractSubsamplingKernel
+from ..kernels.base import gain
 from ..problem.model import AbstractFactorised, AbstractNonSmooth, AbstractShared, Target, leading, mapped, over_units
 from ..problem.schedule import AbstractSchedule, as_schedule
 from .base import AbstractEStep, continuous, first_draw
@@ -118,7 +119,7 @@ class MCMC(AbstractEStep):
 
         def body(t, rows):
             rows = rows | {"kernel": self._refreshed(model, params, rows, batch)}
-            noise = self._steps(key, latents, t[None])
+            noise = self._steps(jax.random.fold_in(key, t), latents, 1)
             return self._transition(noise, model, params, rows, batch, 1)[0]
 
         return jax.tree.map(lambda leaf: leaf[0], jax.lax.fori_loop(0, self.warm_up, body, rows))
@@ -126,15 +127,13 @@ class MCMC(AbstractEStep):
     def noise(self, key, latents):
         if not isinstance(self.n_steps, int):
             return {"key": key}
-        steps = self._steps(key, latents, jnp.arange(self.burn_in + self.n_steps))
+        steps = self._steps(key, latents, self.burn_in + self.n_steps)
         return {"steps": steps} if self.warm_start else {"steps": steps, "key": key}
 
-    def _steps(self, key, latents, times):
-        """Noise of the given transitions of one unit: leaves (times, chains, ...)."""
-        shape = times.shape + (self.n_chains,)
-        numbers = jnp.ravel(times[:, None] * self.n_chains + jnp.arange(self.n_chains))
-        drawn = jax.vmap(lambda j: self.kernel.noise(jax.random.fold_in(key, j), latents))(numbers)
-        return jax.tree.map(lambda leaf: leaf.reshape(shape + leaf.shape[1:]), drawn)
+    def _steps(self, key, latents, count):
+        """Noise of so many transitions of one unit: leaves (count, chains, ...)."""
+        drawn = self.kernel.noises(key, latents, count * self.n_chains)
+        return jax.tree.map(lambda leaf: leaf.reshape((count, self.n_chains) + leaf.shape[1:]), drawn)
 
     def expect(self, f, noise, model, params, rows, batch, k):
         b = leading(batch)
@@ -195,8 +194,8 @@ class MCMC(AbstractEStep):
             z, kstate, acceptance = chain(noise, row["z"], row["kernel"])
             row = row | {"z": z, "kernel": kstate}
             if adaptive:
-                gain = row["n_transitions"] ** -0.6
-                row["log_scale"] = row["log_scale"] + gain * (jnp.mean(acceptance) - kernel.target_acceptance)
+                rate = gain(row["n_transitions"])
+                row["log_scale"] = row["log_scale"] + rate * (jnp.mean(acceptance) - kernel.target_acceptance)
                 row["n_transitions"] = row["n_transitions"] + 1
             return row, jnp.mean(acceptance)
 
@@ -225,7 +224,7 @@ def _reader(estep: MCMC, noise: PyTree, rows: PyTree) -> Any:
 
     def draw(t):
         def unit(key):
-            return jax.tree.map(lambda e: e[0], estep._steps(key, latents, t[None]))
+            return jax.tree.map(lambda e: e[0], estep._steps(jax.random.fold_in(key, t), latents, 1))
 
         return jax.vmap(unit)(noise["key"])
 

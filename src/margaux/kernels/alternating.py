@@ -14,7 +14,7 @@ from jaxtyping import Array, PyTree
 from ..numerics.gaussian import laplace
 from ..problem.model import Latents, mapped
 from ..problem.schedule import AbstractSchedule, as_schedule
-from .base import AbstractKernel, LogDensity, flat_size
+from .base import AbstractMetropolis, LogDensity, gain
 
 #: acceptance rates the moves are adapted towards (None: not adapted), and their first scales in d dimensions
 MOVES: dict[str, tuple[float | None, Any]] = {
@@ -28,7 +28,7 @@ MOVES: dict[str, tuple[float | None, Any]] = {
 FIRST, LATER = 12, 4
 
 
-class Alternating(AbstractKernel):
+class Alternating(AbstractMetropolis):
     r"""Moves taken in turn, all shaped by the unit's Laplace approximation $N(\hat z, LL^\top)$, accepted unit by unit.
 
     - "independence": $\hat z + \sqrt{c} L\xi$ whatever the state (f-SAEM: Karimi, Lavielle and Moulines 2020);
@@ -91,6 +91,7 @@ class Alternating(AbstractKernel):
         state = {
             "mode": flat,
             "root": jnp.eye(d, dtype=dtype),
+            "inverse": jnp.eye(d, dtype=dtype),
             "log_scale": scales,
             "taken": jnp.ones(len(MOVES), dtype),
             "visits": jnp.zeros((), jnp.int32),
@@ -99,39 +100,36 @@ class Alternating(AbstractKernel):
         }
         return state | ({"gradient": jnp.zeros(d, dtype)} if self._langevin else {})
 
-    def noise(self, key, z):
-        # One call, whose last normal becomes the uniform number of the acceptance: half the code to compile.
-        size, dtype = flat_size(z)
-        normal = jax.random.normal(key, (size + 1,), dtype)
-        return normal[:-1], jax.scipy.special.ndtr(normal[-1])
-
     def refresh(self, z, kstate, logdensity):
-        return self._valued(z, kstate | self._approximation(z, kstate, logdensity), logdensity)
+        return self.valued(z, kstate | self._approximation(z, kstate, logdensity), logdensity)
 
     def refresh_unit(self, z, kstate, logdensity, n_chains):
         def first(tree):
             return jax.tree.map(lambda leaf: leaf[0], tree)
 
         shared = self._approximation(first(z), first(kstate), logdensity)
-        return mapped(lambda z, state: self._valued(z, state | shared, logdensity), n_chains)(z, kstate)
+        return mapped(lambda z, state: self.valued(z, state | shared, logdensity), n_chains)(z, kstate)
 
     def _approximation(self, z: Latents, kstate: PyTree, logdensity: LogDensity) -> PyTree:
-        """Mode and root, renewed if they are due."""
+        """Mode, root and its inverse, renewed if they are due."""
         flat, unravel = ravel_pytree(z)
+        eye = jnp.eye(flat.size, dtype=flat.dtype)
 
         def target(x):
             return logdensity(unravel(x))
 
-        def renewed(_, pair):
-            return laplace(target, pair[0], jnp.where(kstate["visits"] == 0, FIRST, LATER))
+        def renewed(_, state):
+            mode, root = laplace(target, state[0], jnp.where(kstate["visits"] == 0, FIRST, LATER))
+            return mode, root, 1 / root if flat.size == 1 else jax.scipy.linalg.solve_triangular(root, eye, lower=True)
 
         # A loop of no turns costs nothing, under vmap too (its start passes through the carry, or XLA would hoist it).
         due = kstate["visits"] % self.every == 0
-        mode, root = jax.lax.fori_loop(0, due.astype(jnp.int32), renewed, (flat, kstate["root"]))
-        return {"mode": jnp.where(due, mode, kstate["mode"]), "root": root, "visits": kstate["visits"] + 1}
+        start = (flat, kstate["root"], kstate["inverse"])
+        mode, root, inverse = jax.lax.fori_loop(0, due.astype(jnp.int32), renewed, start)
+        mode = jnp.where(due, mode, kstate["mode"])
+        return {"mode": mode, "root": root, "inverse": inverse, "visits": kstate["visits"] + 1}
 
-    def _valued(self, z: Latents, kstate: PyTree, logdensity: LogDensity) -> PyTree:
-        """The state with the density at z."""
+    def valued(self, z, kstate, logdensity):
         flat, unravel = ravel_pytree(z)
         return kstate | self._value(lambda x: logdensity(unravel(x)), flat)
 
@@ -154,7 +152,7 @@ class Alternating(AbstractKernel):
         s = jnp.exp(kstate["log_scale"][move]) * scale.astype(flat.dtype)
         is_ = {name: move == names.index(name) for name in self.pattern}
         root, mode = kstate["root"], kstate["mode"]
-        shaped = root @ normal
+        shaped = _times(root, normal)
         wide = jnp.sqrt(jnp.asarray(self.inflation, flat.dtype))
 
         proposal = flat + s * shaped
@@ -166,17 +164,17 @@ class Alternating(AbstractKernel):
             proposal = jnp.where(is_["component"], flat + s * along, proposal)
         drift = normal
         if self._langevin:
-            drift = s * (root.T @ kstate["gradient"]) + jnp.sqrt(2 * s) * normal
+            drift = s * _times(root.T, kstate["gradient"]) + jnp.sqrt(2 * s) * normal
             langevin = is_.get("mala", False) | is_.get("ula", False)
-            proposal = jnp.where(langevin, flat + root @ drift, proposal)
+            proposal = jnp.where(langevin, flat + _times(root, drift), proposal)
 
         new = self._value(target, proposal)
         log_ratio = new["value"] - kstate["value"]
         if "independence" in is_:
-            current = jax.scipy.linalg.solve_triangular(root, flat - mode, lower=True) / wide
+            current = _times(kstate["inverse"], flat - mode) / wide
             log_ratio += jnp.where(is_["independence"], jnp.sum(normal**2) / 2 - jnp.sum(current**2) / 2, 0.0)
         if "mala" in is_:
-            back = -drift - s * (root.T @ new["gradient"])
+            back = -drift - s * _times(root.T, new["gradient"])
             log_ratio += jnp.where(is_["mala"], jnp.sum(normal**2) / 2 - jnp.sum(back**2) / (4 * s), 0.0)
         if "ula" in is_:
             log_ratio = jnp.where(is_["ula"], 0.0, log_ratio)
@@ -189,14 +187,19 @@ class Alternating(AbstractKernel):
 
         goal = jnp.asarray([aim or 0.0 for aim, _ in MOVES.values()], flat.dtype)[move]
         here = jnp.arange(len(names)) == move
-        gain = jnp.where(goal > 0, (probability - goal) * kstate["taken"] ** -0.6, 0.0)
+        change = jnp.where(goal > 0, (probability - goal) * gain(kstate["taken"][move]), 0.0)
         state = kstate | {name: keep(value, kstate[name]) for name, value in new.items()}
         state |= {
-            "log_scale": kstate["log_scale"] + jnp.where(here, gain, 0.0),
+            "log_scale": kstate["log_scale"] + jnp.where(here, change, 0.0),
             "taken": kstate["taken"] + here,
             "turn": kstate["turn"] + 1,
         }
         return unravel(keep(proposal, flat)), state, probability
+
+
+def _times(matrix: Array, vector: Array) -> Array:
+    """Their product, as a sum in one loop with what is around it: a call for every unit's few numbers takes longer."""
+    return jnp.sum(matrix * vector, axis=1)
 
 
 def _or_never(value: Array) -> Array:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import abc
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -40,6 +41,10 @@ class AbstractKernel(eqx.Module):
     def noise(self, key: PRNGKeyArray, z: Latents) -> PyTree:
         """All the randomness of one transition."""
 
+    def noises(self, key: PRNGKeyArray, z: Latents, count: int) -> PyTree:
+        """The randomness of so many transitions, on a leading axis."""
+        return jax.vmap(lambda t: self.noise(jax.random.fold_in(key, t), z))(jnp.arange(count))
+
     @abc.abstractmethod
     def refresh(self, z: Latents, kstate: PyTree, logdensity: LogDensity) -> PyTree:
         """Called once at the start of an E-step, where the parameters have moved."""
@@ -48,11 +53,36 @@ class AbstractKernel(eqx.Module):
         """`refresh` of all chains of one unit (leading axis), for kernels whose chains share what is computed."""
         return mapped(lambda z_c, state: self.refresh(z_c, state, logdensity), n_chains)(z, kstate)
 
+    def valued(self, z: Latents, kstate: PyTree, logdensity: LogDensity) -> PyTree:
+        """The state with what this kernel keeps of its target at z from one step to the next, if anything.
+
+        A part of `refresh`, for whom changes the target between two steps.
+        """
+        return kstate
+
     @abc.abstractmethod
     def step(
         self, noise: PyTree, z: Latents, kstate: PyTree, logdensity: LogDensity, scale: Scalar
     ) -> tuple[Latents, PyTree, Scalar]:
         """Next latents, state and acceptance probability (one for an unadjusted kernel)."""
+
+
+class AbstractMetropolis(AbstractKernel):
+    """A kernel that takes a normal vector and a uniform number a transition; "value" is the log density at its state."""
+
+    def valued(self, z, kstate, logdensity):
+        return kstate | {"value": logdensity(z)}
+
+    def noise(self, key, z):
+        normal, uniform = self.noises(key, z, 1)
+        return normal[0], uniform[0]
+
+    def noises(self, key, z, count):
+        size, dtype = flat_size(z)
+        # All by one call: hashing a key for each of them takes as long as their numbers, and is more to compile.
+        below_one = jnp.nextafter(jnp.asarray(-1.0, dtype), jnp.asarray(0.0, dtype))
+        symmetric = jax.random.uniform(key, (count, size + 1), dtype, below_one, 1.0)
+        return jax.lax.erf_inv(symmetric[:, :-1]) * math.sqrt(2), (symmetric[:, -1] + 1) / 2
 
 
 class AbstractProximalKernel(AbstractKernel):
@@ -73,13 +103,6 @@ def normal_like(key: PRNGKeyArray, z: Latents) -> Float[Array, " d"]:
     return jax.random.normal(key, (size,), dtype)
 
 
-def proposal_noise(key: PRNGKeyArray, z: Latents) -> tuple[Float[Array, " d"], Scalar]:
-    """The normal vector of a proposal, and the uniform number that decides whether it is accepted."""
-    move_key, accept_key = jax.random.split(key)
-    normal = normal_like(move_key, z)
-    return normal, jax.random.uniform(accept_key, (), normal.dtype)
-
-
 def flat_size(z: Latents) -> tuple[int, Any]:
     """Flat dimension and dtype of one unit's latents."""
     leaves = jax.tree.leaves(z)
@@ -92,7 +115,18 @@ def move(z: Latents, flat: Array) -> Latents:
     return unravel(vector + flat)
 
 
-def accept(z: Latents, proposal: Latents, log_ratio: Scalar, uniform: Scalar) -> tuple[Latents, Scalar]:
+def gain(count: Array) -> Array:
+    """Robbins and Monro's, count^-0.6: of a transition, counted from one."""
+    # A power of doubles is a call for each of them; these are vectorised.
+    return jnp.exp(-0.6 * jnp.log(count))
+
+
+def unvalued(z: Latents) -> dict[str, Array]:
+    """A value that is not known yet, so that no move is accepted until `AbstractKernel.valued` says what it is."""
+    return {"value": jnp.full((), jnp.nan, flat_size(z)[1])}
+
+
+def accept(z: PyTree, proposal: PyTree, log_ratio: Scalar, uniform: Scalar) -> tuple[PyTree, Scalar]:
     """Metropolis-Hastings accept or reject; a ratio that is not a number rejects."""
     log_ratio = jnp.where(jnp.isnan(log_ratio), -jnp.inf, log_ratio)
     probability = jnp.exp(jnp.minimum(log_ratio, 0.0))

@@ -10,7 +10,7 @@ from jaxtyping import Array, Scalar
 
 from ..problem.model import Latents, leading
 from ..problem.schedule import AbstractSchedule, Constant
-from .base import AbstractBlockedKernel, AbstractKernel
+from .base import AbstractBlockedKernel, AbstractKernel, gain
 from .mala import MALA
 
 if TYPE_CHECKING:
@@ -81,20 +81,22 @@ class Blocked(AbstractBlockedKernel):
             return kernel.step_size(1) * jnp.exp(log_scale[block]) * scale
 
         def each(e, z_i, state, s, y_i):
-            return self.units.step(e, z_i, state, _given(logdensity, z["shared"], y_i), s)
+            target = _given(logdensity, z["shared"], y_i)
+            return self.units.step(e, z_i, self.units.valued(z_i, state, target), target, s)
 
         moved = jax.vmap(each)(noise["units"], z["units"], kstate["units"], size(self.units, "units"), logdensity.y)
         units, of_units, accepted = moved
         z = {"shared": z["shared"], "units": units}
         target, step = _among(logdensity, z), size(self.shared, "shared")
-        shared, of_shared, taken = self.shared.step(noise["shared"], z["shared"], kstate["shared"], target, step)
-        gain = kstate["n_transitions"] ** -0.6
+        known = self.shared.valued(z["shared"], kstate["shared"], target)
+        shared, of_shared, taken = self.shared.step(noise["shared"], z["shared"], known, target, step)
+        rate = gain(kstate["n_transitions"])
         state = {
             "units": of_units,
             "shared": of_shared,
             "log_scale": {
-                "units": log_scale["units"] + gain * _miss(self.units, accepted),
-                "shared": log_scale["shared"] + gain * _miss(self.shared, taken),
+                "units": log_scale["units"] + rate * _miss(self.units, accepted),
+                "shared": log_scale["shared"] + rate * _miss(self.shared, taken),
             },
             "n_transitions": kstate["n_transitions"] + 1,
         }

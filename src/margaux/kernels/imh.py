@@ -11,13 +11,13 @@ from jax.flatten_util import ravel_pytree
 
 from ..numerics.gaussian import laplace
 from ..problem.schedule import AbstractSchedule, Constant
-from .base import AbstractKernel, accept, proposal_noise
+from .base import AbstractMetropolis, accept, unvalued
 
 if TYPE_CHECKING:
     from jaxtyping import Array
 
 
-class IndependenceMH(AbstractKernel):
+class IndependenceMH(AbstractMetropolis):
     r"""Proposals from the Laplace approximation of $p(z_i\mid y_i,\theta)$ at the current parameters.
 
     The mode is followed from one E-step to the next by a few Newton steps (f-SAEM: Karimi, Lavielle
@@ -46,15 +46,12 @@ class IndependenceMH(AbstractKernel):
 
     def init(self, z):
         flat, _ = ravel_pytree(z)
-        return {"mode": flat, "cholesky": jnp.eye(flat.size, dtype=flat.dtype)}
-
-    def noise(self, key, z):
-        return proposal_noise(key, z)
+        return unvalued(z) | {"mode": flat, "cholesky": jnp.eye(flat.size, dtype=flat.dtype)}
 
     def refresh(self, z, kstate, logdensity):
         _, unravel = ravel_pytree(z)
         mode, cholesky = laplace(lambda x: logdensity(unravel(x)), kstate["mode"], self.n_newton)
-        return {"mode": mode, "cholesky": cholesky}
+        return self.valued(z, kstate | {"mode": mode, "cholesky": cholesky}, logdensity)
 
     def step(self, noise, z, kstate, logdensity, scale):
         normal, uniform = noise
@@ -62,6 +59,7 @@ class IndependenceMH(AbstractKernel):
         root = jnp.sqrt(jnp.asarray(self.inflation, flat.dtype)) * kstate["cholesky"]
         proposal = unravel(kstate["mode"] + root @ normal)
         current = jax.scipy.linalg.solve_triangular(root, flat - kstate["mode"], lower=True)
-        log_ratio = logdensity(proposal) - logdensity(z) + jnp.sum(normal**2) / 2 - jnp.sum(current**2) / 2
-        z, probability = accept(z, proposal, log_ratio, uniform)
+        new = self.valued(proposal, kstate, logdensity)
+        log_ratio = new["value"] - kstate["value"] + jnp.sum(normal**2) / 2 - jnp.sum(current**2) / 2
+        (z, kstate), probability = accept((z, kstate), (proposal, new), log_ratio, uniform)
         return z, kstate, probability

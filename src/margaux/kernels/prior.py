@@ -10,13 +10,13 @@ import numpy as np
 from jax.flatten_util import ravel_pytree
 
 from ..problem.schedule import AbstractSchedule, Constant
-from .base import AbstractKernel, accept, flat_size, normal_like
+from .base import AbstractKernel, AbstractMetropolis, accept, normal_like, unvalued
 
 if TYPE_CHECKING:
     from jaxtyping import Array
 
 
-class CrankNicolson(AbstractKernel):
+class CrankNicolson(AbstractMetropolis):
     r"""$z' = \sqrt{1-\rho^2}\,z + \rho\,\xi$, accepted by the likelihood alone (Cotter, Roberts, Stuart and White 2013).
 
     The target must be $N(0, I)$ times a likelihood. With $\rho = 1$ it is independence Metropolis-Hastings from the prior;
@@ -37,27 +37,22 @@ class CrankNicolson(AbstractKernel):
         self.step_size, self.target_acceptance, self.rho = Constant(1.0), None, np.asarray(float(rho))
 
     def init(self, z):
-        return ()
-
-    def noise(self, key, z):
-        # Normal and uniform numbers from one stream of bits.
-        size, dtype = flat_size(z)
-        uniform = jax.random.uniform(key, (size + 1,), dtype, np.nextafter(np.array(-1, dtype), np.array(0, dtype)), 1.0)
-        return np.sqrt(2.0).astype(dtype) * jax.lax.erf_inv(uniform[:-1]), (uniform[-1] + 1) / 2
+        return unvalued(z)
 
     def refresh(self, z, kstate, logdensity):
-        return kstate
+        return self.valued(z, kstate, logdensity)
+
+    def valued(self, z, kstate, logdensity):
+        flat, _ = ravel_pytree(z)
+        return kstate | {"value": logdensity(z) + jnp.sum(flat**2) / 2}
 
     def step(self, noise, z, kstate, logdensity, scale):
         normal, uniform = noise
         flat, unravel = ravel_pytree(z)
         rho = jnp.asarray(self.rho, flat.dtype)
-        moved = jnp.sqrt(1 - rho**2) * flat + rho * normal
-
-        def likelihood(x):
-            return logdensity(unravel(x)) + jnp.sum(x**2) / 2
-
-        z, probability = accept(z, unravel(moved), likelihood(moved) - likelihood(flat), uniform)
+        proposal = unravel(jnp.sqrt(1 - rho**2) * flat + rho * normal)
+        new = self.valued(proposal, kstate, logdensity)
+        (z, kstate), probability = accept((z, kstate), (proposal, new), new["value"] - kstate["value"], uniform)
         return z, kstate, probability
 
 

@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING, ClassVar
 from jax.flatten_util import ravel_pytree
 
 from ..problem.schedule import AbstractSchedule, as_schedule
-from .base import accept, proposal_noise
+from .base import AbstractMetropolis, accept, unvalued
 from .scaling import AbstractScaledKernel, Scaling
 
 if TYPE_CHECKING:
     from numpy.typing import ArrayLike
 
 
-class RandomWalk(AbstractScaledKernel):
+class RandomWalk(AbstractMetropolis, AbstractScaledKernel):
     r"""Proposal $z + s\,P^{1/2}\xi$, accepted or rejected unit by unit (Metropolis et al. 1953).
 
     Args:
@@ -38,12 +38,16 @@ class RandomWalk(AbstractScaledKernel):
         self.scaling = Scaling(preconditioner, relative=False)
         self.target_acceptance = target_acceptance
 
-    def noise(self, key, z):
-        return proposal_noise(key, z)
+    def init(self, z):
+        return self.scaling.init(z) | unvalued(z)
+
+    def refresh(self, z, kstate, logdensity):
+        return self.valued(z, self.scaling.refresh(z, kstate, logdensity), logdensity)
 
     def step(self, noise, z, kstate, logdensity, scale):
         normal, uniform = noise
         flat, unravel = ravel_pytree(z)
         proposal = unravel(flat + self.scaling.root(kstate, scale.astype(flat.dtype) * normal))
-        z, probability = accept(z, proposal, logdensity(proposal) - logdensity(z), uniform)
-        return z, self.scaling.learn(kstate, z), probability
+        new = logdensity(proposal)
+        (z, value), probability = accept((z, kstate["value"]), (proposal, new), new - kstate["value"], uniform)
+        return z, self.scaling.learn(kstate, z) | {"value": value}, probability

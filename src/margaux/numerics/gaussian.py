@@ -76,6 +76,8 @@ def find_mode(logdensity: Callable[[Float[Array, " d"]], Scalar], start: Float[A
 
 #: damping at which a search gives up
 HOPELESS = 1e8
+#: numbers of unknowns of the systems that are solved without a call of LAPACK
+WRITTEN_OUT = 3
 
 
 def _newton(logdensity: Callable[[Array], Scalar], start: Array, measured: bool = False) -> tuple[Any, Any]:
@@ -122,9 +124,31 @@ def _solve(a: Array, damping: Scalar, b: Array) -> tuple[Array, Array]:
     radius = jnp.min(jnp.diagonal(a) - jnp.sum(jnp.abs(a - jnp.diag(jnp.diagonal(a))), axis=1))
     shift = jnp.maximum(-radius, 0.0) * 1.01 + 1e-6
     shifts = damping + jnp.stack([jnp.zeros_like(shift), shift])
+    if b.size <= WRITTEN_OUT:
+        (plain, other), (positive, _) = jax.vmap(lambda by: _eliminate(a + by * eye, b))(shifts)
+        return jnp.where(positive, plain, other), positive
     factor, shifted = jax.vmap(lambda by: jnp.linalg.cholesky(a + by * eye))(shifts)
     positive = ~jnp.any(jnp.isnan(factor))
     return jax.scipy.linalg.cho_solve((jnp.where(positive, factor, shifted), True), b), positive
+
+
+def _eliminate(a: Array, b: Array) -> tuple[Array, Array]:
+    """As `_solve`, of a small system by $LDL^\top$ written out: a call for a unit's few numbers takes longer than they do."""
+    d = b.size
+    lower: list[list[Any]] = [[None] * d for _ in range(d)]
+    pivots: list[Any] = []
+    half: list[Any] = []
+    for i in range(d):
+        scaled: list[Any] = []
+        for j in range(i):
+            scaled.append(a[i, j] - sum(scaled[k] * lower[j][k] for k in range(j)))
+            lower[i][j] = scaled[j] / pivots[j]
+        pivots.append(a[i, i] - sum(scaled[k] * lower[i][k] for k in range(i)))
+        half.append(b[i] - sum(lower[i][k] * half[k] for k in range(i)))
+    out: list[Any] = [None] * d
+    for i in reversed(range(d)):
+        out[i] = half[i] / pivots[i] - sum(lower[k][i] * out[k] for k in range(i + 1, d))
+    return jnp.stack(out), jnp.all(jnp.stack(pivots) > 0)
 
 
 def _inverse_root(precision: Array) -> Array:

@@ -111,14 +111,21 @@ class CurvatureScaled(AbstractKernel):
         return self.kernel.noise(key, z)
 
     def refresh(self, z, kstate, logdensity):
-        return kstate
+        root, target = _scaled(logdensity)
+        return self.kernel.valued(z / root, kstate, target)
 
     def step(self, noise, z, kstate, logdensity, scale):
-        sigma = logdensity.params["sigma"]
-        precision = jnp.concatenate([jnp.zeros(1, sigma.dtype), 1 / sigma**2]) + logdensity.n_rows / 4
-        root = 1 / jnp.sqrt(precision)
-        w, kstate, probability = self.kernel.step(noise, z / root, kstate, lambda w: logdensity(root * w), scale)
+        root, target = _scaled(logdensity)
+        w, kstate, probability = self.kernel.step(noise, z / root, kstate, target, scale)
         return root * w, kstate, probability
+
+
+def _scaled(logdensity: Any) -> tuple[jax.Array, Any]:
+    """What divides a latent, and the density of the quotient."""
+    sigma = logdensity.params["sigma"]
+    precision = jnp.concatenate([jnp.zeros(1, sigma.dtype), 1 / sigma**2]) + logdensity.n_rows / 4
+    root = 1 / jnp.sqrt(precision)
+    return root, lambda w: logdensity(root * w)
 
 
 def poisson_density(params: dict[str, np.ndarray], x: np.ndarray, y: np.ndarray, n_nodes: int = 1024) -> float:

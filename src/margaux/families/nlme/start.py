@@ -143,7 +143,8 @@ def _different(individual: dict[str, Individual], places: list) -> list:
 
 def _minima(model: MixedEffects, data: dict, grid: np.ndarray, held: np.ndarray) -> list[np.ndarray]:
     """Local minima of the pooled misfit from the best places of a grid, coordinates that are held as they are; best first."""
-    misfit = np.asarray(_misfits(model, grid, _on_the_ladder(data)), float)
+    data = _on_the_ladder(data)
+    misfit = np.asarray(_misfits(model, grid, data), float)
     misfit = np.where(np.isfinite(misfit), misfit, np.inf)
 
     def value(u: np.ndarray) -> tuple[float, np.ndarray]:
