@@ -48,7 +48,7 @@ def test_a_callback_that_asks_to_stop_meets_no_rule():
     ({"n_iter": 300, "algorithm": mx.soul(1e-9)}, False),  # a line
     ({"n_iter": 300, "algorithm": mx.soul(1e-3, mx.LastIterate())}, False),  # the first part of an exponential
     ({"n_iter": 1000, "algorithm": mx.saem(), "estep": mx.MCMC(mx.MALA(0.5), n_steps=2)}, True),
-    ({"n_iter": 1000, "algorithm": mx.soul(), "estep": mx.MCMC(mx.MALA(0.5), n_steps=2), "runs": 3}, True),
+    ({"n_iter": 1000, "algorithm": mx.saem(), "estep": mx.MCMC(mx.MALA(0.5), n_steps=2), "runs": 3}, True),
     ({"n_iter": 40, "algorithm": mx.soul(), "estep": mx.MCMC(mx.MALA(0.5), n_steps=2)}, False),
 ])  # fmt: skip
 def test_a_fit_without_a_rule_has_converged_if_its_trace_has_settled(kw, converged):

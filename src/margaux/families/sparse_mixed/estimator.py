@@ -256,6 +256,11 @@ class SparseMixedLogistic(ClassifierMixin, AbstractEstimator):
         frame.attrs["message"] = f"{self.message_.rstrip('.')}; estimates are shrunk and selected: no standard errors are given"
         return frame
 
+    def cov_params(self) -> pd.DataFrame:
+        """NaN throughout, with the names of `summary`: after selection by a penalty Wald inference does not hold."""
+        names = self.summary().index
+        return pd.DataFrame(np.nan, index=names, columns=names)
+
     def _costs_nothing(self, answer: str) -> bool:
         return True
 
