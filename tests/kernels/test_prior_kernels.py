@@ -73,7 +73,8 @@ def test_kernels_of_a_normal_prior_take_latents_of_any_shape():
         @jax.jit
         def run(key, kernel=kernel, start=start):
             def move(state, k):
-                z, kstate, _ = kernel.step(kernel.noise(k, state[0]), *state, target, jnp.ones(()))
+                z, kstate = state
+                z, kstate, _ = kernel.step(kernel.noise(k, z), z, kstate, target, jnp.ones(()))
                 return (z, kstate), z
 
             return jax.lax.scan(move, (start, valued(kernel, start, target)), jax.random.split(key, 20_000))[1]

@@ -232,8 +232,7 @@ class SparseMixedLogistic(ClassifierMixin, AbstractEstimator):
         A group of the fit has its random effect at its posterior mean; a new one, or every row where no groups
         are given, has it at zero. After a fit by formula X is a data frame, and groups may name its column.
         """
-        eta = self.decision_function(X, groups)
-        return expit(np.column_stack([-eta, eta]))
+        return expit(self.decision_function(X, groups)[:, None] * [-1, 1])
 
     def predict(self, X: Tabular, groups: Column | None = None) -> np.ndarray:
         """The class of the larger probability; see `predict_proba`."""
@@ -258,8 +257,7 @@ class SparseMixedLogistic(ClassifierMixin, AbstractEstimator):
 
     def cov_params(self) -> pd.DataFrame:
         """NaN throughout, with the names of `summary`: after selection by a penalty Wald inference does not hold."""
-        names = self.summary().index
-        return pd.DataFrame(np.nan, index=names, columns=names)
+        return pd.DataFrame(np.nan, self.summary().index, self.summary().index)
 
     def _costs_nothing(self, answer: str) -> bool:
         return True
