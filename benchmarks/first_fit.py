@@ -2,19 +2,23 @@
 
 Times of each job, a fit with standard errors and log-likelihood: the very first, with an empty cache of programs; in a new
 process that finds the programs of ANOTHER data set of a similar size, and in one that finds its own; and again in the same
-process. Wall clock and CPU seconds, medians over `--repeats`. Some read files of the folder MARGAUX_DATA.
+process. Wall clock and CPU seconds, medians over `--repeats`. Some read files of the folder MARGAUX_DATA. Beside some, the
+same job by saemix where R has it, and by pyPLNmodels where the Python PLNMODELS_PYTHON names (or this one) has it.
 """
 
 from __future__ import annotations
 
 import argparse
 import os
+import shutil
 import statistics
 import subprocess
 import sys
 import tempfile
 import textwrap
+import time
 
+DATA = os.environ.get("MARGAUX_DATA", "../shared/data")
 HEAD = """
 import os
 import sys
@@ -159,11 +163,64 @@ JOBS = {
     """,
 }
 
+SAEMIX = """
+suppressMessages(library(saemix))
+fitted <- function(table, response, predictors, curve, psi0, names, ...) {
+  data <- saemixData(name.data=table, header=TRUE, name.group=names(table)[1], name.predictors=predictors,
+                     name.response=response, verbose=FALSE, ...)
+  model <- saemixModel(model=curve, psi0=matrix(psi0, ncol=length(psi0), dimnames=list(NULL, names)),
+                       transform.par=rep(1, length(psi0)), verbose=FALSE,
+                       covariate.model=if (length(list(...))) matrix(c(0, 0, 1), nrow=1))
+  saemix(model, data, list(seed=1, map=FALSE, fim=TRUE, ll.is=TRUE, save=FALSE, save.graphs=FALSE, displayProgress=FALSE,
+                           print=FALSE))
+}
+absorbed <- function(psi, id, x) {
+  ka <- psi[id, 1]; V <- psi[id, 2]; k <- psi[id, 3] / V
+  x[, 1] * ka / (V * (ka - k)) * (exp(-k * x[, 2]) - exp(-ka * x[, 2]))
+}
+pk <- function(table) fitted(table, "Concentration", c("Dose", "Time"), absorbed, c(1, 20, 0.5), c("ka", "V", "CL"))
+"""
+
+#: a job's name to what another library is to run for it, in R or in Python
+PEERS = {
+    "theophylline": "data(theo.saemix); fit <- pk(theo.saemix)",
+    "1000 subjects": "fit <- pk(read.csv(file.path(DATA, 'sim_pk_1000.csv.gz')))",
+    "Emax with a covariate": """
+        set.seed(0); n <- 100; dose <- c(0, 10, 30, 90, 200); weight <- rnorm(n, 0, 10); i <- rep(1:n, each=5)
+        E0 <- 10 * exp(.2 * rnorm(n)); Emax <- 100 * exp(.3 * rnorm(n)); EC50 <- 20 * exp(.02 * weight + .4 * rnorm(n))
+        dose <- rep(dose, n)
+        table <- data.frame(id=i, dose=dose, weight=weight[i], 
+                            y=E0[i] + Emax[i] * dose / (EC50[i] + dose) + 4 * rnorm(5 * n))
+        curve <- function(psi, id, x) psi[id, 1] + psi[id, 2] * x[, 1] / (psi[id, 3] + x[, 1])
+        fit <- fitted(table, "y", "dose", curve, c(8, 80, 30), c("E0", "Emax", "EC50"), name.covariates="weight")
+    """,
+    "PLN-PCA of oaks' size": """
+        import warnings
+        warnings.simplefilter("ignore")
+        import pyPLNmodels
+        model = pyPLNmodels.PlnPCA(pyPLNmodels.load_oaks()["endog"], rank=5).fit(verbose=False)
+    """,
+}
+
+
+def peer(name: str) -> str:
+    """Wall seconds of the whole job, the process's start included, by another library; or why there are none."""
+    code = textwrap.dedent(PEERS[name])
+    library, command = "saemix", ["Rscript", "-e", f"DATA <- {DATA!r}" + SAEMIX + code]
+    if "import pyPLNmodels" in code:
+        library, command = "pyPLNmodels", [os.environ.get("PLNMODELS_PYTHON", sys.executable), "-c", code]
+    if not shutil.which(command[0]):
+        return f"{library}: none here"
+    at = time.perf_counter()
+    done = subprocess.run(command, capture_output=True, text=True, check=False, env=os.environ | {"MPLBACKEND": "Agg"})
+    if done.returncode:
+        return f"{library}: {(done.stderr.strip().splitlines() or ['failed'])[-1]}"
+    return f"{library}: {time.perf_counter() - at:.2f}"
+
 
 def run(name: str, cache: str, other: bool = False) -> list[float]:
     """Wall and CPU seconds of the first job of a process, of a later one, its programs, and its peak GiB."""
-    data = os.environ.get("MARGAUX_DATA", "../shared/data")
-    script = f"import time\nSTART = time.time()\nDATA = {data!r}\n" + HEAD + textwrap.dedent(JOBS[name]) + TAIL
+    script = f"import time\nSTART = time.time()\nDATA = {DATA!r}\n" + HEAD + textwrap.dedent(JOBS[name]) + TAIL
     # An installed library has its byte code.
     environment = os.environ | {"MARGAUX_CACHE": cache, "JAX_PLATFORMS": "cpu", "PYTHONDONTWRITEBYTECODE": ""}
     command = [sys.executable, "-c", script, *(["other"] if other else [])]
@@ -192,7 +249,7 @@ def main() -> None:
         cold, others, own = ([statistics.median(row[j] for row in rows) for j in range(6)] for rows in kinds)
         pairs = (cold[:2], others[:2], own[:2], own[2:4])
         figures = "".join(f"{wall:10.2f}{cpu:8.2f}" for wall, cpu in pairs)
-        print(f"{name:22}{figures} {cold[4]:8.0f} {cold[5]:5.1f}", flush=True)
+        print(f"{name:22}{figures} {cold[4]:8.0f} {cold[5]:5.1f}  {peer(name) if name in PEERS else ''}", flush=True)
 
 
 if __name__ == "__main__":

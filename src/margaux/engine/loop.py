@@ -322,7 +322,7 @@ def first_state(settings: Settings, params: PyTree, unit: PyTree) -> tuple[PyTre
     return settings.algorithm.init(settings.problem, params, unit), averaging.start(settings.average, params)
 
 
-@compiled
+@compiled(long=True)
 def begin(settings: Settings, key: Array, params: PyTree, data: PyTree, ids: Array, unit: PyTree) -> tuple[PyTree, tuple]:
     """`init_rows` and `first_state`, by one program."""
     return init_rows(settings, key, params, data, ids), first_state(settings, params, unit)
