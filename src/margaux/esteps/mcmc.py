@@ -116,13 +116,19 @@ class MCMC(AbstractEStep):
     def _warmed(self, key, model, params, row, y):
         rows, batch = first_draw(row), first_draw(y)
         latents = jax.tree.map(lambda z: z[0], row["z"])
+        # The step of a kernel that is not adjusted is to follow the curvature on the way.
+        steps = STEPS if self.kernel.adjusted else 1
 
-        def body(t, rows):
+        def some(t, rows):
             rows = rows | {"kernel": self._refreshed(model, params, rows, batch)}
-            noise = self._steps(jax.random.fold_in(key, t), latents, 1)
-            return self._transition(noise, model, params, rows, batch, 1)[0]
+            noise = self._steps(jax.random.fold_in(key, t), latents, steps)
 
-        return jax.tree.map(lambda leaf: leaf[0], jax.lax.fori_loop(0, self.warm_up, body, rows))
+            def one(s, rows):
+                return self._transition(jax.tree.map(lambda leaf: leaf[s][None], noise), model, params, rows, batch, 1)[0]
+
+            return jax.lax.fori_loop(0, jnp.minimum(steps, self.warm_up - t * steps), one, rows)
+
+        return jax.tree.map(lambda leaf: leaf[0], jax.lax.fori_loop(0, -(-self.warm_up // steps), some, rows))
 
     def noise(self, key, latents):
         if not isinstance(self.n_steps, int):

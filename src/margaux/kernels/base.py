@@ -80,9 +80,20 @@ class AbstractMetropolis(AbstractKernel):
     def noises(self, key, z, count):
         size, dtype = flat_size(z)
         # All by one call: hashing a key for each of them takes as long as their numbers, and is more to compile.
-        below_one = jnp.nextafter(jnp.asarray(-1.0, dtype), jnp.asarray(0.0, dtype))
-        symmetric = jax.random.uniform(key, (count, size + 1), dtype, below_one, 1.0)
-        return jax.lax.erf_inv(symmetric[:, :-1]) * math.sqrt(2), (symmetric[:, -1] + 1) / 2
+        uniform = _uniform(key, count * (size + 1), dtype)
+        normal = jax.lax.erf_inv(2 * uniform[: count * size] - 1) * math.sqrt(2)
+        return normal.reshape(count, size), uniform[count * size :]
+
+
+def _uniform(key: PRNGKeyArray, count: int, dtype: Any) -> Float[Array, " count"]:
+    """Uniform numbers in the open unit interval, on the grid of $(w + 1/2) / 2^{32}$ in double precision."""
+    if dtype != jnp.float64:
+        half_step = jnp.finfo(dtype).eps / 4
+        return jax.random.uniform(key, (count,), dtype, half_step, 1 - half_step)
+    # Two of a word of 64 bits, of which a hash makes one.
+    words = jax.random.bits(key, (-(-count // 2),), jnp.uint64)
+    halves = jnp.concatenate([words >> 32, words & 0xFFFFFFFF])[:count]
+    return (halves.astype(dtype) + 0.5) * 2.0**-32
 
 
 class AbstractProximalKernel(AbstractKernel):
@@ -117,8 +128,8 @@ def move(z: Latents, flat: Array) -> Latents:
 
 def gain(count: Array) -> Array:
     """Robbins and Monro's, count^-0.6: of a transition, counted from one."""
-    # A power of doubles is a call for each of them; these are vectorised.
-    return jnp.exp(-0.6 * jnp.log(count))
+    # A power of doubles is a call for each of them; these are vectorised, and seven digits of a gain are enough.
+    return jnp.exp(-0.6 * jnp.log(count.astype(jnp.float32))).astype(count.dtype)
 
 
 def unvalued(z: Latents) -> dict[str, Array]:
