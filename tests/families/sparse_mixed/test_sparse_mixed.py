@@ -155,8 +155,8 @@ def test_formula_and_arrays_agree(grouped):
     X, y, groups, _ = grouped
     names = list("abcde")
     frame = pd.DataFrame(X, columns=names).assign(y=y, clinic=[f"c{g:02d}" for g in groups])
-    by_arrays = small().fit(frame[names], np.where(y == 1, "yes", "no"), groups)
-    by_formula = small().fit("y ~ a + b + c + d + e", frame, groups="clinic")
+    by_arrays = small(n_iter=6000).fit(frame[names], np.where(y == 1, "yes", "no"), groups)
+    by_formula = small(n_iter=6000).fit("y ~ a + b + c + d + e", frame, groups="clinic")
     np.testing.assert_allclose(by_formula.coef_, by_arrays.coef_, atol=1e-12)
     assert by_formula.coef_.shape == (1, 5) and by_formula.n_observations_ == 1000 and list(by_arrays.classes_) == ["no", "yes"]
     np.testing.assert_allclose(by_formula.predict_proba(frame, "clinic"), by_arrays.predict_proba(frame[names], groups))
