@@ -189,7 +189,7 @@ PEERS = {
         set.seed(0); n <- 100; dose <- c(0, 10, 30, 90, 200); weight <- rnorm(n, 0, 10); i <- rep(1:n, each=5)
         E0 <- 10 * exp(.2 * rnorm(n)); Emax <- 100 * exp(.3 * rnorm(n)); EC50 <- 20 * exp(.02 * weight + .4 * rnorm(n))
         dose <- rep(dose, n)
-        table <- data.frame(id=i, dose=dose, weight=weight[i], 
+        table <- data.frame(id=i, dose=dose, weight=weight[i],
                             y=E0[i] + Emax[i] * dose / (EC50[i] + dose) + 4 * rnorm(5 * n))
         curve <- function(psi, id, x) psi[id, 1] + psi[id, 2] * x[, 1] / (psi[id, 3] + x[, 1])
         fit <- fitted(table, "y", "dose", curve, c(8, 80, 30), c("E0", "Emax", "EC50"), name.covariates="weight")
