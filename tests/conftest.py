@@ -1,6 +1,7 @@
 """Test set-up: CPU with four forced devices, run-time type checks of nothing global, and the shared folders."""
 
 import os
+from importlib import metadata
 from pathlib import Path
 
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
@@ -8,6 +9,10 @@ os.environ.setdefault("MPLBACKEND", "Agg")
 os.environ.setdefault("MARGAUX_THREADS", "1")  # most fits here are never asked for what would be compiled ahead
 if "xla_force_host_platform_device_count" not in os.environ.get("XLA_FLAGS", ""):
     os.environ["XLA_FLAGS"] = os.environ.get("XLA_FLAGS", "") + " --xla_force_host_platform_device_count=4"
+if os.environ["JAX_PLATFORMS"] == "cpu" and int(metadata.version("jax").split(".")[1]) < 12:
+    # What tests compute themselves is compiled as the library's programs are (`margaux.numerics.compiling.CPU_OPTIONS`), which
+    # takes a sixth off all tests. Flags that an XLA does not know would end it.
+    os.environ["XLA_FLAGS"] += " --xla_cpu_use_fusion_emitters=false --xla_backend_optimization_level=1"
 
 import json
 
