@@ -47,6 +47,7 @@ def on_a_grid(y):
     return found.x[:ITEMS], found.x[ITEMS:], -found.fun
 
 
+@pytest.mark.slow
 def test_item_response_from_three_starts():
     rng = np.random.default_rng(4)
     slope, intercept = rng.lognormal(0, 0.4, ITEMS), rng.normal(size=ITEMS)

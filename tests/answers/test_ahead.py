@@ -43,7 +43,7 @@ def fitted(size, **settings):
     return fit, fit.certificate
 
 
-@pytest.mark.parametrize("size", [1, 2, 4])
+@pytest.mark.parametrize("size", [pytest.param(1, marks=pytest.mark.slow), 2, pytest.param(4, marks=pytest.mark.slow)])
 def test_the_same_programs_are_compiled_ahead_as_without(size, monkeypatch):
     counts = []
     for threads in (1, 2):

@@ -56,6 +56,7 @@ def test_standard_errors_by_any_estep(estep):
     np.testing.assert_allclose(se, [problem.se[name] for name in fit.names], rtol=0.02)
 
 
+@pytest.mark.slow
 def test_opg_and_sandwich_are_near_at_a_correct_model():
     problem = random_intercept(400, seed=8)
     fit = at_mle(problem, 500)

@@ -159,7 +159,7 @@ everyones(np.zeros(1))
 """
 
 
-@pytest.mark.parametrize("what", ["error", "interrupt"])
+@pytest.mark.parametrize("what", ["error", pytest.param("interrupt", marks=pytest.mark.slow)])
 def test_an_error_of_one_process_alone_ends_the_others_soon(what, tmp_path):
     script = tmp_path / "lonely.py"
     script.write_text(LONELY)

@@ -52,7 +52,7 @@ def as_they_are(patch):
 
 
 @pytest.mark.parametrize("name", FITS)
-@pytest.mark.parametrize("runs", [None, 2])
+@pytest.mark.parametrize("runs", [pytest.param(None, marks=pytest.mark.slow), 2])
 def test_padding_changes_nothing(name, runs, monkeypatch):
     algorithm, estep = FITS[name]
     seen = []

@@ -73,7 +73,7 @@ def score_at(estep, problem, runs=200, seed=0):
         mx.ImportanceSampling(256, proposal="adapted"),
         mx.ImportanceSampling(mx.Growth(256, 0.0, 1.0)),
         mx.MCMC(mx.IndependenceMH(), n_steps=40, burn_in=10, warm_start=False),
-        mx.MCMC(mx.MALA(0.4), n_steps=mx.Growth(60, 0.0, 1.0), warm_up=2000),
+        pytest.param(mx.MCMC(mx.MALA(0.4), n_steps=mx.Growth(60, 0.0, 1.0), warm_up=2000), marks=pytest.mark.slow),
         mx.MCMC(mx.RandomWalk(1.0), n_steps=60, thin=3, n_chains=2, warm_up=100),
     ],
     ids=["plain", "quasi", "no control", "adapted", "growing", "restarted", "growing chain", "thinned"],

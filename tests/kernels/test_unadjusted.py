@@ -78,7 +78,9 @@ BIASED = {
 }
 
 
-@pytest.mark.parametrize("name", BIASED)
+@pytest.mark.parametrize(
+    "name", ["ula", "uhmc", "proximal", *(pytest.param(one, marks=pytest.mark.slow) for one in ("underdamped", "myula"))]
+)
 def test_bias_falls_at_its_theoretical_order(name):
     make, steps, time, target, exact, order = BIASED[name]
     found = [second_moment(make(h), target, int(time / h)) for h in steps]

@@ -40,7 +40,9 @@ SEQUENTIAL = partial(mx.replicate, backend="sequential", progress=False)
 LOKY = partial(mx.replicate, backend="loky", n_jobs=2, progress=False)
 
 
-@pytest.mark.parametrize("backend, n_jobs", [("sequential", None), ("threading", 2), ("loky", 1), ("loky", 2), ("loky", 9)])
+@pytest.mark.parametrize(
+    "backend, n_jobs", [("sequential", None), ("threading", 2), ("loky", 2), pytest.param("loky", 9, marks=pytest.mark.slow)]
+)
 def test_a_replicate_is_the_same_everywhere(backend, n_jobs):
     out = mx.replicate(draws, 6, backend=backend, n_jobs=n_jobs, seed=3, progress=False)
     wanted = [{"index": i, "x": np.random.default_rng(np.random.SeedSequence(3, spawn_key=(i,))).normal()} for i in range(6)]

@@ -254,6 +254,7 @@ def test_an_approximation_says_how_far_it_is_off():
     np.testing.assert_allclose(fits.params_.loc[0], list(one.params_.values()), rtol=0.01)
 
 
+@pytest.mark.slow
 def test_single_precision_is_close():
     Y = counted(3, seed=10)
     rough, fine = many(Y, dtype="float32"), many(Y)

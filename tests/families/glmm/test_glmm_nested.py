@@ -38,7 +38,8 @@ def over_grids(data, response, b0, b1, sd_h, sd_g, points=121):
     return float(shared.sum())
 
 
-@pytest.mark.parametrize(("response", "family"), [("b", "binomial"), pytest.param("y", "poisson", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize(("response", "family"), [("b", "binomial"), ("y", "poisson")])
 def test_the_maximum_of_the_exact_likelihood(data, response, family):
     model = mx.GLMM(f"{response} ~ x + (1 | h/g)", family=family, verbose=False).fit(data)
     assert model.certificate_.word == "certified" and model.fitted_by_ == "quadrature"
@@ -54,7 +55,7 @@ def test_the_maximum_of_the_exact_likelihood(data, response, family):
     np.testing.assert_allclose(curvature, np.diagonal(np.linalg.inv(covariance)), rtol=0.02)
 
 
-@pytest.mark.parametrize("prior", [None, {"x": 0.05, "sd_h": 0.5}])
+@pytest.mark.parametrize("prior", [pytest.param(None, marks=pytest.mark.slow), {"x": 0.05, "sd_h": 0.5}])
 def test_derivatives_by_rows_are_those_by_differentiation(data, prior):
     model = mx.GLMM("y ~ x + (1 | h/g)", family="poisson", prior=prior, verbose=False).fit(data)
     assert (model.params_["x"] < 0.4) == (prior is not None)

@@ -34,6 +34,7 @@ def read(folder, name):
     return frame.drop(columns="y").to_numpy(float), frame["y"].to_numpy()
 
 
+@pytest.mark.slow
 def test_the_vignette_is_exact(data_folder, reference):
     exact = reference("missing")["vignette"]
     model = mx.MissingLogistic(verbose=False).fit(*read(data_folder, "missing_vignette.csv"))

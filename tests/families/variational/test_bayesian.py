@@ -116,7 +116,12 @@ def test_pruning(table, classifier):
     assert half.score(x, y) > 0.85 and np.isnan(half.evaluate(x, y)["elbo"]) and classifier.signal_to_noise().min() > 0
 
 
-@pytest.mark.parametrize("prior", [1.0, Laplace(0.5), ScaleMixture(), Normal(1.0, learned=True)])
+SLOW = pytest.mark.slow
+
+
+@pytest.mark.parametrize(
+    "prior", [1.0, *(pytest.param(one, marks=SLOW) for one in (Laplace(0.5), ScaleMixture())), Normal(1.0, learned=True)]
+)
 def test_files(table, tmp_path, prior):
     x, y = table
     model = mx.BayesianClassifier(epochs=3, prior=prior, verbose=False).fit(x, y)
@@ -175,7 +180,9 @@ def test_a_checkpoint_of_another_fit_is_refused(table, tmp_path, change):
         mx.BayesianClassifier(early_stopping=True).fit(x, y, checkpoint=tmp_path / "fit.npz")
 
 
-@pytest.mark.parametrize("method", ["adam", "adagrad", "momentum", "bbb", "sag", "saga"])
+@pytest.mark.parametrize(
+    "method", ["adam", "bbb", "saga", *(pytest.param(one, marks=SLOW) for one in ("adagrad", "momentum", "sag"))]
+)
 def test_steps_by_a_schedule(table, method):
     model = mx.BayesianClassifier(method=method, step=mx.Polynomial(0.05, 0.6, 20.0), epochs=5, verbose=False).fit(*table)
     assert np.isfinite(model.elbo_)
@@ -224,7 +231,7 @@ class Convolutional(eqx.Module):
         return self.linear(jnp.ravel(jax.nn.relu(self.convolution(jnp.moveaxis(x, -1, 0)))))
 
 
-@pytest.mark.parametrize("draws", ["flipout", "local", "shared", "observation"])
+@pytest.mark.parametrize("draws", ["flipout", "local", *(pytest.param(one, marks=SLOW) for one in ("shared", "observation"))])
 def test_a_network_of_ones_own(draws):
     rng = np.random.default_rng(0)
     x = rng.normal(size=(300, 8, 8, 1))
