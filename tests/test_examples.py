@@ -32,6 +32,7 @@ def test_theophylline_constants_are_the_references(reference):
         assert theophylline.EXACT_SE[name] == pytest.approx(told["se_observed_info"][name], rel=1e-3)
 
 
+@pytest.mark.slow
 def test_wisconsin_short_run_and_inference():
     fit = wisconsin.fit(n_iter=60_000, progress=False)
     assert abs(fit.params["theta"] - 0.729) < 0.1  # about three SDs of so short a run

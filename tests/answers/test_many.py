@@ -53,6 +53,7 @@ def test_weights_are_units_that_repeat():
     np.testing.assert_allclose(fits.stderr, same.stderr, rtol=5e-3)
 
 
+@pytest.mark.slow
 def test_blocks_and_other_sets_change_nothing(monkeypatch):
     sets = [random_intercept(20, seed).data for seed in (1, 2, 3)]
     width = max(data["y"].shape[1] for data in sets)

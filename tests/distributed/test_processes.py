@@ -52,6 +52,7 @@ def same(found, names):
                 np.testing.assert_allclose(found[f"{name}/{key}"], value, rtol=1e-8, atol=1e-10, err_msg=f"{name} {key}")
 
 
+@pytest.mark.slow
 def test_two_processes_find_what_one_finds(tmp_path):
     same(of_processes(2, tmp_path, FEW), FEW)
 

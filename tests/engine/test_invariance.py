@@ -84,7 +84,7 @@ def test_unit_order_changes_nothing_beyond_addition(seed):
     np.testing.assert_allclose(plain.trace["params"], other.trace["params"], rtol=1e-9)
 
 
-@pytest.mark.parametrize("algorithm", ["soul", "saem", "incremental"])
+@pytest.mark.parametrize("algorithm", ["soul", "saem", pytest.param("incremental", marks=pytest.mark.slow)])
 def test_devices_change_nothing_beyond_addition(algorithm):
     estep = mx.MCMC(mx.MALA(0.5), n_steps=2)
     one = run(ALGORITHMS[algorithm](), estep)
@@ -181,7 +181,7 @@ def test_uniform_draws_are_uniform():
     assert chi2 < 43.8  # 99.9% point of chi-squared with 19 degrees of freedom
 
 
-@pytest.mark.parametrize("batch_size", [None, 5])
+@pytest.mark.parametrize("batch_size", [pytest.param(None, marks=pytest.mark.slow), 5])
 def test_kill_and_resume_is_bit_exact(tmp_path, batch_size):
     path = tmp_path / "fit.ckpt"
     script = tmp_path / "job.py"

@@ -142,7 +142,8 @@ def test_what_holds_at_the_start_alone_is_not_trusted():
     assert not isinstance(module.arranged(problem(Hidden(), 1), params, lambda ids: y[ids]), mx.Band)
 
 
-@pytest.mark.parametrize("structure", [pytest.param(None, marks=pytest.mark.slow), mx.Band(1)])
+@pytest.mark.slow
+@pytest.mark.parametrize("structure", [None, mx.Band(1)])
 def test_a_structure_that_does_not_hold_where_the_fit_ends_is_told(structure):
     """One that was found, of a dependence that begins far from the start; and one that was declared."""
     fit = climb(States(1, 3), states(2, 240), structure, AT_ZERO)

@@ -79,7 +79,7 @@ BIASED = {
 
 
 @pytest.mark.parametrize(
-    "name", ["ula", "uhmc", "proximal", *(pytest.param(one, marks=pytest.mark.slow) for one in ("underdamped", "myula"))]
+    "name", ["ula", "uhmc", *(pytest.param(one, marks=pytest.mark.slow) for one in ("underdamped", "myula", "proximal"))]
 )
 def test_bias_falls_at_its_theoretical_order(name):
     make, steps, time, target, exact, order = BIASED[name]

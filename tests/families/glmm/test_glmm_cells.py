@@ -24,7 +24,9 @@ def _table(n=900, q=(60, 25, 12), seed=0):
     return pd.DataFrame({"y": rng.poisson(np.exp(eta)), "x": x} | codes)
 
 
-@pytest.mark.parametrize("formula", ["y ~ x + (1 | a) + (1 | b)", "y ~ x + (1 + x | a) + (1 + x | b) + (1 | c)"])
+@pytest.mark.parametrize(
+    "formula", [pytest.param("y ~ x + (1 | a) + (1 | b)", marks=pytest.mark.slow), "y ~ x + (1 + x | a) + (1 + x | b) + (1 | c)"]
+)
 def test_factors_are_those_of_dense_edges(formula, monkeypatch):
     table, response = _table(), by_name("poisson")
     found = design(formula, table)

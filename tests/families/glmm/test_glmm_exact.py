@@ -41,7 +41,7 @@ def by_quadrature(log_rows, data, start):
     return best.x, -best.fun, np.sqrt(np.diagonal(np.linalg.inv(hessian)))
 
 
-@pytest.mark.parametrize("family, response", [("poisson", "y"), ("binomial", "k/n")])
+@pytest.mark.parametrize("family, response", [("poisson", "y"), pytest.param("binomial", "k/n", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("factor", [None, 1 / 3, 3.0])
 def test_a_random_intercept_is_that_of_quadrature(family, response, factor):
     data = counted()

@@ -76,6 +76,7 @@ def test_derivatives_by_rows_are_those_by_differentiation(data, prior):
     assert Coordinates(fit).to(fit.params).size == here.matrix.shape[0]
 
 
+@pytest.mark.slow
 def test_effects_of_groups_are_means_and_deviations_of_what_is_drawn(data):
     model = mx.GLMM("y ~ x + (1 | h/g)", family="poisson", verbose=False).fit(data)
     drawn = model.to_arviz(n_draws=400).posterior["b_h:g"].to_numpy()[0, :, :, 0]

@@ -97,7 +97,8 @@ def agrees(kind, seed):
     return model, oracle, free
 
 
-@pytest.mark.parametrize("kind", ["slope", pytest.param("crossed", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["slope", "crossed"])
 def test_dense_matrices(kind):
     model, _, _ = agrees(kind, 0)
     assert model.certificate_.word == "certified"

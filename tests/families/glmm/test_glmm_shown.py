@@ -254,6 +254,7 @@ def test_a_page_has_every_part(binomial, tmp_path):
     assert page.count("<svg") == 6 and f"{binomial.VarCorr()['sd'].iloc[0]:.4g}" in page
 
 
+@pytest.mark.slow
 def test_a_singular_fit_is_said_to_be_one(tmp_path):
     rng = np.random.default_rng(0)
     g = np.repeat(np.arange(20), 5)

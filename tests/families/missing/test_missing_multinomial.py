@@ -177,7 +177,8 @@ def test_predictors_given_the_observed_entries(double):
         assert np.linalg.eigvalsh(np.moveaxis(np.asarray(part.inverse), 2, 0)).min(initial=0) > -1e-8
 
 
-@pytest.mark.parametrize("curvature", ["tight", pytest.param("newton", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("curvature", ["tight", "newton"])
 def test_surrogates_add_up_over_rows_and_touch_the_likelihood(double, curvature):
     data = simulated(n=40, k=2)
     params, rows = jax.tree.map(jnp.asarray, (data.params, data.rows))

@@ -283,6 +283,7 @@ def test_intervals_stay_inside_the_range_of_their_parameters(fitted):
     assert np.allclose(np.diagonal(fitted.correlations()), 1.0)
 
 
+@pytest.mark.slow
 def test_linearised_information_is_exact_for_a_linear_model(linear, fitted):
     """Against differences of the exact log-likelihood; for a nonlinear model it is near Louis'."""
     frame, names = _lines(), list(linear.params_)

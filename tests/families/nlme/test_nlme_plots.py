@@ -201,6 +201,7 @@ def test_counts_show_percentiles_mean_and_zeros(data_folder):
         model.plot.residuals()
 
 
+@pytest.mark.slow
 def test_categories_show_their_proportions():
     rng = np.random.default_rng(0)
     n, visits = 60, np.arange(4.0)

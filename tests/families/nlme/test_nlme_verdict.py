@@ -43,6 +43,7 @@ def theophylline():
     return model.fit(data, **roles)
 
 
+@pytest.mark.slow
 def test_a_higher_mode_on_the_other_side_is_told(theophylline):
     """Theophylline's flip-flop mode is 3.1 units higher, and pharmacology rules it out."""
     check = theophylline.certificate_["starts"]

@@ -159,6 +159,7 @@ def test_where_it_promises_nothing_the_variational_estimate_stays():
     assert "a further step promises" in found.verdict and len(found.history) == 1
 
 
+@pytest.mark.slow
 def test_with_few_counts_it_raises_the_likelihood_beyond_its_error():
     design = few_counts(5, 150, 12, 4, 1.2, -1.5)
     solution = fitted(design, 4)

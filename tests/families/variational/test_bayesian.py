@@ -148,7 +148,7 @@ def test_files_of_an_own_network(table, tmp_path):
         own.save(tmp_path / "other.npz")
 
 
-@pytest.mark.parametrize("method", ["adam", "misso"])
+@pytest.mark.parametrize("method", ["adam", pytest.param("misso", marks=SLOW)])
 def test_a_fit_goes_on_from_the_middle_of_an_epoch(table, tmp_path, monkeypatch, method):
     settings = {"method": method, "epochs": 3, "n_blocks": 50, "verbose": False, "n_draws": mx.Growth(0, 1, 1, epoch=50)}
     whole = mx.BayesianClassifier(**settings).fit(*table)
