@@ -22,9 +22,8 @@ REPLICATES, RANKS, FOLDS = 500, (2, 4), 3
 
 def bootstrap() -> None:
     """Subjects drawn again, as weights of one program."""
-    from margaux.families.nlme import LogNormal, oral1cpt
-
     from margaux.datasets import load_theophylline
+    from margaux.families.nlme import LogNormal, oral1cpt
 
     individual = {"ka": LogNormal(1.5), "V": LogNormal(30.0), "CL": LogNormal(2.5)}
     model = mx.NLME(structural=oral1cpt, individual=individual, verbose=False)
