@@ -41,7 +41,8 @@ LOKY = partial(mx.replicate, backend="loky", n_jobs=2, progress=False)
 
 
 @pytest.mark.parametrize(
-    "backend, n_jobs", [("sequential", None), ("threading", 2), ("loky", 2), pytest.param("loky", 9, marks=pytest.mark.slow)]
+    "backend, n_jobs",
+    [("sequential", None), ("threading", 2), ("loky", 2), *(pytest.param("loky", n, marks=pytest.mark.slow) for n in (1, 9))],
 )
 def test_a_replicate_is_the_same_everywhere(backend, n_jobs):
     out = mx.replicate(draws, 6, backend=backend, n_jobs=n_jobs, seed=3, progress=False)
