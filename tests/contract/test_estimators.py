@@ -1,5 +1,7 @@
 """What every estimator of the registry answers, under the same names and with the same types."""
 
+from typing import Any
+
 import numpy as np
 import pandas as pd
 import pytest
@@ -20,7 +22,7 @@ QUIET = {"verbose": False, "random_state": 1}
 
 def _nlme():
     individual = {"ka": LogNormal(1.5), "V": LogNormal(30.0), "CL": LogNormal(2.5)}
-    roles = {"id": "Id", "time": "Time", "y": "Concentration", "dose": "Dose"}
+    roles: dict[str, Any] = {"id": "Id", "time": "Time", "y": "Concentration", "dose": "Dose"}
     return mx.NLME(structural=oral1cpt, individual=individual, n_starts=1, **QUIET).fit(load_theophylline(), **roles)
 
 

@@ -36,6 +36,10 @@ FITS = {
 }
 
 
+#: those whose programs are another's with another update
+AKIN = ("soul", "incremental", "saga", "svrg", "growing")
+
+
 def run(algorithm, estep, **kw):
     return mx.fit(PROBLEM.model, PROBLEM.data, algorithm, estep, params=PROBLEM.start, space=PROBLEM.space, n_iter=30,
                   polish=False, progress=False, **kw)  # fmt: skip
@@ -51,7 +55,7 @@ def as_they_are(patch):
     patch.setattr("margaux.engine.passes.rung", lambda size: size)
 
 
-@pytest.mark.parametrize("name", FITS)
+@pytest.mark.parametrize("name", [pytest.param(name, marks=pytest.mark.slow if name in AKIN else []) for name in FITS])
 @pytest.mark.parametrize("runs", [pytest.param(None, marks=pytest.mark.slow), 2])
 def test_padding_changes_nothing(name, runs, monkeypatch):
     algorithm, estep = FITS[name]

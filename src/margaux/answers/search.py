@@ -40,6 +40,8 @@ PATIENCE = 4
 #: scale of the quadrature that scores and information are held to; how far these may be apart, in standard errors and in units of
 #: the information
 ASIDE, NEAR_BY, ALIKE = 1.2, 0.05, 0.1
+#: an eigenvalue of the information on a common scale that is below zero by no rounding
+BENT = 0.1
 #: what a coordinate may move in a step: a variance by a factor of seven
 LEAP = 2.0
 
@@ -157,7 +159,7 @@ class Search:
                 return
             step, length, gain = newton(self.at, self.free, radius)
             self.steps.append((self.at.loglik, length))
-            if not np.isfinite(length) or length < CLOSE / 3 or radius < 1e-4:
+            if not np.isfinite(length) or radius < 1e-4 or (length < CLOSE / 3 and not on_a_saddle(self.at, self.free)):
                 return
             params = self.coordinates.back(self.at.u + step)
             there = self.tried(params, self.scouts)
@@ -299,6 +301,16 @@ def newton(here: Evaluation | Place, free: np.ndarray, radius: float) -> tuple[n
     if leap > 1:
         step, share = step / leap, share / leap
     return step, length, (share - share**2 / 2) * length**2
+
+
+def on_a_saddle(here: Evaluation | Place, free: np.ndarray) -> bool:
+    """Whether the likelihood bends upwards along some direction, as it does in the logarithm of a scale that is too near zero:
+    the slope there is small, and a maximum far."""
+    if not free.any():
+        return False
+    matrix = here.matrix[np.ix_(free, free)]
+    scale = np.sqrt(np.maximum(np.abs(np.diagonal(matrix)), 1e-300))
+    return bool(np.all(np.isfinite(matrix)) and np.linalg.eigvalsh(matrix / np.outer(scale, scale))[0] < -BENT)
 
 
 def too_far(step: Any, own: Any) -> Any:

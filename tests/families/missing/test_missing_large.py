@@ -45,7 +45,10 @@ def rows_of(name, n=150, p=3, k=2, missing=0.3, seed=0):
 
 
 @pytest.mark.parametrize("name", NAMES)
-@pytest.mark.parametrize("shape", [{}, {"p": 1, "k": 1}, {"missing": 0.0}], ids=["some", "one column", "complete"])
+@pytest.mark.parametrize("shape", [
+    pytest.param({}, id="some"), pytest.param({"p": 1, "k": 1}, id="one column"),
+    pytest.param({"missing": 0.0}, id="complete", marks=pytest.mark.slow),
+])  # fmt: skip
 def test_information_in_closed_form_is_that_of_central_differences(name, shape, monkeypatch):
     with precision(np.dtype("float64")):
         family, rows, groups, flat = rows_of(name, **shape)

@@ -2,6 +2,7 @@
 
 import copy
 import dataclasses
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -29,7 +30,7 @@ from margaux.families.nlme.vpc import binned, kaplan_meier
 
 SHORT = {"n_iter": 60, "n_burn": 40, "n_starts": 1, "stop": False, "polish": False, "verbose": False}
 EFFECTS = {"ka": LogNormal(1.5), "V": LogNormal(30.0), "CL": LogNormal(3.0)}
-COLUMNS = {"id": "Id", "time": "Time", "y": "Concentration", "dose": "Dose"}
+COLUMNS: dict[str, Any] = {"id": "Id", "time": "Time", "y": "Concentration", "dose": "Dose"}
 
 
 @pytest.fixture(scope="module")

@@ -1,6 +1,7 @@
 """Nonlinear mixed-effects models: distributions, errors, outcomes, structural models, comparisons."""
 
 from .comparison import compare, lr_test
+from .dosing import dosed
 from .error import Combined, ConstantError, Exponential, Power, Proportional, ResidualError
 from .individual import Individual, LogitNormal, LogNormal, Normal, ProbitNormal
 from .outcomes import (

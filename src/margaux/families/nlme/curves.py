@@ -9,6 +9,7 @@ import numpy as np
 import pandas as pd
 
 from ...numerics.precision import precision
+from . import events
 
 if TYPE_CHECKING:
     from .estimator import NLME
@@ -29,6 +30,8 @@ def fine_curves(fitted: Any, subjects: list) -> pd.DataFrame:
     data = fitted.data_
     key, time, y = (data.roles[role] for role in ("id", "time", "y"))
     frame = data.frame[data.frame[key].isin(subjects)]
+    if data.columns is not None:
+        return _after_doses(fitted, frame, data.records[data.records[key].isin(subjects)])
     columns = {data.roles.get(name, name) for name in _columns_read(fitted)} - {time}
     steady = all(frame.groupby(key)[name].nunique(dropna=False).max() <= 1 for name in columns)
     if steady:
@@ -44,6 +47,28 @@ def fine_curves(fitted: Any, subjects: list) -> pd.DataFrame:
         grid = frame.sort_values([key, time], kind="stable").reset_index(drop=True)
     levels = {level: predicted_rows(fitted, level, grid) for level in ("population", "individual")}
     return grid[[key, time]].assign(**levels)
+
+
+def _after_doses(fitted: Any, frame: pd.DataFrame, records: pd.DataFrame) -> pd.DataFrame:
+    """Curves of event tables from the first dose to the last observation; at the observations where a clock starts anew."""
+    data = fitted.data_
+    key, time, y = (data.roles[role] for role in ("id", "time", "y"))
+    rows = frame
+    whole = pd.concat([frame, records]).sort_index()
+    anew = bool(np.any(np.asarray(whole.groupby(key)[time].diff()) < 0))
+    if not anew:
+        first = frame.drop_duplicates(key)
+        begin: pd.Series = records.groupby(key)[time].agg("min")  # type: ignore[assignment]
+        end: pd.Series = frame.groupby(key)[time].agg("max")  # type: ignore[assignment]
+        rows = first.loc[first.index.repeat(FINE)]
+        low, high = (np.asarray(place.reindex(rows[key]), float) for place in (begin, end))
+        rows = rows.assign(**{time: low + np.tile(np.linspace(0, 1, FINE), len(first)) * (high - low)})
+    table = pd.concat([records, rows])
+    table = table.sort_index() if anew else table.sort_values([key, time], kind="stable")
+    table = table.reset_index(drop=True)
+    levels = {level: predicted_rows(fitted, level, table) for level in ("population", "individual")}
+    kept = table.drop(columns=y).iloc[events.observations(table, data.columns, data.roles)]
+    return kept[[key, time]].reset_index(drop=True).assign(**levels)
 
 
 def _columns_read(fitted: NLME) -> set[str]:

@@ -11,8 +11,11 @@ import pandas as pd
 
 from ...numerics.ladder import rung
 from ...tables.faults import fault
+from . import events
+from .censoring import censored
+from .dosing import FIRST, LAST, Regimen, administered
 from .individual import Individual
-from .outcomes import AbstractOutcome, Continuous
+from .outcomes import DOSES, AbstractOutcome, Continuous
 from .refusals import refuse_events, refuse_rows
 
 if TYPE_CHECKING:
@@ -32,6 +35,8 @@ class LongData:
     Attributes:
         frame: the rows kept, in order of subject. labels: the n subjects. codes, column: subject and place of each row.
         units: `rows` (column -> (n, T)), `mask` (n, T); `design` is added by `Design`.
+        columns: those of an event table (see `margaux.families.nlme.events.recognised`), None of any other. records: its rows
+            that are no observations. regimen: what doses it has. censored: whether some outcomes are limits.
     """
 
     frame: pd.DataFrame
@@ -40,6 +45,10 @@ class LongData:
     column: np.ndarray
     units: dict[str, Any]
     roles: dict[str, str]
+    columns: dict[str, str] | None = None
+    records: pd.DataFrame | None = None
+    regimen: Regimen | None = None
+    censored: bool = False
 
     @property
     def subjects(self) -> pd.DataFrame:
@@ -55,11 +64,19 @@ class LongData:
         return f"subject {self.labels[self.codes[position]]}, row {self.frame.index[position]}"
 
 
-def group(frame: Any, roles: dict[str, str | None], outcome: AbstractOutcome, observed: bool = True) -> LongData:
+def group(
+    frame: Any,
+    roles: dict[str, str | None],
+    outcome: AbstractOutcome,
+    observed: bool = True,
+    columns: dict[str, str] | None = None,
+    lloq: float | None = None,
+) -> LongData:
     """Check a long frame and group it by subject.
 
     Args:
-        roles: column of "id" and of each of `ROLES` (None where absent).
+        roles: column of "id" and of each of `ROLES` (None where absent). columns: of an event table.
+        lloq: limit of quantification.
         observed: whether the outcome must be there (not for predictions at new designs).
 
     Raises:
@@ -79,6 +96,7 @@ def group(frame: Any, roles: dict[str, str | None], outcome: AbstractOutcome, ob
     missing_id = frame[named["id"]].isna().to_numpy()
     if missing_id.any():
         raise ValueError(f"row {int(np.flatnonzero(missing_id)[0])} has no {named['id']}; every row needs its subject")
+    frame = _read_times(frame, named, columns)
     for role in ("time", "dose", "y"):
         if role in named and not pd.api.types.is_numeric_dtype(frame[named[role]]):
             values = frame[named[role]]
@@ -89,8 +107,21 @@ def group(frame: Any, roles: dict[str, str | None], outcome: AbstractOutcome, ob
                 f"{column} must be numeric, but holds {frame[column].iloc[row]!r} "
                 f"(subject {frame[named['id']].iloc[row]}, row {row}); code it as numbers"
             )
-    if observed:
+    history, records = None, None
+    if columns is not None:
+        administration = administered(outcome)
+        assert administration is not None  # there are columns of an event table for no other
+        history, whole = events.read(frame, columns, named, administration), frame
+        frame, records = frame[history.observed], frame[~history.observed]
+        if len(frame) == 0:
+            amounts = columns["amount"]
+            raise ValueError(
+                "the event table has no observations: every record is a dose or another event; where "
+                f"{amounts} is the dose of the observation in its row, pass dose={amounts!r}"
+            )
+    elif observed:
         refuse_events(frame, named, outcome)
+    if observed:
         lost = frame[named["y"]].isna().to_numpy()
         if lost.all():
             raise ValueError(f"every {named['y']} is missing; there is nothing to fit")
@@ -102,9 +133,49 @@ def group(frame: Any, roles: dict[str, str | None], outcome: AbstractOutcome, ob
     frame, codes = frame.iloc[order], codes[order]
     sizes = np.bincount(codes)
     column = np.arange(len(codes)) - np.repeat(np.cumsum(sizes) - sizes, sizes)
-    data = LongData(frame, np.asarray(labels), codes, column, {}, named)
+    data = LongData(frame, np.asarray(labels), codes, column, {}, named, columns, records)
     _check_rows(data, outcome, observed)
-    return dataclasses.replace(data, units=_padded(data, sizes, observed))
+    data = dataclasses.replace(data, units=_padded(data, sizes, observed))
+    limits = censored(data.frame, named, lloq, outcome, data.where) if observed else None
+    if limits is not None:
+        cells = _places(sizes, data.units["mask"].shape[1])
+        rows = data.units["rows"] | {name: values[cells] for name, values in limits.items()}
+        data = dataclasses.replace(data, units=data.units | {"rows": rows}, censored=True)
+    return data if history is None else _with_doses(data, history, whole, sizes)
+
+
+def _with_doses(data: LongData, history: events.Events, whole: pd.DataFrame, sizes: np.ndarray) -> LongData:
+    """With what acts on each row among the rows."""
+    codes, labels = pd.factorize(whole[data.roles["id"]])
+    numbers = pd.Series(np.arange(len(labels)), index=labels).loc[data.labels].to_numpy()
+    rows, time = data.frame.index.to_numpy(), data.frame[data.roles["time"]].to_numpy(float)
+    given = events.given_to(history, rows, time, numbers, data.codes)
+    width = data.units["mask"].shape[1]
+    places = _places(sizes, width)
+    acting = {name: given[name][places] for name in (FIRST, LAST)}
+    units = data.units | {"rows": data.units["rows"] | acting | {DOSES: given[DOSES]}}
+    return dataclasses.replace(data, units=units, regimen=Regimen.of(given[DOSES]))
+
+
+def _read_times(frame: pd.DataFrame, named: dict[str, str], columns: dict[str, str] | None) -> pd.DataFrame:
+    """An event table with its times in numbers: hours, where they are clock times such as 8:30. "." is no number there."""
+    if columns is None:
+        return frame
+    out = frame.copy()
+    for role in ("time", "y"):
+        column = named.get(role)
+        if column is None or pd.api.types.is_numeric_dtype(frame[column]):
+            continue
+        text = frame[column].astype(str).str.strip()
+        if role == "time":
+            clock = text.str.extract(r"^(\d+):([0-5]\d)(?::([0-5]\d))?$")
+            if clock[[0, 1]].notna().all(axis=None):
+                parts = clock.fillna("0").astype(float)
+                out[column] = parts[0] + parts[1] / 60 + parts[2] / 3600
+        numbers = pd.Series(pd.to_numeric(text.where(text != "."), errors="coerce"), index=text.index)
+        if np.array_equal(np.asarray(numbers.isna()), np.asarray(text.isin([".", "nan"]))):
+            out[column] = numbers
+    return out
 
 
 def _check_rows(data: LongData, outcome: AbstractOutcome, observed: bool) -> None:
@@ -152,7 +223,7 @@ def _padded(data: LongData, sizes: np.ndarray, observed: bool) -> dict[str, Any]
     that similar data have too.
     """
     width = rung(-(-sizes.max() // LANES)) * LANES if sizes.max() > LANES // 2 else sizes.max()
-    places = np.minimum(np.arange(width), sizes[:, None] - 1) + (np.cumsum(sizes) - sizes)[:, None]
+    places = _places(sizes, width)
     rows = {}
     for name in data.frame.columns:
         # A column with holes cannot be evaluated; asking for one is an error that `check_structural` explains.
@@ -165,6 +236,11 @@ def _padded(data: LongData, sizes: np.ndarray, observed: bool) -> dict[str, Any]
         rows["y"] = np.zeros(places.shape)
     mask = (np.arange(width) < sizes[:, None]).astype(float)
     return {"rows": rows, "mask": mask}
+
+
+def _places(sizes: np.ndarray, width: int) -> np.ndarray:
+    """Of each subject's cells (n, width), the place among all rows, its last row's in the padding."""
+    return np.minimum(np.arange(width), sizes[:, None] - 1) + (np.cumsum(sizes) - sizes)[:, None]
 
 
 class Design:

@@ -19,13 +19,16 @@ from ...numerics.compiling import keep_compilations
 from ...numerics.precision import default_dtype, precision
 from ...showing.parts import check_fitted
 from ..sharing import pooled
-from . import answers, comparison, flipflop, prediction, verdict
+from . import answers, comparison, flipflop, prediction, specification, verdict
+from .censoring import Censored
 from .data import Design, LongData, group
-from .error import ResidualError, as_error
+from .dosing import with_regimen
+from .error import ResidualError
+from .events import named_by_default, reading_events
 from .fitting import Settings, check_structural, estimate
 from .individual import Individual
 from .model import MixedEffects
-from .outcomes import AbstractOutcome, Continuous, Custom
+from .outcomes import AbstractOutcome
 
 
 class NLME(Parameters, Fitted):
@@ -45,6 +48,7 @@ class NLME(Parameters, Fitted):
         error: `ConstantError Proportional Combined Power Exponential` of `margaux.nlme`, or a name.
         log_likelihood: instead of `structural` and `error`: f(parameters, row) -> log p(y | parameters), or an
             outcome such as `margaux.nlme.Poisson(...)`.
+        censoring: how observations beyond limits count: "M3", or "M4", given that they are positive.
         n_iter: iterations at most, of which `n_burn` with gain one; then it decays like k^-`power`. The fit stops
             when the Monte Carlo error is small beside the statistical one (see `margaux.families.nlme.settled`); stop=False runs
             them all.
@@ -84,6 +88,7 @@ class NLME(Parameters, Fitted):
         omega: str | Sequence[Sequence[str]] = "diagonal",
         error: ResidualError | str = "constant",
         log_likelihood: Callable[..., Any] | AbstractOutcome | None = None,
+        censoring: str = "M3",
         n_iter: int = 2000,
         n_burn: int = 200,
         power: float = 0.7,
@@ -106,6 +111,7 @@ class NLME(Parameters, Fitted):
         self.omega = omega
         self.error = error
         self.log_likelihood = log_likelihood
+        self.censoring = censoring
         self.n_iter = n_iter
         self.n_burn = n_burn
         self.power = power
@@ -134,21 +140,49 @@ class NLME(Parameters, Fitted):
         super().__setattr__(name, value)
 
     def fit(
-        self, data: pd.DataFrame, y: str | None = None, *, id: str = "id", time: str | None = None, dose: str | None = None
+        self,
+        data: pd.DataFrame,
+        y: str | None = None,
+        *,
+        id: str | None = None,
+        time: str | None = None,
+        dose: str | None = None,
+        occ: str | None = None,
+        cens: str | None = None,
+        limit: str | None = None,
+        lloq: float | None = None,
+        columns: Mapping[str, str] | None = None,
     ) -> NLME:
-        """Estimate from a long data frame: one row an observation, columns by name.
+        """Estimate from a long data frame: one row an observation, columns by name; or from an event table.
 
         Args:
-            id: the subject. time, dose, y: their columns; further numeric columns reach f by their own names.
+            id: the subject, "id" by default. time, dose, y: their columns; further numeric columns reach f by their own names.
                 Over several processes each gives its own rows, by `margaux.shard`.
+            occ: the occasion.
+            cens: 1 where y is a limit that the observation lies below, -1 where above, else 0; "CENS" in any case by default.
+            limit: the other end of an interval; "LIMIT" by default. lloq: limit of quantification: every y below it is censored.
+            columns: those of an event table that have other names, as {"AMT": "amount_mg"}.
+
+        A compartment model without `dose` reads doses on rows of their own, by the columns AMT EVID MDV CMT RATE DUR II ADDL SS
+        of NONMEM and Monolix in any case, and then ID, TIME and DV where nothing else is named: see
+        `margaux.families.nlme.events` and `margaux.nlme.dosed`.
         """
         keep_compilations()
         data, shared = pooled(data)
-        outcome, individual = self._outcome(), self._individual()
-        if y is None:
+        outcome, individual = specification.outcome(self), specification.individual(self)
+        roles: dict[str, str | None] = {
+            "id": id, "time": time, "y": y, "dose": dose, "occasion": occ, "cens": cens, "limit": limit
+        }  # fmt: skip
+        outcome, table = reading_events(data, outcome, roles, columns)
+        roles = named_by_default(data, roles, outcome, table is not None)
+        if roles["y"] is None:
             raise ValueError("name the column of the outcome: fit(data, id=..., time=..., y=...)")
-        self.data_: LongData = group(data, {"id": id, "time": time, "y": y, "dose": dose}, outcome)
-        blocks = self._blocks(individual)
+        self.data_: LongData = group(data, roles, outcome, columns=table, lloq=lloq)
+        outcome = with_regimen(outcome, self.data_.regimen, individual)
+        if self.data_.censored:
+            outcome = Censored(outcome.structural, outcome.error, self.censoring)  # type: ignore[attr-defined]
+        specification.check_parameters(self, outcome, individual)
+        blocks = specification.blocks(self, individual)
 
         def build(individual: dict[str, Individual]) -> tuple[MixedEffects, dict]:
             design = Design(individual, self.data_)
@@ -174,53 +208,6 @@ class NLME(Parameters, Fitted):
             self._keep(result)
         return self
 
-    def _outcome(self) -> AbstractOutcome:
-        if (self.structural is None) == (self.log_likelihood is None):
-            raise ValueError("give either structural (with error) or log_likelihood")
-        structural, log_likelihood = self.structural, self.log_likelihood
-        if log_likelihood is None:
-            if not callable(structural):
-                raise TypeError(f"structural must be a function of (parameters, row), got {structural!r}")
-            return Continuous(structural, as_error(self.error))
-        if isinstance(log_likelihood, AbstractOutcome):
-            return log_likelihood
-        if not callable(log_likelihood):
-            raise TypeError(f"log_likelihood must be a function of (parameters, row), got {log_likelihood!r}")
-        return Custom(log_likelihood)
-
-    def _individual(self) -> dict[str, Individual]:
-        individual = self.individual
-        if not isinstance(individual, dict) or not individual:
-            raise ValueError('individual must name the parameters, as {"ka": LogNormal(), "V": LogNormal()}')
-        for name, one in individual.items():
-            if not isinstance(one, Individual):
-                raise TypeError(f"individual[{name!r}] must be a distribution such as margaux.nlme.LogNormal(), got {one!r}")
-        needed = getattr(self.structural, "parameters", None)
-        if needed is not None and set(needed) != set(individual):
-            raise ValueError(
-                f"{self.structural!r} has the parameters {', '.join(needed)}; individual has {', '.join(individual)}"
-            )
-        if not any(one.random for one in individual.values()):
-            raise ValueError("no parameter has a random effect; a mixed model needs one (random=True)")
-        return individual
-
-    def _blocks(self, individual: Mapping[str, Individual]) -> list[tuple[str, ...]]:
-        """Names of correlated effects."""
-        random = [name for name, one in individual.items() if one.random]
-        if isinstance(self.omega, str):
-            if self.omega not in ("diagonal", "full"):
-                raise ValueError(f'omega must be "diagonal", "full" or a list of tuples of names, got {self.omega!r}')
-            return [tuple(random)] if self.omega == "full" else []
-        seen: set[str] = set()
-        out = []
-        for block in self.omega:
-            for name in block:
-                if name not in random or name in seen:
-                    raise ValueError(f"omega names {name!r}, which has no random effect, or is named twice; they are {random}")
-                seen.add(name)
-            out.append(tuple(block))
-        return out
-
     def _keep(self, fit: Fit) -> None:
         super()._keep(fit)
         for name in ("individual_", "_table", "certificate_"):
@@ -236,7 +223,9 @@ class NLME(Parameters, Fitted):
     @property
     def _dropped(self) -> tuple[str, ...]:
         """Parameters whose variance was estimated as zero."""
-        return tuple(name for name, one in self._individual().items() if one.random and name not in self._random_names)
+        return tuple(
+            name for name, one in specification.individual(self).items() if one.random and name not in self._random_names
+        )
 
     @property
     def _random_names(self) -> list[str]:

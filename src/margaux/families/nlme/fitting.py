@@ -24,7 +24,7 @@ from ...problem.space import as_space
 from .data import LongData
 from .individual import Individual
 from .model import MixedEffects, carried_over
-from .outcomes import Continuous
+from .outcomes import DOSES, Continuous
 from .refusals import refuse_zero_predictions
 from .running import Build, Settings, saem
 from .screening import chosen, likelihood, screened
@@ -53,7 +53,9 @@ def check_structural(model: MixedEffects, units: dict, data: LongData) -> None:
     if function is not None:
         number = jax.ShapeDtypeStruct((), np.float64)
         try:
-            shape = jax.eval_shape(function, {name: number for name in psi}, {name: number for name in rows})
+            row = {name: jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape[1:], np.float64), rows[name])
+                   if name == DOSES else number for name in rows}  # fmt: skip
+            shape = jax.eval_shape(function, {name: number for name in psi}, row)
         except KeyError as error:
             raise ValueError(
                 f"{what} asks for {error.args[0]!r}, which is no individual parameter ({', '.join(psi)}) and no numeric "

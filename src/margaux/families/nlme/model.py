@@ -17,7 +17,7 @@ from ...problem.model import AbstractDifferentiated, AbstractPointwise, Abstract
 from ...problem.space import Positive, PositiveDefinite, Real
 from . import derivatives
 from .individual import Individual
-from .outcomes import AbstractOutcome, Continuous
+from .outcomes import DOSES, AbstractOutcome, Continuous
 
 #: what a vanishing variance falls by an iteration
 VANISHING = 0.985
@@ -79,7 +79,7 @@ class MixedEffects(
 
     @property
     def closed_error(self) -> bool:
-        return isinstance(self.outcome, Continuous) and self.outcome.error.closed
+        return isinstance(self.outcome, Continuous) and self.outcome.error.closed and not self.outcome.censored
 
     @property
     def numerical(self) -> tuple[str, ...]:
@@ -97,8 +97,8 @@ class MixedEffects(
         return own + (("error",) if self.closed_error else ())
 
     def trimmed(self, units, rows):
-        shorter = jax.tree.map(lambda leaf: leaf[:, :rows], {name: units[name] for name in ("rows", "mask")})
-        return units | shorter
+        shorter = {name: leaf if name == DOSES else leaf[:, :rows] for name, leaf in units["rows"].items()}
+        return units | {"rows": shorter, "mask": units["mask"][:, :rows]}
 
     def space(self) -> dict[str, Any]:
         """Theta, by name of the parameters there are."""

@@ -6,6 +6,7 @@ import abc
 import dataclasses
 import functools
 from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -15,6 +16,8 @@ from jaxtyping import Array, PRNGKeyArray
 from ...numerics.density import bernoulli_logit
 from .error import ResidualError
 
+#: where the doses of a subject lie among the columns of its rows
+DOSES = "doses"
 #: (parameters, row) -> number: individual parameters by name, and one row of the data by column
 RowFunction = Callable[[dict[str, Array], dict[str, Array]], Array]
 
@@ -47,8 +50,14 @@ class AbstractOutcome(abc.ABC):
 
 @functools.cache
 def _by_row(function: RowFunction) -> Callable[..., Array]:
-    """The function mapped over rows, traced once for all the programs that use it."""
-    return jax.jit(jax.vmap(function, (None, 0)), inline=True)
+    """The function mapped over rows, which share their subject's doses, traced once for all the programs that use it."""
+
+    def each(psi: dict[str, Array], rows: dict[str, Any]) -> Array:
+        shared = {name: value for name, value in rows.items() if name == DOSES}
+        own = {name: value for name, value in rows.items() if name not in shared}
+        return jax.vmap(lambda row: function(psi, row | shared))(own)
+
+    return jax.jit(each, inline=True)
 
 
 def _each(function: RowFunction, psi: dict[str, Array], rows: dict[str, Array]) -> Array:
@@ -62,6 +71,8 @@ class Continuous(AbstractOutcome):
     structural: RowFunction
     error: ResidualError
     continuous = True
+    #: whether some y are limits
+    censored = False
 
     def log_density(self, error, psi, rows):
         return self.error.log_density(error, self.prediction(psi, rows), rows["y"])

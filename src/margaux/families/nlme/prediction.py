@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import TYPE_CHECKING, Any
 
 import jax
@@ -13,6 +14,8 @@ from ...numerics.keys import key_of
 from ...numerics.precision import precision
 from . import answers
 from .data import LongData, group
+from .dosing import with_regimen
+from .events import recognised
 
 if TYPE_CHECKING:
     from numpy.typing import ArrayLike
@@ -25,7 +28,19 @@ def _data(fitted: NLME, frame: pd.DataFrame | None) -> LongData:
     if frame is None:
         return fitted.data_
     roles = {"id": None, "time": None, "y": None, "dose": None} | fitted.data_.roles
-    return group(frame, roles, fitted.model_.outcome, observed=False)
+    return group(frame, roles, fitted.model_.outcome, observed=False, columns=_columns(fitted, frame))
+
+
+def _columns(fitted: NLME, frame: pd.DataFrame) -> dict[str, str] | None:
+    """Of an event table, where the fit had one."""
+    known = fitted.data_.columns
+    return None if known is None else recognised(frame, {role: name for role, name in known.items() if name in frame.columns})
+
+
+def _model(fitted: NLME, data: LongData) -> MixedEffects:
+    """The model for the doses of these data."""
+    model = fitted.model_
+    return dataclasses.replace(model, outcome=with_regimen(model.outcome, data.regimen))
 
 
 def _restored(data: LongData, padded: ArrayLike) -> np.ndarray:
@@ -39,8 +54,8 @@ def predict(fitted: NLME, frame: pd.DataFrame | None, level: str) -> np.ndarray:
     """See `NLME.predict`."""
     if level not in ("individual", "population"):
         raise ValueError(f'level must be "individual" or "population", got {level!r}')
-    model, data = fitted.model_, _data(fitted, frame)
-    units = fitted._units(data)
+    data = _data(fitted, frame)
+    model, units = _model(fitted, data), fitted._units(data)
     with precision(fitted.result_.dtype):
         params = jax.tree.map(jnp.asarray, fitted.result_.params)
         phi = jax.vmap(lambda y: model.init_latents(key_of(0), params, y))(units)
@@ -57,7 +72,7 @@ def predict(fitted: NLME, frame: pd.DataFrame | None, level: str) -> np.ndarray:
 
 def drawn(fitted: NLME, data: LongData, n_draws: int, key: int) -> np.ndarray:
     """Outcomes of new subjects with the designs of `data`: (n_draws, n, T)."""
-    model, units = fitted.model_, fitted._units(data)
+    model, units = _model(fitted, data), fitted._units(data)
     with precision(fitted.result_.dtype):
         params = jax.tree.map(jnp.asarray, fitted.result_.params)
         error = params.get("error", jnp.zeros(0))

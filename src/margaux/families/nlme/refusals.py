@@ -48,8 +48,9 @@ def refuse_events(frame: pd.DataFrame, roles: dict[str, str], outcome: AbstractO
             if marked.any():
                 at = int(np.flatnonzero(marked)[0])
                 raise ValueError(
-                    f"{column} = {frame[column].iloc[at]:g} marks a row that is no observation ({where(at)}), and event tables "
-                    f"are not read: give each observation its dose, and keep data[data[{column!r}] == 0]"
+                    f"{column} = {frame[column].iloc[at]:g} marks a row that is no observation ({where(at)}), and doses on "
+                    "rows of their own are read by compartment models without dose= alone: give each observation its dose, and "
+                    f"keep data[data[{column!r}] == 0]"
                 )
     if not isinstance(outcome, Continuous):
         return
@@ -66,9 +67,9 @@ def refuse_events(frame: pd.DataFrame, roles: dict[str, str], outcome: AbstractO
             key = roles["id"]
             raise ValueError(
                 f"{column} stands on rows of its own ({where(at)}: {column} = {frame[column].iloc[at]:g}, no {roles['y']}) and "
-                f"is 0 where {roles['y']} was observed; event tables are not read: give each observation its dose (of one "
-                f"a subject, data['dose'] = data.groupby({key!r})[{column!r}].transform('max'); of several, "
-                f"margaux.families.nlme.superposed), drop the rows of the doses, and pass dose='dose'"
+                f"is 0 where {roles['y']} was observed; a ready compartment model without dose= reads event tables (name the "
+                f"column as by columns={{'AMT': {column!r}}}); for any other give each observation its dose (of one a subject, "
+                f"data['dose'] = data.groupby({key!r})[{column!r}].transform('max')) and drop the rows of the doses"
             )
 
 

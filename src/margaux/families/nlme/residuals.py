@@ -16,6 +16,7 @@ import scipy
 
 from ...numerics.precision import precision
 from . import prediction
+from .censoring import CENSORED, imputed
 
 if TYPE_CHECKING:
     from .estimator import NLME
@@ -186,7 +187,10 @@ def _computed_npde(fitted: Any, n_simulations: int, key: int, method: str) -> NP
     data = fitted.data_
     with precision(fitted.result_.dtype):
         simulations = prediction.drawn(fitted, data, n_simulations, key)
-    found = discrepancies(data.units["rows"]["y"], data.units["mask"], simulations, method)
+    y = data.units["rows"]["y"]
+    if data.censored:
+        y, simulations = imputed(y, data.units["rows"], simulations, key)
+    found = discrepancies(y, data.units["mask"], simulations, method)
     columns = {"mean": found.mean, "variance": found.sd**2} | {k: getattr(found, k) for k in found._fields[2:]}
     frame = data.frame[[data.roles[role] for role in ("id", "time", "y") if role in data.roles]].copy()
     frame[list(columns)] = np.stack([data.flat(value) for value in columns.values()], axis=1)
@@ -199,7 +203,8 @@ def _computed_npde(fitted: Any, n_simulations: int, key: int, method: str) -> NP
 def iwres(fitted: Any) -> np.ndarray:
     r"""Individual weighted residuals $(y - f(\hat\psi_i)) / g(f(\hat\psi_i))$ at the conditional modes, in the order of the data.
 
-    On the logarithmic scale for an exponential error. Raises ValueError for an outcome that is not continuous.
+    On the logarithmic scale for an exponential error; NaN where y is a limit. Raises ValueError for an outcome that is not
+    continuous.
     """
     check_continuous(fitted, "residuals")
     error, data = fitted.model_.outcome.error, fitted.data_
@@ -207,7 +212,11 @@ def iwres(fitted: Any) -> np.ndarray:
     with precision(fitted.result_.dtype):
         f = jax.numpy.asarray(fitted.predict(level="individual"))
         gap = error.transformed(jax.numpy.asarray(y, f.dtype)) - error.transformed(f)
-        return np.asarray(gap / error.sd(jax.numpy.asarray(fitted.result_.params["error"]), f), float)
+        out = np.asarray(gap / error.sd(jax.numpy.asarray(fitted.result_.params["error"]), f), float)
+    if not data.censored:
+        return out
+    order = np.argsort(data.frame.index.to_numpy(), kind="stable")
+    return np.where(data.flat(data.units["rows"][CENSORED])[order] == 0, out, np.nan)
 
 
 def check_continuous(fitted: NLME, what: str) -> None:

@@ -1,0 +1,87 @@
+"""The model that an `NLME` was asked for: its settings, checked."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+from .censoring import METHODS
+from .dosing import administered
+from .error import as_error
+from .individual import Individual
+from .outcomes import DOSES, AbstractOutcome, Continuous, Custom
+
+if TYPE_CHECKING:
+    from .estimator import NLME
+
+
+def outcome(asked: NLME) -> AbstractOutcome:
+    """What is observed given individual parameters.
+
+    Raises:
+        ValueError, TypeError: not one of a structural model and a log-likelihood, or one that is no function.
+    """
+    if (asked.structural is None) == (asked.log_likelihood is None):
+        raise ValueError("give either structural (with error) or log_likelihood")
+    structural, log_likelihood = asked.structural, asked.log_likelihood
+    if log_likelihood is None:
+        if not callable(structural):
+            raise TypeError(f"structural must be a function of (parameters, row), got {structural!r}")
+        if asked.censoring not in METHODS:
+            raise ValueError(f"censoring must be one of {', '.join(METHODS)}, got {asked.censoring!r}")
+        return Continuous(structural, as_error(asked.error))
+    if isinstance(log_likelihood, AbstractOutcome):
+        return log_likelihood
+    if not callable(log_likelihood):
+        raise TypeError(f"log_likelihood must be a function of (parameters, row), got {log_likelihood!r}")
+    return Custom(log_likelihood)
+
+
+def individual(asked: NLME) -> dict[str, Individual]:
+    """The individual parameters by name.
+
+    Raises:
+        ValueError, TypeError: there are none, one is no distribution, or none has a random effect.
+    """
+    named = asked.individual
+    if not isinstance(named, dict) or not named:
+        raise ValueError('individual must name the parameters, as {"ka": LogNormal(), "V": LogNormal()}')
+    for name, one in named.items():
+        if not isinstance(one, Individual):
+            raise TypeError(f"individual[{name!r}] must be a distribution such as margaux.nlme.LogNormal(), got {one!r}")
+    if not any(one.random for one in named.values()):
+        raise ValueError("no parameter has a random effect; a mixed model needs one (random=True)")
+    return named
+
+
+def check_parameters(asked: NLME, outcome: AbstractOutcome, individual: Mapping[str, Individual]) -> None:
+    """Raises: ValueError: a ready model's parameters are others; names of `dosed` may be columns of the doses instead."""
+    needed = getattr(asked.structural, "parameters", None)
+    if needed is None:
+        return
+    administration = administered(outcome)
+    read = set() if administration is None else set(administration.names) & set(asked.data_.units["rows"].get(DOSES, {}))
+    if not set(needed) - read <= set(individual) <= set(needed):
+        raise ValueError(f"{asked.structural!r} has the parameters {', '.join(needed)}; individual has {', '.join(individual)}")
+
+
+def blocks(asked: NLME, individual: Mapping[str, Individual]) -> list[tuple[str, ...]]:
+    """Names of correlated effects.
+
+    Raises:
+        ValueError: an unknown word, or a name without a random effect or named twice.
+    """
+    random = [name for name, one in individual.items() if one.random]
+    if isinstance(asked.omega, str):
+        if asked.omega not in ("diagonal", "full"):
+            raise ValueError(f'omega must be "diagonal", "full" or a list of tuples of names, got {asked.omega!r}')
+        return [tuple(random)] if asked.omega == "full" else []
+    seen: set[str] = set()
+    out = []
+    for block in asked.omega:
+        for name in block:
+            if name not in random or name in seen:
+                raise ValueError(f"omega names {name!r}, which has no random effect, or is named twice; they are {random}")
+            seen.add(name)
+        out.append(tuple(block))
+    return out
