@@ -223,6 +223,13 @@ MALFORMED = {
     "no rows": (GOOD.iloc[:0], "no rows"),
     "an outcome in words": (spoilt(5, DV="high"), "DV must be numeric"),
     "an infinite outcome": (spoilt(5, DV=np.inf), "DV is infinite"),
+    "two outcomes": (GOOD.assign(DVID=[0, 1, 1, 2] * 2), "DVID = 2 (subject 1, row 3) and 1 are two kinds of observations"),
+    "two compartments observed": (spoilt(7, CMT=2), "CMT = 2.0 (subject 2, row 7) and 1.0 are two kinds of observations"),
+    "an outcome beside a dose": (
+        spoilt(4, DV=3.0).drop(columns=["EVID", "MDV"]),
+        "AMT = 100 and DV = 3 in one row (subject 2, row 4)",
+    ),
+    "doses of observations": (GOOD.assign(AMT=100.0).drop(columns=["EVID", "MDV"]), "pass dose='AMT'"),
     "a rate that does not end": (spoilt(4, EVID=10101), "does not end"),
     "a rate that did not begin": (spoilt(4, EVID=10101, AMT=-5), "ends a rate that did not begin"),
 }

@@ -13,7 +13,7 @@ from ...numerics.ladder import rung
 from .dosing import AT_INTERVALS, NEVER, UNTIL_NOW, Administered, administered, dosed
 from .pharmacokinetics import Compartments
 from .records import DOSE, OBSERVATION, RESET, RESET_AND_DOSE, Records, decoded, numbers
-from .refused_events import refuse
+from .refused_events import refuse, refuse_observations
 
 #: columns that event tables have, by the names that NONMEM and Monolix give them, in any case
 NAMES: dict[str, tuple[str, ...]] = {
@@ -138,10 +138,10 @@ def read(
     reset = np.isin(event, (RESET, RESET_AND_DOSE)) | anew
     modelled = administration.rate is not None, administration.duration is not None
     refuse(records, subject, earlier & ~reset, administration.compartments, modelled)
+    refuse_observations(records, frame, columns, roles.get("y"))
     part = np.cumsum(reset | (records.dosed & (steady == 1)))
-    observed = records.observed
     read = {name: numbers(frame, name, roles["id"]) for name in administration.names if name in frame.columns}
-    return Events(observed, part, _written_out(records, subject, part, read))
+    return Events(records.observed, part, _written_out(records, subject, part, read))
 
 
 def observations(frame: pd.DataFrame, columns: Mapping[str, str], roles: Mapping[str, str]) -> np.ndarray:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import numpy as np
+import pandas as pd
 
 from .records import OBSERVATION, Records
 
@@ -125,3 +128,37 @@ def refuse(records: Records, subject: np.ndarray, late: np.ndarray, compartments
         raise ValueError(
             f"subject {r.subject[at]} has observations and no dose (row {r.row[at]}); add its doses, or drop the subject"
         )
+
+
+def refuse_observations(records: Records, frame: pd.DataFrame, columns: Mapping[str, str], y: str | None) -> None:
+    """Refuse observations of more than one kind, and those that share a row with a dose where no column tells which it is.
+
+    Args:
+        columns: as `margaux.families.nlme.events.recognised` has them. y: the column of the outcome, if there is one.
+
+    Raises:
+        ValueError: subject and row, and what to do.
+    """
+    seen = records.observed
+    if y is not None and y in frame.columns and "event" not in columns:
+        value = pd.Series(pd.to_numeric(frame[y], errors="coerce"), index=frame.index).fillna(0).to_numpy(float)
+        both = records.dosed & (value != 0)
+        if both.any():
+            at = int(np.flatnonzero(both)[0])
+            raise ValueError(
+                f"{records.names['amount']} = {records.amount[at]:g} and {y} = {value[at]:g} in one row ({records.where(at)}), "
+                "and no EVID tells which it is; give the dose a row of its own, or, where it is the dose that each observation "
+                f"follows, pass dose={columns['amount']!r}"
+            )
+    kinds = [column for column in frame.columns if str(column).upper() == "DVID"]
+    kinds += [columns["compartment"]] if "compartment" in columns else []
+    for column in kinds:
+        own = frame[column].to_numpy()
+        # 0 stands for the compartment that is observed by default.
+        some = seen & ~pd.isna(frame[column]).to_numpy() & (own != 0 if column == columns.get("compartment") else True)
+        if len(pd.unique(own[some])) > 1:
+            at = int(np.flatnonzero(some & (own != own[some][0]))[0])
+            raise ValueError(
+                f"{column} = {own[at]} ({records.where(at)}) and {own[some][0]} are two kinds of observations, and the model "
+                f"has one outcome; keep the doses and the observations of one of them"
+            )

@@ -30,6 +30,8 @@ def error(fitted: Any) -> str:
         words = f"an error with an additive and a proportional part ({formula})"
     else:
         words = next((words for kind, words in ERRORS.items() if isinstance(one, kind)), type(one).__name__)
+    if outcome.censored:
+        words += f", where observations beyond their limits count by the probability of lying there ({outcome.method})"
     unit = units(fitted).get(fitted.data_.roles["y"])
     return f"{words}; {fitted.data_.roles['y']} in {unit}" if unit else words
 
