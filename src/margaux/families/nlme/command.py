@@ -37,7 +37,15 @@ def nlme(
     time: Annotated[str, typer.Option(help="Column of the time, or other independent variable.", show_default=False)],
     y: Y,
     run: Run,
-    dose: Annotated[str | None, typer.Option(help="Column of the dose.", show_default=False)] = None,
+    dose: Annotated[
+        str | None,
+        typer.Option(
+            help="Column of the dose of each row; of event tables AMT, EVID, II, ADDL, SS, RATE are read.", show_default=False
+        ),
+    ] = None,
+    lloq: Annotated[
+        float | None, typer.Option(help="Limit of quantification: what lies below it is censored.", show_default=False)
+    ] = None,
     error: Annotated[str, typer.Option(help=f"{', '.join(ERRORS[:-1])} or {ERRORS[-1]}.", autocompletion=words(*ERRORS))] = (
         "constant"
     ),
@@ -50,7 +58,8 @@ def nlme(
     ] = None,
     n_iter: Iterations = None,
 ) -> Answer:
-    """Fit a nonlinear mixed-effects model by SAEM: one row an observation of a subject."""
+    """Fit a nonlinear mixed-effects model by SAEM: one row an observation of a subject, or an event table of doses and
+    observations."""
     from .estimator import NLME
     from .individual import LogNormal, Normal
     from .structural import curve
@@ -79,7 +88,7 @@ def nlme(
         # A short run has half of its iterations at gain one.
         more: dict[str, Any] = {} if n_iter is None else {"n_iter": n_iter, "n_burn": min(200, n_iter // 2)}
         fitted = NLME(structural=structural, individual=individual, omega=omega, error=error, **run.settings, **more)
-        fitted.fit(frame, **roles)
+        fitted.fit(frame, **roles, lloq=lloq)
     return answer(fitted, f"{model} on {data.name}", run.level)
 
 
