@@ -144,6 +144,25 @@ def test_residuals_of_limits(fitted):
     assert fitted.npde().test()["p"]["global"] > 0.001
 
 
+def test_a_predictive_check_has_the_share_below_the_limit(fitted):
+    percentiles, share = fitted.plot.vpc(n_simulations=100)
+    assert share.get_ylabel() == "share of y below its limit"
+    observed = next(line for line in share.lines if line.get_label() == "observed")
+    frame = _line()
+    np.testing.assert_allclose(observed.get_ydata(), np.mean((frame["y"].to_numpy() < 0).reshape(-1, 5), axis=0))
+    low, high = (np.array(ends) for ends in _ends(share))
+    assert np.all((observed.get_ydata() >= low - 0.02) & (observed.get_ydata() <= high + 0.02))
+    lowest = next(line for line in percentiles.lines if line.get_label() == "observed").get_ydata()
+    assert np.min(lowest) == 0.0  # no observation is drawn below the limit
+
+
+def _ends(axis):
+    """Least and largest of the band at each time."""
+    corners = axis.collections[0].get_paths()[0].vertices
+    times = np.unique(corners[:, 0])
+    return [corners[corners[:, 0] == t, 1].min() for t in times], [corners[corners[:, 0] == t, 1].max() for t in times]
+
+
 def test_the_same_limits_by_columns_of_any_name(fitted):
     frame = _line()
     below = frame["y"] < 0

@@ -130,3 +130,22 @@ def imputed(y: np.ndarray, rows: dict[str, np.ndarray], simulations: np.ndarray,
                 inside = values[at] if not between[i, j] else values[at][values[at] > rows[LIMIT][i, j]]
                 out[i, j] = rng.choice(inside) if len(inside) else y[i, j]
     return out, simulated
+
+
+def limited(
+    y: np.ndarray, how: np.ndarray, simulations: np.ndarray
+) -> tuple[np.ndarray, dict[str, tuple[np.ndarray, np.ndarray]]]:
+    """Simulations (K, N) as they would have been observed: at their limits where they lie beyond, as y (N,) do; and which of both
+    lie "below" or "above". Limits of what was observed are those that are usual in the data.
+
+    Args:
+        y: outcomes, of which those that are censored are limits. how: 1 below, -1 above, else 0.
+    """
+    beyond = {}
+    for name, code, least in (("below", 1, np.maximum), ("above", -1, np.minimum)):
+        if np.any(how == code):
+            limits = np.where(how == code, y, np.median(y[how == code]))
+            kept = least(simulations, limits)
+            beyond[name] = (how == code).astype(float), (kept != simulations).astype(float)
+            simulations = kept
+    return simulations, beyond

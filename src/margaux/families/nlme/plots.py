@@ -187,8 +187,9 @@ class NLMEPlots:
         """Visual predictive check: the observed over bands of simulated data of the same design.
 
         Continuous outcomes: 5th, 50th and 95th percentiles by bin of time; categories: their proportions; counts: percentiles,
-        mean and share of zeros; times to events: Kaplan-Meier curves. A simulated event is censored where its subject was;
-        a subject with an event, at a draw from the estimated censoring times beyond it.
+        mean and share of zeros; where there are limits, simulations beyond them lie at them, and their share is checked beside;
+        times to events: Kaplan-Meier curves. A simulated event is censored where its subject was; a subject with an event, at a
+        draw from the estimated censoring times beyond it.
 
         Args:
             n_bins: bins, by quantiles of time; from the rows a subject by default, and a bin a value where few differ.

@@ -13,6 +13,7 @@ from ...numerics.precision import precision
 from ...numerics.wald import check_level
 from ...showing.axes import Panels, headline, legend, several
 from . import prediction
+from .censoring import CENSORED, limited
 from .outcomes import Bernoulli, Ordinal
 
 if TYPE_CHECKING:
@@ -136,14 +137,20 @@ def vpc(
     y = data.frame[data.roles["y"]].to_numpy(float)
     time = data.frame[data.roles["time"]].to_numpy(float)
     bins = n_bins or int(np.clip(np.median(np.bincount(data.codes)), 5, 12))
-    panels = _panels(outcome, y, data.roles["y"])
+    name = data.roles["y"]
+    panels = [(*panel, y, simulations) for panel in _panels(outcome, y, name)]
+    if data.censored:
+        y = data.flat(data.units["rows"]["y"])
+        simulations, beyond = limited(y, data.flat(data.units["rows"][CENSORED]), simulations)
+        panels = [(f"{name} (5th, 50th, 95th percentile)", percentiles, True, y, simulations)]
+        panels += [(f"share of {name} {side} its limit", _mean, False, *shares) for side, shares in beyond.items()]
     axes, figure = several(ax, len(groups) * len(panels), 6.0 if len(groups) * len(panels) == 1 else 4.4, 3.6)
-    for axis, (label, group, (title, statistic, scatter)) in zip(
+    for axis, (label, group, (title, statistic, scatter, seen, simulated)) in zip(
         axes, [(label, group, panel) for label, group in groups for panel in panels], strict=True
     ):
         if scatter:
-            axis.plot(time[group], y[group], ".", color="0.6", ms=3, zorder=1)
-        draw(axis, bands(time[group], y[group], simulations[:, group], statistic, bins, level))
+            axis.plot(time[group], seen[group], ".", color="0.6", ms=3, zorder=1)
+        draw(axis, bands(time[group], seen[group], simulated[:, group], statistic, bins, level))
         axis.set(xlabel=data.roles["time"], ylabel=title, title=label, yscale="log" if log and scatter else "linear")
     legend(figure, axes[0])
     headline(figure, f"Visual predictive check: {100 * level:g}% bands of {n_simulations} simulations", fontsize=11)
@@ -165,9 +172,13 @@ def _panels(outcome: AbstractOutcome, y: np.ndarray, name: str) -> list[tuple[st
     spread = (f"{name} (5th, 50th, 95th percentile)", percentiles, True)
     if not whole:
         return [spread]
-    mean = (f"mean {name}", lambda v: np.mean(v, axis=-1)[..., None], False)
+    mean = (f"mean {name}", _mean, False)
     zeros = [(f"proportion of {name} = 0", share(0.0), False)] if np.any(y == 0) else []
     return [spread, mean, *zeros]
+
+
+def _mean(values: np.ndarray) -> np.ndarray:
+    return np.mean(values, axis=-1)[..., None]
 
 
 def strata(fitted: NLME, by: str | None) -> list[tuple[str, np.ndarray]]:
