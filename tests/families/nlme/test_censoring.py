@@ -12,7 +12,9 @@ from scipy import stats
 import margaux as mx
 from margaux.families.nlme import LogNormal, Normal, oral1cpt, polynomial
 from margaux.families.nlme.censoring import BETWEEN, CENSORED, LIMIT, Censored, imputed
+from margaux.families.nlme.data import group
 from margaux.families.nlme.error import Combined, ConstantError, Exponential, Proportional
+from margaux.families.nlme.outcomes import Continuous
 
 #: -1 above y, 1 below it, 0 observed; the lower end of an interval
 ROWS = {
@@ -60,6 +62,11 @@ def test_shares_of_the_normal_distribution(error, values, sd):
 def test_an_exponential_error_is_normal_on_the_logarithmic_scale():
     found = _log_density(Exponential(), "M3", [0.5])
     assert float(found[1]) == pytest.approx(stats.norm.logcdf(np.log(1 / 1.2) / 0.5), rel=1e-5)
+
+
+def test_what_is_positive_anyway_has_nothing_to_be_given():
+    three, four = (_log_density(Exponential(), method, [0.5]) for method in ("M3", "M4"))
+    np.testing.assert_array_equal(three, four)
 
 
 @pytest.mark.parametrize("method", ["M3", "M4"])
@@ -170,6 +177,31 @@ def test_the_same_limits_by_columns_of_any_name(fitted):
     individual = {"c0": Normal(0.0), "c1": Normal(0.0, random=False)}
     by_column = mx.NLME(structural=polynomial(1), individual=individual, verbose=False).fit(coded, id="id", time="time", y="y")
     assert float(by_column.loglik_) == pytest.approx(float(fitted.loglik_), abs=1e-6)
+
+
+def test_columns_of_limits_may_have_holes_and_points():
+    frame = _line(3).assign(y=np.arange(15.0), CENS=["1", ".", "", *["0"] * 12], LIMIT=[-1.0, *[np.nan] * 14])
+    outcome = Continuous(polynomial(1), ConstantError())
+    roles: dict[str, str | None] = {"id": "id", "time": "time", "y": "y", "cens": "CENS", "limit": "LIMIT"}
+    rows = group(frame, roles, outcome).units["rows"]
+    assert (rows[CENSORED].sum(), rows[BETWEEN].sum(), rows[LIMIT][0, 0]) == (1.0, 1.0, -1.0)
+    assert all(np.isfinite(values).all() for values in rows.values())
+
+
+def test_a_zero_below_the_limit_is_no_zero_of_an_error_on_the_logarithmic_scale():
+    frame = _line(3).assign(y=np.arange(15.0))
+    roles: dict[str, str | None] = {"id": "id", "time": "time", "y": "y"}
+    with pytest.raises(ValueError, match="is not positive"):
+        group(frame, roles, Continuous(polynomial(1), Exponential()))
+    data = group(frame, roles, Continuous(polynomial(1), Exponential()), lloq=0.5)
+    assert data.censored and data.frame["y"].min() == 0.5
+
+
+def test_negative_observations_are_refused_by_m4():
+    individual = {"c0": Normal(0.0), "c1": Normal(0.0)}
+    model = mx.NLME(structural=polynomial(1), individual=individual, censoring="M4", verbose=False)
+    with pytest.raises(ValueError, match=r"y = -0\..* is negative \(subject .*M4 holds for impossible"):
+        model.fit(_line(), id="id", time="time", y="y", lloq=-0.5)
 
 
 @pytest.mark.parametrize(("change", "roles", "told"), [

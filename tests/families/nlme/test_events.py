@@ -16,7 +16,7 @@ from margaux.families.nlme.events import named_by_default, reading_events
 from margaux.families.nlme.outcomes import Continuous
 
 ORAL = {"ka": 1.5, "CL": 1.1, "V": 20.0}
-NOTHING: dict[str, str | None] = dict.fromkeys(("id", "time", "y", "dose", "occasion", "cens", "limit"))
+NOTHING: dict[str, str | None] = dict.fromkeys(("id", "time", "y", "dose", "occ", "cens", "limit"))
 
 
 def predicted(frame, curve, psi, columns=None):
@@ -150,6 +150,18 @@ def test_lag_and_bioavailability_by_compartment():
     frame = table([{"TIME": 0.0, "AMT": 100.0, "CMT": 1}, {"TIME": 0.0, "AMT": 10.0, "CMT": 2}], TIMES)
     exact = _integrated(psi, [(0.7, 40, 0, 0), (0, 10, 0, 1)], TIMES)
     np.testing.assert_allclose(predicted(frame, dosed(oral1cpt_lag, bioavailability="F1"), psi), exact, rtol=1e-7)
+
+
+def test_a_hole_in_what_is_read_of_a_dose_is_refused():
+    """Which would be a bioavailability of nothing."""
+    frame = GOOD.assign(F=[0.5, 0.5, 0.5, 0.5, np.nan, 0.5, 0.5, 0.5])
+    with pytest.raises(ValueError, match=r"F is read on the records of doses, and is missing \(subject 2, row 4\)"):
+        predicted(frame, dosed(oral1cpt, bioavailability="F"), ORAL)
+
+
+def test_a_constant_infusion_until_now_without_codes():
+    frame = pd.DataFrame({"ID": 1, "TIME": [0.0, 2.0], "AMT": 0.0, "RATE": [10.0, 0.0], "SS": [1, 0], "DV": [0.0, 1.0]})
+    assert predicted(frame, bolus1cpt, {"V": 5.0, "CL": 1.0})[0] == pytest.approx(10 * np.exp(-0.4))
 
 
 def test_the_columns_of_rxode():

@@ -19,6 +19,7 @@ import pandas as pd
 from jaxtyping import Array
 
 from .outcomes import Continuous
+from .records import empty, numbers
 
 METHODS = ("M3", "M4")
 #: columns of a subject's rows: -1 above the limit, 1 below it; the other end of an interval, and whether there is one
@@ -40,14 +41,31 @@ class Censored(Continuous):
         below = jax.scipy.special.log_ndtr(at)
         lower = jnp.where(between, (scale(rows[LIMIT]) - scale(f)) / sd, at - 1.0)
         zero = -f / sd
-        if self.method == "M4":  # nothing is below it
+        given_positive = self.method == "M4" and not self.error.positive  # what is positive anyway has nothing to be given
+        if given_positive:
             lower = jnp.where(between, jnp.maximum(lower, zero), zero)
             below = _log_share(at, lower)
         else:
             below = jnp.where(between, _log_share(at, lower), below)
         limited = jnp.where(how > 0, below, jax.scipy.special.log_ndtr(-at))
         out = jnp.where(how == 0, self.error.log_density(error, f, y), limited)
-        return out - jax.scipy.special.log_ndtr(-zero) if self.method == "M4" else out
+        return out - jax.scipy.special.log_ndtr(-zero) if given_positive else out
+
+
+def with_limits(outcome: Any, method: str, data: Any) -> Censored:
+    """A continuous outcome of data some of which are limits.
+
+    Raises:
+        ValueError: an observation below zero, that M4 holds for impossible.
+    """
+    y, how = (data.flat(data.units["rows"][name]) for name in ("y", CENSORED))
+    if method == "M4" and np.any((y < 0) & (how == 0)):
+        at = int(np.flatnonzero((y < 0) & (how == 0))[0])
+        raise ValueError(
+            f"{data.roles['y']} = {y[at]:g} is negative ({data.where(at)}), which M4 holds for impossible; drop or censor it, or "
+            'take censoring="M3"'
+        )
+    return Censored(outcome.structural, outcome.error, method)
 
 
 def _log_share(upper: Array, lower: Array) -> Array:
@@ -75,7 +93,7 @@ def censored(
     y = frame[roles["y"]].to_numpy(float).copy()
     how, limit = np.zeros(len(frame)), np.full(len(frame), np.nan)
     if "cens" in roles:
-        how = frame[roles["cens"]].fillna(0).to_numpy(float)
+        how = numbers(frame, roles["cens"], roles["id"])
         bad = ~np.isin(how, (-1, 0, 1))
         if bad.any():
             at = int(np.flatnonzero(bad)[0])
@@ -83,7 +101,7 @@ def censored(
                 f"{roles['cens']} = {how[at]:g} ({where(at)}) must be 1 (below the limit in {roles['y']}), -1 (above it) or 0"
             )
         if "limit" in roles:
-            limit = frame[roles["limit"]].to_numpy(float)
+            limit = np.where(empty(frame[roles["limit"]]), np.nan, numbers(frame, roles["limit"], roles["id"]))
             bad = (how != 0) & np.isfinite(limit) & np.where(how > 0, limit >= y, limit <= y)
             if bad.any():
                 at = int(np.flatnonzero(bad)[0])

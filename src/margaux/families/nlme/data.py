@@ -114,7 +114,7 @@ def group(
         history, whole = events.read(frame, columns, named, administration), frame
         frame, records = frame[history.observed], frame[~history.observed]
         if len(frame) == 0:
-            amounts = columns["amount"]
+            amounts = columns.get("amount", "AMT")
             raise ValueError(
                 "the event table has no observations: every record is a dose or another event; where "
                 f"{amounts} is the dose of the observation in its row, pass dose={amounts!r}"
@@ -134,9 +134,11 @@ def group(
     sizes = np.bincount(codes)
     column = np.arange(len(codes)) - np.repeat(np.cumsum(sizes) - sizes, sizes)
     data = LongData(frame, np.asarray(labels), codes, column, {}, named, columns, records)
+    limits = censored(frame, named, lloq, outcome, data.where) if observed else None
+    if limits is not None:  # what is known of these observations
+        data = dataclasses.replace(data, frame=frame.assign(**{named["y"]: limits.pop("y")}))
     _check_rows(data, outcome, observed)
     data = dataclasses.replace(data, units=_padded(data, sizes, observed))
-    limits = censored(data.frame, named, lloq, outcome, data.where) if observed else None
     if limits is not None:
         cells = _places(sizes, data.units["mask"].shape[1])
         rows = data.units["rows"] | {name: values[cells] for name, values in limits.items()}
@@ -231,7 +233,7 @@ def _padded(data: LongData, sizes: np.ndarray, observed: bool) -> dict[str, Any]
             values = data.frame[name].to_numpy(float)
             if np.all(np.isfinite(values)):
                 rows[str(name)] = values[places]
-    rows |= {role: data.frame[column].to_numpy(float)[places] for role, column in data.roles.items() if role != "id"}
+    rows |= {role: data.frame[data.roles[role]].to_numpy(float)[places] for role in ROLES if role in data.roles}
     if not observed:
         rows["y"] = np.zeros(places.shape)
     mask = (np.arange(width) < sizes[:, None]).astype(float)

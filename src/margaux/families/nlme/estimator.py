@@ -20,7 +20,7 @@ from ...numerics.precision import default_dtype, precision
 from ...showing.parts import check_fitted
 from ..sharing import pooled
 from . import answers, comparison, flipflop, prediction, specification, verdict
-from .censoring import Censored
+from .censoring import with_limits
 from .data import Design, LongData, group
 from .dosing import with_regimen
 from .error import ResidualError
@@ -171,7 +171,7 @@ class NLME(Parameters, Fitted):
         data, shared = pooled(data)
         outcome, individual = specification.outcome(self), specification.individual(self)
         roles: dict[str, str | None] = {
-            "id": id, "time": time, "y": y, "dose": dose, "occasion": occ, "cens": cens, "limit": limit
+            "id": id, "time": time, "y": y, "dose": dose, "occ": occ, "cens": cens, "limit": limit
         }  # fmt: skip
         outcome, table = reading_events(data, outcome, roles, columns)
         roles = named_by_default(data, roles, outcome, table is not None)
@@ -180,7 +180,7 @@ class NLME(Parameters, Fitted):
         self.data_: LongData = group(data, roles, outcome, columns=table, lloq=lloq)
         outcome = with_regimen(outcome, self.data_.regimen, individual)
         if self.data_.censored:
-            outcome = Censored(outcome.structural, outcome.error, self.censoring)  # type: ignore[attr-defined]
+            outcome = with_limits(outcome, self.censoring, self.data_)
         specification.check_parameters(self, outcome, individual)
         blocks = specification.blocks(self, individual)
 

@@ -12,7 +12,7 @@ import pandas as pd
 from ...numerics.ladder import rung
 from .dosing import AT_INTERVALS, NEVER, UNTIL_NOW, Administered, administered, dosed
 from .pharmacokinetics import Compartments
-from .records import DOSE, OBSERVATION, RESET, RESET_AND_DOSE, Records, decoded, numbers
+from .records import DOSE, OBSERVATION, RESET, RESET_AND_DOSE, Records, decoded, empty, numbers
 from .refused_events import refuse, refuse_observations
 
 #: columns that event tables have, by the names that NONMEM and Monolix give them, in any case
@@ -119,7 +119,7 @@ def read(
     """The events of a table.
 
     Args:
-        columns: as `recognised` has them. roles: columns of "id", "time", of "y" and "occasion" where there are any; where the
+        columns: as `recognised` has them. roles: columns of "id", "time", of "y" and "occ" where there are any; where the
             clock starts anew with an occasion, the compartments do too.
         administration: how the structural model reads doses; of a column that it names, those of the doses' records are kept.
 
@@ -132,8 +132,8 @@ def read(
     follows = np.append(False, subject[1:] == subject[:-1])
     earlier = np.append(False, np.diff(records.time) < 0) & follows
     anew = np.zeros(len(frame), bool)
-    if "occasion" in roles:
-        occasion = pd.factorize(frame[roles["occasion"]])[0]
+    if "occ" in roles:
+        occasion = pd.factorize(frame[roles["occ"]])[0]
         anew = earlier & np.append(False, np.diff(occasion) != 0)
     reset = np.isin(event, (RESET, RESET_AND_DOSE)) | anew
     modelled = administration.rate is not None, administration.duration is not None
@@ -141,6 +141,12 @@ def read(
     refuse_observations(records, frame, columns, roles.get("y"))
     part = np.cumsum(reset | (records.dosed & (steady == 1)))
     read = {name: numbers(frame, name, roles["id"]) for name in administration.names if name in frame.columns}
+    for name in read:
+        lost = np.flatnonzero(records.dosed & empty(frame[name]))
+        if len(lost):
+            raise ValueError(
+                f"{name} is read on the records of doses, and is missing ({records.where(int(lost[0]))}); fill it in"
+            )
     return Events(records.observed, part, _written_out(records, subject, part, read))
 
 
@@ -154,8 +160,9 @@ def _records(frame: pd.DataFrame, columns: Mapping[str, str], roles: Mapping[str
     nothing = np.zeros(len(frame))
     names = {role: columns.get(role, NAMES[role][0]) for role in NAMES} | {"time": roles["time"]}
     fields = {role: value.get(role, nothing) for role in NAMES if role not in ("event", "compartment")}
+    given = (fields["amount"] > 0) | ((fields["steady"] == 1) & (fields["rate"] > 0))
     records = Records(
-        event=value.get("event", np.where(fields["amount"] > 0, DOSE, OBSERVATION)),
+        event=value.get("event", np.where(given, DOSE, OBSERVATION)),
         compartment=value.get("compartment", np.ones(len(frame))),
         time=frame[roles["time"]].to_numpy(float),
         subject=frame[roles["id"]].to_numpy(),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -52,6 +53,11 @@ class Records:
         return f"subject {self.subject[at]}, row {self.row[at]}"
 
 
+def empty(values: Any) -> np.ndarray:
+    """Where a column has nothing, or a point."""
+    return np.asarray(values.isna() | values.astype(str).str.strip().isin([".", ""]))
+
+
 def numbers(frame: pd.DataFrame, column: str, id: str) -> np.ndarray:
     """A column of numbers, where "." and nothing are 0.
 
@@ -60,8 +66,7 @@ def numbers(frame: pd.DataFrame, column: str, id: str) -> np.ndarray:
     """
     values = frame[column]
     if not pd.api.types.is_numeric_dtype(values):
-        empty = values.isna() | values.astype(str).str.strip().isin([".", ""])
-        read = pd.Series(pd.to_numeric(values.where(~empty, 0), errors="coerce"), index=values.index)
+        read = pd.Series(pd.to_numeric(values.where(~empty(values), 0), errors="coerce"), index=values.index)
         bad = np.asarray(read.isna())
         if bad.any():
             at = int(np.flatnonzero(bad)[0])

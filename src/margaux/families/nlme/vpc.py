@@ -140,7 +140,6 @@ def vpc(
     name = data.roles["y"]
     panels = [(*panel, y, simulations) for panel in _panels(outcome, y, name)]
     if data.censored:
-        y = data.flat(data.units["rows"]["y"])
         simulations, beyond = limited(y, data.flat(data.units["rows"][CENSORED]), simulations)
         panels = [(f"{name} (5th, 50th, 95th percentile)", percentiles, True, y, simulations)]
         panels += [(f"share of {name} {side} its limit", _mean, False, *shares) for side, shares in beyond.items()]
