@@ -2,7 +2,7 @@
 
 A program depends on the shapes of its arrays and on the token (`margaux.numerics.digest`) of all else. Where that is portable, it
 is kept in memory under both, and in a file, whole, under a digest of both and of what surrounds them. XLA's own cache of
-programs, which jax keeps, serves the rest after they were traced.
+programs, which jax keeps, serves the rest after they were traced, and holds none of those that have a file.
 """
 
 from __future__ import annotations
@@ -253,13 +253,24 @@ def _traced(request: Request, path: Path | None) -> Callable[[], Program]:
 
     def build() -> Program:
         _here.hits = 0
-        executable = lowered.compile()
+        with _unwritten() if path is not None else contextlib.nullcontext():
+            executable = lowered.compile()
         _compiled.append(request.name)
         if path is not None and not _here.hits:
             _write(path, returned, executable)
         return Program(executable, returned)
 
     return build
+
+
+def _unwritten() -> contextlib.AbstractContextManager[Any]:
+    """jax's own cache keeps nothing within it: a program that has a file here would be serialised twice."""
+    try:
+        from jax._src.config import persistent_cache_min_compile_time_secs as least
+
+        return least(float("inf"))
+    except Exception:  # another jax, in which it is a twentieth of a first fit, and no more
+        return contextlib.nullcontext()
 
 
 @contextlib.contextmanager

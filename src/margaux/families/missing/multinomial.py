@@ -20,6 +20,7 @@ import numpy as np
 import scipy
 from jaxtyping import Array, Float, PRNGKeyArray
 
+from ...numerics.nets import sobol
 from ...tables.checks import check_separation
 from .conditional import Conditional, in_rows, sweep
 from .exact import Moments, moments
@@ -182,8 +183,7 @@ def rule(size: int, finer: bool = False) -> tuple[np.ndarray, np.ndarray]:
         points, log_weights = points[kept], log_weights[kept] - np.log(np.exp(log_weights[kept]).sum())
     else:
         count = 4 * POINTS if finer else POINTS
-        sobol = scipy.stats.qmc.Sobol(size, scramble=True, rng=int(finer)).random_base2(int(np.log2(count)) - 1)
-        points = scipy.special.ndtri(sobol)
+        points = scipy.special.ndtri(sobol(size, int(np.log2(count)) - 1, np.random.default_rng(int(finer))))
         points = np.concatenate([points, -points])
         points = np.linalg.solve(np.linalg.cholesky(points.T @ points / count), points.T).T
         log_weights = np.full(count, -np.log(count))

@@ -22,7 +22,8 @@ class Spec:
     """How covariates are coded.
 
     Attributes:
-        design: formulaic's specification. columns: names of the covariates, None where there was a formula.
+        design: formulaic's specification, None of an intercept alone. columns: names of the covariates, None where there was a
+            formula.
     """
 
     design: Any
@@ -61,6 +62,8 @@ def plain(covariates: Covariates) -> pd.DataFrame:
 def coded(formula: str | None, frame: pd.DataFrame, units: pd.Index) -> tuple[np.ndarray, list[str], Spec]:
     """Columns (n, k), their names, and what codes new rows; without formula, an intercept and every column of the frame."""
     columns = None if formula is not None else list(frame.columns)
+    if columns == []:  # formulaic takes .15 s to import
+        return np.ones((len(frame), 1)), ["Intercept"], Spec(None, [])
     if columns is not None:
         frame = frame.set_axis(_inner(columns), axis=1)
         formula = " + ".join(["~ 1", *frame.columns])
@@ -80,6 +83,8 @@ def coded_like(spec: Spec, frame: pd.DataFrame, units: pd.Index) -> np.ndarray:
         if lost or extra:
             what = f'no covariate "{lost[0]}"' if lost else f'a covariate "{extra[0]}" that the fit had not'
             raise ValueError(f"the new units have {what}; give those of the fit: {listed(spec.columns) or 'none'}")
+        if spec.design is None:
+            return np.ones((len(frame), 1))
         frame = pd.DataFrame(frame[spec.columns]).set_axis(_inner(spec.columns), axis=1)
     matrix = _matrix(spec.design, str(spec.design.formula), frame, units, spec.columns)
     x = matrix.to_numpy(float)

@@ -15,6 +15,8 @@ import numpy as np
 import scipy
 from jaxtyping import Array, Float, UInt32
 
+from ...numerics.nets import sobol
+
 LOG_2PI = float(np.log(2 * np.pi))
 #: beyond the normal quantiles of numbers of 32 bits
 FARTHEST = 6.5
@@ -95,8 +97,7 @@ def nets(plan: Plan, proposal: Proposal, q: int, mirrored: bool = False) -> list
         return [np.zeros((plan.draws, size), np.uint32)] * plan.replicates
     power = plan.draws.bit_length() - 1 - mirrored
     points = (
-        scipy.stats.qmc.Sobol(size, scramble=True, rng=np.random.default_rng([plan.seed, replicate])).random_base2(power)
-        for replicate in range(plan.replicates)
+        sobol(size, power, np.random.default_rng([plan.seed, replicate]).spawn(1)[0]) for replicate in range(plan.replicates)
     )
     digits = [(2.0**32 * net).astype(np.uint32) for net in points]
     if not mirrored:
@@ -115,10 +116,11 @@ def log_chi_square(degrees: int) -> np.ndarray:
     >>> float(np.exp(np.polyval(log_chi_square(8), -1.2815515655446 / 6.5)) * 8)  # the 10% point of chi-square, 8 degrees
     3.489539...
     """
-    law = scipy.stats.chi2(degrees)
 
     def exact(z):
-        return np.log(np.where(z < 0, law.ppf(scipy.special.ndtr(z)), law.isf(scipy.special.ndtr(-z))) / degrees)
+        below, above = scipy.special.gammaincinv, scipy.special.gammainccinv
+        half = np.where(z < 0, below(degrees / 2, scipy.special.ndtr(z)), above(degrees / 2, scipy.special.ndtr(-z)))
+        return np.log(2 * half / degrees)
 
     series = np.polynomial.Chebyshev.interpolate(exact, 36, domain=[-FARTHEST, FARTHEST]).trim(1e-12)
     return np.polynomial.chebyshev.cheb2poly(series.coef)[::-1]

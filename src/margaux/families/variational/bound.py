@@ -19,6 +19,7 @@ from jaxtyping import Array, PyTree
 from ...esteps import Noise
 from ...numerics.compiling import compiled, is_large
 from ...numerics.keys import key_of
+from ...numerics.nets import sobol
 from ...numerics.precision import settle
 from .draws import moved
 from .layers import Dense
@@ -137,11 +138,8 @@ def _broadcast(model: Variational, params: dict[str, PyTree]) -> PyTree:
 
 def _sobol(size: int, pairs: int, key: int) -> np.ndarray:
     """Standard normals (replicates * 2 pairs, size): each replicate its own scramble, its points and their mirror images."""
-    points = [
-        scipy.stats.qmc.Sobol(size, scramble=True, rng=np.random.default_rng([key, r])).random_base2(int(np.log2(pairs)))
-        for r in range(REPLICATES)
-    ]
-    z = scipy.stats.norm.ppf(np.clip(points, 1e-12, 1 - 1e-12))
+    points = [sobol(size, int(np.log2(pairs)), np.random.default_rng([key, r]).spawn(1)[0]) for r in range(REPLICATES)]
+    z = scipy.special.ndtri(np.clip(points, 1e-12, 1 - 1e-12))
     return np.concatenate([z, -z], axis=1).reshape(-1, size)
 
 
