@@ -21,6 +21,10 @@ def _oral(folder):
     return oral1cpt, {"ka": 1.0, "CL": 4.0, "V": 70.0}, "proportional", frame.assign(SS=frame["SS"].replace(99, 0)), {}
 
 
+def _occasions(folder):
+    return bolus1cpt, {"CL": 2.0, "V": 20.0}, "proportional", pd.read_csv(folder / "clinic" / "sim_iov2.csv"), {}
+
+
 def _theophylline(folder):
     roles = {"id": "Id", "time": "Time", "dose": "Dose", "y": "Concentration", "lloq": 2.0}
     return oral1cpt, {"ka": 1.0, "CL": 2.0, "V": 30.0}, "constant", pd.read_csv(folder / "saemix_theo.csv"), roles
@@ -37,6 +41,7 @@ CASES = {
     "pheno_base": (_pheno, 0.03, ()),
     "bolus1": (_bolus, 0.03, ()),
     "oral1sd": (_oral, 0.03, ()),
+    "iov2": (_occasions, 0.03, ()),
     "theo_m3": (_theophylline, 0.03, ()),
     "warfarin_pk": (_warfarin, 0.1, ()),
     "warfarin_m3": (lambda folder: _warfarin(folder, 2.0), 0.1, ("a",)),
@@ -52,7 +57,8 @@ def test_the_maximum_of_quadrature(name, seed, times, data_folder, reference):
     """From starting values that are three times off, too."""
     load, near, unbounded = CASES[name]
     structural, starts, error, frame, roles = load(data_folder)
-    individual = {parameter: LogNormal(times * value) for parameter, value in starts.items()}
+    varying = {"iov2": "CL"}.get(name)
+    individual = {parameter: LogNormal(times * value, occasion=parameter == varying) for parameter, value in starts.items()}
     model = mx.NLME(structural=structural, individual=individual, error=error, random_state=seed, verbose=False)
     model.fit(frame, **roles)
     exact = reference("clinic")[name]

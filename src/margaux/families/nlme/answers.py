@@ -27,6 +27,7 @@ from .individual import Individual, LogNormal, Normal
 from .linearised import check_linearisable, linearised_information
 from .model import MixedEffects
 from .modes import conditional_modes
+from .outcomes import PRESENT
 
 if TYPE_CHECKING:
     from numpy.typing import ArrayLike
@@ -35,12 +36,14 @@ if TYPE_CHECKING:
 
 
 def natural_names(model: MixedEffects, labels: list[str], dropped: tuple[str, ...]) -> list[str]:
-    """Names of the natural parameters; `dropped` are parameters whose random effect was estimated as zero."""
+    """Names of the natural parameters; `dropped` are those of the variances that were estimated as zero."""
     out = []
     for j, name in enumerate(model.names):
         out += [f"beta_{name}[{labels[k]}]" if labels[k] else name for k in model.coefficients(j)]
     random = [model.names[j] for j in model.random]
-    out += [f"omega2_{name}" for name in model.names if name in random or name in dropped]
+    varying = [model.names[j] for j in model.varying]
+    for kind, left in (("omega2", random), ("gamma2", varying)):
+        out += [f"{kind}_{name}" for name in model.names if name in left or f"{kind}_{name}" in dropped]
     for block in model.blocks:
         out += [f"cov_{random[a]}_{random[b]}" for position, a in enumerate(block) for b in block[position + 1 :]]
     return out + list(model.outcome.error_names)
@@ -58,6 +61,7 @@ def engine_names(model: MixedEffects, labels: list[str]) -> dict[str, str]:
         for (row, a), (column, b) in itertools.product(enumerate(block), repeat=2):
             first, last = random[min(a, b)], random[max(a, b)]
             out[f"omega.{number}[{row},{column}]"] = f"omega2_{first}" if a == b else f"cov_{first}_{last}"
+    out |= {f"gamma2[{place}]": f"gamma2_{model.names[j]}" for place, j in enumerate(model.varying)}
     return out | {f"error[{j}]": name for j, name in enumerate(model.outcome.error_names)}
 
 
@@ -71,17 +75,17 @@ def natural_values(model: MixedEffects, params: dict, dropped: tuple[str, ...]) 
         out += [one.natural(gaussian[intercept]), *(gaussian[k] for k in slopes)]
     random = [model.names[j] for j in model.random]
     omega = model.covariance(params)
-    for name in model.names:
-        if name in random:
-            out.append(omega[random.index(name), random.index(name)])
-        elif name in dropped:
-            out.append(jnp.zeros(()))
+    variances = {f"omega2_{name}": omega[place, place] for place, name in enumerate(random)}
+    variances |= {f"gamma2_{model.names[j]}": params["gamma2"][place] for place, j in enumerate(model.varying)}
+    variances |= {name: jnp.zeros(()) for name in dropped}
+    every = [f"{kind}_{name}" for kind in ("omega2", "gamma2") for name in model.names]
+    out += [variances[name] for name in every if name in variances]
     for block in model.blocks:
         out += [omega[a, b] for position, a in enumerate(block) for b in block[position + 1 :]]
     return jnp.stack(out + [params["error"][j] for j in range(len(model.outcome.error_names))])
 
 
-def _rule(fitted: NLME) -> Rule:
+def rule_of(fitted: NLME) -> Rule:
     """How the posterior of each subject is averaged over at the estimate."""
     fit = fitted.result_
     done = examined(fit)
@@ -109,7 +113,7 @@ def _computed_covariances(fitted: NLME) -> tuple[np.ndarray, np.ndarray, str]:
         params = jax.tree.map(lambda leaf: np.asarray(leaf, float), fit.params)
         jacobian = np.asarray(natural_jacobian(model, params, fitted._dropped)[1])
     message = info.message
-    unknown = np.asarray([name in {f"omega2_{lost}" for lost in fitted._dropped} for name in fitted.params_])
+    unknown = np.asarray([name in fitted._dropped for name in fitted.params_])
     if singular:
         # On the boundary the last Cholesky entry of a singular block is held: the data say nothing of it.
         unknown |= np.asarray([name.startswith("cov_") for name in fitted.params_])
@@ -167,7 +171,7 @@ def _linearised(fitted: NLME) -> tuple[np.ndarray, np.ndarray, str]:
     with precision(fit.dtype):
         space = fit._model().space
         params = jax.tree.map(jnp.asarray, fit.params)
-        matrix = linearised_information(model, space, params, _modes(fitted), fitted._units(fitted.data_))
+        matrix = linearised_information(model, space, params, modes(fitted), fitted._units(fitted.data_))
         u, back = ravel_pytree(space.to_unconstrained(params))
 
         def natural(v):
@@ -209,7 +213,7 @@ def scales(fitted: NLME) -> dict[str, Individual]:
     out: dict[str, Individual] = {}
     individual = dict(fitted.model_.individual)
     for name in fitted.params_:
-        positive = name.startswith("omega2_") or name in fitted.model_.outcome.error_names
+        positive = name.startswith(("omega2_", "gamma2_")) or name in fitted.model_.outcome.error_names
         out[name] = individual.get(name, LogNormal() if positive else Normal())
     return out
 
@@ -221,7 +225,7 @@ def with_intervals(fitted: NLME, frame: pd.DataFrame, level: float) -> pd.DataFr
     df = degrees_of_freedom(fitted)
     out["t"] = out["estimate"] / out["se"]
     # No variance is negative: zero is the edge of its space, where t has no t distribution. See `lr_test`.
-    out.loc[[name.startswith("omega2_") for name in out.index], "t"] = np.nan
+    out.loc[[name.startswith(("omega2_", "gamma2_")) for name in out.index], "t"] = np.nan
     out["p"] = 2 * scipy.special.stdtr(df, -np.abs(out["t"].to_numpy()))
     ends = []
     halves = scipy.special.stdtrit(df, 0.5 + level / 2)
@@ -240,10 +244,13 @@ def with_intervals(fitted: NLME, frame: pd.DataFrame, level: float) -> pd.DataFr
 
 def degrees_of_freedom(fitted: NLME) -> np.ndarray:
     """Of Student's t: subjects less one for variances and covariances of random effects; for the rest observations less
-    subjects less parameters, the within-subject degrees of freedom (Pinheiro and Bates 2000, section 2.4.2)."""
+    subjects less parameters, the within-subject degrees of freedom (Pinheiro and Bates 2000, section 2.4.2). Of variances
+    between occasions, occasions less subjects."""
     between = [name.startswith(("omega2_", "cov_")) for name in fitted.params_]
     within = max(fitted.n_observations_ - fitted.n_subjects_ - fitted.n_params_, 1)
-    return np.where(between, max(fitted.n_subjects_ - 1, 1), within).astype(float)
+    out = np.where(between, max(fitted.n_subjects_ - 1, 1), within).astype(float)
+    occasions = int(np.sum(fitted.data_.units.get(PRESENT, 0)))
+    return np.where([name.startswith("gamma2_") for name in fitted.params_], max(occasions - fitted.n_subjects_, 1), out)
 
 
 def correlations(fitted: NLME) -> pd.DataFrame:
@@ -268,11 +275,17 @@ def carried_by_observations(fitted: NLME) -> int:
 
 
 def _moments(model, params, z, w, batch):
-    psi = jax.vmap(lambda z_j: model.psi(params, z_j, batch["design"][0]))(z[:, 0])
+    psi = jax.vmap(lambda z_j: _of_subject(model, params, z_j, batch["design"][0]))(z[:, 0])
     return {name: (w[:, 0] @ value, w[:, 0] @ value**2) for name, value in psi.items()}
 
 
-def _modes(fitted: NLME) -> np.ndarray:
+def _of_subject(model: MixedEffects, params: dict, z: Any, design: Any) -> dict[str, Any]:
+    """Individual parameters on the natural scale, whatever the occasion."""
+    gaussian = model.of_subject(params, z, design)
+    return {name: one.natural(gaussian[name]) for name, one in model.individual}
+
+
+def modes(fitted: NLME) -> np.ndarray:
     """Conditional modes of phi (n, d)."""
 
     def computed() -> np.ndarray:
@@ -285,12 +298,12 @@ def _modes(fitted: NLME) -> np.ndarray:
 def individual(fitted: NLME) -> pd.DataFrame:
     """See `NLME.individual_`."""
     fit, model = fitted.result_, fitted.model_
-    rule = _rule(fitted)
+    rule = rule_of(fitted)
     moments, _ = each_unit(fit, _moments, rule.estep, width=rule.width, rows=rule.rows)
     with precision(fit.dtype):
         params = jax.tree.map(jnp.asarray, fit.params)
         design = jnp.asarray(fit.data["design"])
-        mode = jax.vmap(lambda z, d: model.psi(params, z, d))(jnp.asarray(_modes(fitted)), design)
+        mode = jax.vmap(lambda z, d: _of_subject(model, params, z, d))(jnp.asarray(modes(fitted)), design)
         mode = {name: np.asarray(value) for name, value in mode.items()}
     out: dict[str, np.ndarray] = {}
     for name in model.names:
@@ -306,7 +319,7 @@ def effects(fitted: NLME) -> pd.DataFrame:
     if not names:
         return pd.DataFrame(index=fitted.data_.labels)
     means = model.means(fit.params, np.asarray(fit.data["design"]))
-    return pd.DataFrame(_modes(fitted) - means, columns=names, index=fitted.data_.labels)
+    return pd.DataFrame(modes(fitted)[:, : len(names)] - means, columns=names, index=fitted.data_.labels)
 
 
 def shrinkage(fitted: NLME) -> pd.Series:

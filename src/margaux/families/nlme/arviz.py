@@ -23,7 +23,7 @@ def arviz_parts(fitted: NLME, n_draws: int, key: int) -> Parts:
 
     check_fitted(fitted)
     fit, model, data = fitted.result_, fitted.model_, fitted.data_
-    if not model.random:
+    if not (model.random or model.varying):
         raise ValueError("no random effect is left in this fit: every variance was estimated as zero, and there is no latent")
     z, stats, drawn = latents(fit, n_draws, key)
     with precision(np.dtype(float)):
@@ -31,7 +31,8 @@ def arviz_parts(fitted: NLME, n_draws: int, key: int) -> Parts:
         psi = jax.vmap(lambda z: jax.vmap(lambda z, d: model.psi(params, z, d))(z, design))
         flat = {name: np.asarray(value) for name, value in psi(jnp.asarray(z).reshape(-1, *z.shape[2:])).items()}
     random = [model.names[j] for j in model.random]
-    posterior = {name: flat[name].reshape(z.shape[:3]) for name in random}
+    varying = [model.names[j] for j in model.varying]
+    posterior = {name: flat[name].reshape(*z.shape[:3], *flat[name].shape[2:]) for name in dict.fromkeys(random + varying)}
     frame = data.frame.sort_index(kind="stable")
     outcome = data.roles["time"] if model.outcome.survival and "time" in data.roles else data.roles["y"]
     kept = [data.roles[role] for role in ("time", "dose") if role in data.roles]
@@ -44,7 +45,8 @@ def arviz_parts(fitted: NLME, n_draws: int, key: int) -> Parts:
     return Parts(
         posterior,
         drawn,
-        dims={name: ["subject"] for name in posterior} | {name: ["observation"] for name in [*observed, *kept, data.roles["y"]]},
+        dims={name: ["subject", "occasion"] if name in varying else ["subject"] for name in posterior}
+        | {name: ["observation"] for name in [*observed, *kept, data.roles["y"]]},
         coords={"subject": data.labels},
         beside={"subject_of": ("observation", labels)},
         sample_stats=stats,

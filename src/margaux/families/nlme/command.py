@@ -43,6 +43,11 @@ def nlme(
             help="Column of the dose of each row; of event tables AMT, EVID, II, ADDL, SS, RATE are read.", show_default=False
         ),
     ] = None,
+    occ: Annotated[str | None, typer.Option(help="Column of the occasion, for --between-occasions.", show_default=False)] = None,
+    between_occasions: Annotated[
+        list[str] | None,
+        typer.Option(help="Parameter that varies between occasions, too; may be repeated.", show_default=False),
+    ] = None,
     lloq: Annotated[
         float | None, typer.Option(help="Limit of quantification: what lies below it is censored.", show_default=False)
     ] = None,
@@ -65,7 +70,7 @@ def nlme(
     from .structural import curve
 
     frame = read_table(data)
-    roles: dict[str, Any] = {"id": id, "time": time, "y": y, "dose": dose}
+    roles: dict[str, Any] = {"id": id, "time": time, "y": y, "dose": dose, "occ": occ}
     for role, name in roles.items():
         if name is not None:
             check_column(frame, name, f"--{role}", data)
@@ -79,10 +84,13 @@ def nlme(
             name: _number(value, f"--start {name}") for name, value in _pairs(start, structural.parameters, "--start").items()
         }
         individual = {}
+        for name in between_occasions or ():
+            among(name, structural.parameters, "--between-occasions")
         for name in structural.parameters:
             kind = LogNormal if name in structural.positive else Normal
+            varies = name in (between_occasions or ())
             try:
-                individual[name] = kind(starts.get(name), covariates=covariates.get(name))
+                individual[name] = kind(starts.get(name), covariates=covariates.get(name), occasion=varies)
             except ValueError as problem:
                 raise UserError(f"--start {name}={starts[name]:g}: {problem}") from problem
         # A short run has half of its iterations at gain one.
@@ -116,6 +124,8 @@ def answer(fitted: NLME, title: str, level: float = 0.95) -> Answer:
         "correlations": fitted.correlations,
         "starts": lambda: fitted.starts_,
     }
+    if fitted.model_.varying:
+        tables["by_occasion"] = lambda: fitted.by_occasion_
     if fitted.model_.outcome.continuous:
         tables["residuals"] = fitted.residuals
     says = lines(fitted)

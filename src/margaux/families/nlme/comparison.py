@@ -47,7 +47,7 @@ def lr_test(reduced: NLME, full: NLME) -> LikelihoodRatioTest:
         raise ValueError(f"the full model has {full.n_params_} parameters and the reduced one {reduced.n_params_}; swap them?")
     statistic = 2 * (float(full.loglik_) - float(reduced.loglik_))
     error = 2 * float(np.hypot(full.loglik_.se, reduced.loglik_.se))
-    variances = sum(n.startswith("omega2_") and n not in reduced.params_ for n in full.params_)
+    variances = sum(n.startswith(("omega2_", "gamma2_")) and n not in reduced.params_ for n in full.params_)
     at, note = max(statistic, 0.0), ""
 
     def upper(k):

@@ -36,7 +36,8 @@ class LongData:
         frame: the rows kept, in order of subject. labels: the n subjects. codes, column: subject and place of each row.
         units: `rows` (column -> (n, T)), `mask` (n, T); `design` is added by `Design`.
         columns: those of an event table (see `margaux.families.nlme.events.recognised`), None of any other. records: its rows
-            that are no observations. regimen: what doses it has. censored: whether some outcomes are limits.
+            that are no observations. regimen: what doses it has. censored: whether some outcomes are limits. carried: rows of an
+            event table that a dose of another occasion acts on, in the order of the frame (N,).
     """
 
     frame: pd.DataFrame
@@ -49,6 +50,7 @@ class LongData:
     records: pd.DataFrame | None = None
     regimen: Regimen | None = None
     censored: bool = False
+    carried: np.ndarray | None = None
 
     @property
     def subjects(self) -> pd.DataFrame:
@@ -156,7 +158,7 @@ def _with_doses(data: LongData, history: events.Events, whole: pd.DataFrame, siz
     places = _places(sizes, width)
     acting = {name: given[name][places] for name in (FIRST, LAST)}
     units = data.units | {"rows": data.units["rows"] | acting | {DOSES: given[DOSES]}}
-    return dataclasses.replace(data, units=units, regimen=Regimen.of(given[DOSES]))
+    return dataclasses.replace(data, units=units, regimen=Regimen.of(given[DOSES]), carried=given["of_another_occasion"])
 
 
 def _read_times(frame: pd.DataFrame, named: dict[str, str], columns: dict[str, str] | None) -> pd.DataFrame:

@@ -13,6 +13,7 @@ from jax.flatten_util import ravel_pytree
 from jaxtyping import Array, Float
 
 from ...problem.model import leading, mapped
+from .outcomes import PRESENT
 
 if TYPE_CHECKING:
     from .model import MixedEffects
@@ -41,7 +42,7 @@ def _of_unit(
         slopes = jax.jacfwd(log_likelihoods)(second)
         bends = jax.hessian(lambda flat: w @ log_likelihoods(flat))(second)
     # About where the effects are centred: their squares would be lost beside those of a mean far from zero.
-    centre = model.mean(params, y["design"]) if model.random else jnp.zeros(z.shape[1], z.dtype)
+    centre = model.mean(params, y["design"]) if model.random else jnp.zeros(0, z.dtype)
     moments = jax.vmap(lambda z: _moments(model, params, z, centre, y))(z)
 
     def slope(flat: Array, moments: Array) -> Array:
@@ -59,13 +60,13 @@ def _of_unit(
 
 
 def _moments(model: MixedEffects, params: dict, z: Float[Array, " d"], centre: Float[Array, " d"], y: dict) -> Float[Array, " q"]:
-    r"""One, $\phi$, $\phi\phi^\top$ about a centre, and the sum of squared residuals, flat."""
+    r"""One, $\phi$ and $\phi\phi^\top$ about a centre, sums of squared effects of occasions and of squared residuals, flat."""
     squares: Any = 0.0
     if "error" in params and "error" not in model.curved:
         outcome: Any = model.outcome
         squares = jnp.sum(jnp.where(y["mask"] > 0, outcome.squares(model.psi(params, z, y["design"]), y["rows"]), 0.0))
-    gap = z - centre
-    return jnp.concatenate([jnp.ones(1, z.dtype), gap, jnp.ravel(jnp.outer(gap, gap)), jnp.reshape(squares, 1)])
+    gap, between = z[: centre.size] - centre, model.squares_of_occasions(z, y)
+    return jnp.concatenate([jnp.ones(1, z.dtype), gap, jnp.ravel(jnp.outer(gap, gap)), between, jnp.reshape(squares, 1)])
 
 
 def scores(
@@ -73,14 +74,18 @@ def scores(
 ) -> Float[Array, " p"]:
     r"""The sum over draws of $\nabla\log p(y_i,\phi\mid\theta)$ by their `_moments`, but for the parameters that are `curved`.
 
-    With $e=\phi-C_i\beta$ and $P=\Omega^{-1}$: $C_i^\top Pe$ of $\beta$, $(Pee^\top P-P)/2$ of $\Omega$, and
+    With $e=\phi-C_i\beta$ and $P=\Omega^{-1}$: $C_i^\top Pe$ of $\beta$, $(Pee^\top P-P)/2$ of $\Omega$,
+    $(\sum_k\kappa_{ik}^2/\gamma^2-K_i)/(2\gamma^2)$ of a variance between its $K_i$ occasions, and
     $\lVert r\rVert^2/a^3-T_i/a$ of the error's scale a, r being residuals at a scale of one.
     """
     d, weight, out = len(model.random), moments[0], {}
+    if model.varying:
+        each, between = 1 / params["gamma2"], moments[1 + d + d * d : -1]
+        out["gamma2"] = (between * each - weight * jnp.sum(y[PRESENT])) * each / 2
     if d:
         mean, phi = model.mean(params, y["design"]) - centre, moments[1 : 1 + d]
         cross = jnp.outer(phi, mean)
-        spread = moments[1 + d : -1].reshape(d, d) - cross - cross.T + weight * jnp.outer(mean, mean)
+        spread = moments[1 + d : 1 + d + d * d].reshape(d, d) - cross - cross.T + weight * jnp.outer(mean, mean)
         precision, own = jnp.zeros((d, d), moments.dtype), np.asarray(model.independent, int)
         if len(own):
             each = 1 / params["omega2"]

@@ -19,7 +19,7 @@ from ...numerics.compiling import keep_compilations
 from ...numerics.precision import default_dtype, precision
 from ...showing.parts import check_fitted
 from ..sharing import pooled
-from . import answers, comparison, flipflop, prediction, specification, verdict
+from . import answers, by_occasion, comparison, flipflop, prediction, specification, verdict
 from .censoring import with_limits
 from .data import Design, LongData, group
 from .dosing import with_regimen
@@ -64,7 +64,8 @@ class NLME(Parameters, Fitted):
         random_state: an int. dtype: "float32" or "float64". verbose: show progress.
 
     Attributes:
-        params_: natural scale, named `ka`, `beta_V[log(Weight/70)]`, `omega2_ka`, `cov_V_CL`, `a`, `b`. stderr_: by Louis.
+        params_: natural scale, named `ka`, `beta_V[log(Weight/70)]`, `omega2_ka`, `gamma2_CL` (between occasions), `cov_V_CL`,
+            `a`, `b`. stderr_: by Louis.
         individual_: frame of conditional means, SDs and modes a subject. starts_: the screening. See `Fitted`.
 
     Raises:
@@ -158,7 +159,8 @@ class NLME(Parameters, Fitted):
         Args:
             id: the subject, "id" by default. time, dose, y: their columns; further numeric columns reach f by their own names.
                 Over several processes each gives its own rows, by `margaux.shard`.
-            occ: the occasion, with which the clock may start anew: the compartments then do, too.
+            occ: the occasion, for parameters with `occasion=True`, and with which the clock of an event table may start anew: the
+                compartments then do, too. "OCC" in any case by default where a parameter varies between occasions.
             cens: 1 where y is a limit that the observation lies below, -1 where above, else 0; "CENS" in any case by default.
             limit: the other end of an interval; "LIMIT" by default. lloq: limit of quantification: every y below it is censored.
             columns: those of an event table that have other names, as {"AMT": "amount_mg"}.
@@ -174,23 +176,16 @@ class NLME(Parameters, Fitted):
             "id": id, "time": time, "y": y, "dose": dose, "occ": occ, "cens": cens, "limit": limit
         }  # fmt: skip
         outcome, table = reading_events(data, outcome, roles, columns)
-        roles = named_by_default(data, roles, outcome, table is not None)
+        roles = named_by_default(data, roles, outcome, table is not None, bool(by_occasion.varying(individual)))
         if roles["y"] is None:
             raise ValueError("name the column of the outcome: fit(data, id=..., time=..., y=...)")
         self.data_: LongData = group(data, roles, outcome, columns=table, lloq=lloq)
         outcome = with_regimen(outcome, self.data_.regimen, individual)
         if self.data_.censored:
             outcome = with_limits(outcome, self.censoring, self.data_)
+        self.data_ = by_occasion.with_occasions(self.data_, individual, outcome)
         specification.check_parameters(self, outcome, individual)
-        blocks = specification.blocks(self, individual)
-
-        def build(individual: dict[str, Individual]) -> tuple[MixedEffects, dict]:
-            design = Design(individual, self.data_)
-            random = [name for name, one in individual.items() if one.random]
-            placed = [tuple(random.index(name) for name in block if name in random) for block in blocks]
-            model = MixedEffects(outcome, tuple(individual.items()), design.owner, tuple(b for b in placed if len(b) > 1))
-            return model, self.data_.units | {"design": design.matrix(self.data_.subjects)}
-
+        build = functools.partial(specification.built, outcome, specification.blocks(self, individual), self.data_)
         settings = Settings(
             n_iter=self.n_iter, n_burn=self.n_burn, power=self.power, stop=self.stop, n_chains=self.n_chains,
             n_starts=self.n_starts, n_screen=self.n_screen, pattern=self.pattern, n_steps=self.n_steps,
@@ -210,7 +205,7 @@ class NLME(Parameters, Fitted):
 
     def _keep(self, fit: Fit) -> None:
         super()._keep(fit)
-        for name in ("individual_", "_table", "certificate_"):
+        for name in ("individual_", "by_occasion_", "_table", "certificate_"):
             vars(self).pop(name, None)
         with precision(np.dtype(float)):
             params = jax.tree.map(lambda leaf: np.asarray(leaf, float), fit.params)
@@ -222,10 +217,10 @@ class NLME(Parameters, Fitted):
 
     @property
     def _dropped(self) -> tuple[str, ...]:
-        """Parameters whose variance was estimated as zero."""
-        return tuple(
-            name for name, one in specification.individual(self).items() if one.random and name not in self._random_names
-        )
+        """Names of the variances that were estimated as zero."""
+        asked, left = specification.individual(self).items(), dict(self.model_.individual)
+        lost = [f"omega2_{name}" for name, one in asked if one.random and not left[name].random]
+        return tuple(lost + [f"gamma2_{name}" for name, one in asked if one.occasion and not left[name].occasion])
 
     @property
     def _random_names(self) -> list[str]:
@@ -331,13 +326,22 @@ class NLME(Parameters, Fitted):
         check_fitted(self)
         return answers.individual(self)
 
-    def shrinkage(self) -> pd.Series:
-        """1 - variance of the conditional modes of the random effects / their variance, by parameter."""
+    @functools.cached_property
+    def by_occasion_(self) -> pd.DataFrame:
+        """One row an occasion of a subject: `mode_CL`, `mean_CL`, `sd_CL` of each parameter that varies between them."""
         check_fitted(self)
-        return answers.shrinkage(self)
+        return by_occasion.parameters(self)
+
+    def shrinkage(self) -> pd.Series:
+        """1 - variance of the conditional modes of the random effects / their variance, by parameter; of effects of occasions
+        under "CL[occasion]"."""
+        check_fitted(self)
+        own = answers.shrinkage(self)
+        return pd.concat([own, by_occasion.shrinkage(self)]) if self.model_.varying else own
 
     def sample_individual(self, n_draws: int = 100, key: int = 0) -> dict[str, np.ndarray]:
-        """Draws of individual parameters given the data: name -> (n_draws, subjects)."""
+        """Draws of individual parameters given the data: name -> (n_draws, subjects), or (n_draws, subjects, occasions) of those
+        that vary between occasions."""
         check_fitted(self)
         return prediction.conditional(self, n_draws, key)
 

@@ -29,6 +29,11 @@ NAMES: dict[str, tuple[str, ...]] = {
 }
 
 
+#: of doses, the number of the occasion that their record is of, and what their times and amounts do not depend on
+OF_OCCASION = "number of occasion"
+UNREAD = ("subject", "part", "place", OF_OCCASION)
+
+
 @dataclasses.dataclass(frozen=True)
 class Events:
     """What an event table says besides its observations.
@@ -37,13 +42,15 @@ class Events:
         observed: which of its rows are observations (N,). part: of each row, between a reset of its subject's compartments and
             the next (N,).
         doses: a row a dose, those of ADDL written out, in order of time within `subject` and `part`: time, amount, rate,
-            duration, interval, steady, compartment, what else is read of its record, and `place`, the row of that, or -1 of an
-            additional one.
+            duration, interval, steady, compartment, what else is read of its record, `place`, the row of that, or -1 of an
+            additional one, and `number of occasion`.
+        occasion: of each row, as a number (N,), -1 where there is none.
     """
 
     observed: np.ndarray
     part: np.ndarray
     doses: pd.DataFrame
+    occasion: np.ndarray
 
 
 def recognised(frame: pd.DataFrame, given: Mapping[str, str] | None = None) -> dict[str, str]:
@@ -99,11 +106,14 @@ def reading_events(
     return outcome, found
 
 
-def named_by_default(frame: Any, roles: Mapping[str, str | None], outcome: Any, table: bool) -> dict[str, str | None]:
+def named_by_default(
+    frame: Any, roles: Mapping[str, str | None], outcome: Any, table: bool, occasions: bool = False
+) -> dict[str, str | None]:
     """Roles with the columns that are named as usual, in any case, where no others are given: CENS and LIMIT of a continuous
-    outcome, and ID, TIME and DV of an event table."""
+    outcome, OCC where parameters vary between occasions, and ID, TIME and DV of an event table."""
     found = {str(column).upper(): str(column) for column in reversed(getattr(frame, "columns", ()))}
     usual = ({"id": "ID", "time": "TIME", "y": "DV"} if table else {}) | ({"cens": "CENS"} if outcome.continuous else {})
+    usual |= {"occ": "OCC"} if occasions else {}
     out = {role: column or found.get(usual.get(role, "")) for role, column in roles.items()}
     if out["cens"] is not None and out["limit"] is None:
         out["limit"] = found.get("LIMIT")
@@ -131,10 +141,8 @@ def read(
     subject = pd.factorize(frame[roles["id"]])[0]
     follows = np.append(False, subject[1:] == subject[:-1])
     earlier = np.append(False, np.diff(records.time) < 0) & follows
-    anew = np.zeros(len(frame), bool)
-    if "occ" in roles:
-        occasion = pd.factorize(frame[roles["occ"]])[0]
-        anew = earlier & np.append(False, np.diff(occasion) != 0)
+    occasion = pd.factorize(frame[roles["occ"]])[0] if "occ" in roles else np.full(len(frame), -1)
+    anew = earlier & np.append(False, np.diff(occasion) != 0)
     reset = np.isin(event, (RESET, RESET_AND_DOSE)) | anew
     modelled = administration.rate is not None, administration.duration is not None
     refuse(records, subject, earlier & ~reset, administration.compartments, modelled)
@@ -147,7 +155,8 @@ def read(
             raise ValueError(
                 f"{name} is read on the records of doses, and is missing ({records.where(int(lost[0]))}); fill it in"
             )
-    return Events(records.observed, part, _written_out(records, subject, part, read))
+    doses = _written_out(records, subject, part, read | {OF_OCCASION: occasion})
+    return Events(records.observed, part, doses, occasion)
 
 
 def observations(frame: pd.DataFrame, columns: Mapping[str, str], roles: Mapping[str, str]) -> np.ndarray:
@@ -211,7 +220,8 @@ def given_to(events: Events, rows: np.ndarray, time: np.ndarray, labels: np.ndar
         subject: of each row, its place among them.
 
     Returns:
-        `doses`, each (n, E), and `first_dose`, `last_dose` (K,): the first that acts and the one after the last.
+        `doses`, each (n, E); `first_dose`, `last_dose` (K,): the first that acts and the one after the last; and
+        `of_another_occasion` (K,), whether one that acts was given on another occasion than that of the row.
     """
     doses = events.doses
     placed = pd.Series(np.arange(len(labels)), index=labels).reindex(np.asarray(doses["subject"])).to_numpy(float)
@@ -222,10 +232,23 @@ def given_to(events: Events, rows: np.ndarray, time: np.ndarray, labels: np.ndar
     width = rung(max(int(sizes.max(initial=1)), 1))
     places = np.minimum(starts[:, None] + np.arange(width), np.maximum(starts + sizes - 1, 0)[:, None])
     padding = np.arange(width) >= sizes[:, None]
-    columns = {name: doses[name].to_numpy(float) for name in doses.columns if name not in ("subject", "part", "place")}
+    columns = {name: doses[name].to_numpy(float) for name in doses.columns if name not in UNREAD}
     padded = {name: np.where(padding, float(name == "interval"), values[places]) for name, values in columns.items()}
     first, last = _acting(events, doses, owner, starts, rows, time, subject)
-    return {"doses": padded, "first_dose": first, "last_dose": last}
+    others = _of_another_occasion(events.occasion[rows], doses[OF_OCCASION].to_numpy(), starts[subject], first, last)
+    return {"doses": padded, "first_dose": first, "last_dose": last, "of_another_occasion": others}
+
+
+def _of_another_occasion(
+    occasion: np.ndarray, of_doses: np.ndarray, starts: np.ndarray, first: np.ndarray, last: np.ndarray
+) -> np.ndarray:
+    """Whether not all the doses from the first to the last are of a row's occasion."""
+    if not len(of_doses):
+        return np.zeros(len(occasion), bool)
+    run = np.cumsum(np.append(False, np.diff(of_doses) != 0))
+    low, high = ((starts + place).astype(int) for place in (first, last - 1))
+    low, high = (np.clip(place, 0, len(of_doses) - 1) for place in (low, high))
+    return (last > first) & ((run[low] != run[high]) | (of_doses[low] != occasion))
 
 
 def _acting(

@@ -24,14 +24,16 @@ from ...problem.space import as_space
 from .data import LongData
 from .individual import Individual
 from .model import MixedEffects, carried_over
-from .outcomes import DOSES, Continuous
+from .outcomes import DOSES, PRESENT, Continuous
 from .refusals import refuse_zero_predictions
 from .running import Build, Settings, saem
 from .screening import chosen, likelihood, screened
-from .start import at_point, between_subjects, first_parameters
+from .start import at_point, first_parameters, plausible
 
 #: a correlation is one where the log-likelihood is no lower then to within this, and a variance zero to within that
 NEGLIGIBLE, NO_LOWER = 0.05, 0.001
+#: what leaves an effect out
+WITHOUT = {"omega2": "random", "gamma2": "occasion"}
 #: share of a variance that is next to none
 VANISHING = 1e-4
 #: which are looked at: variance of the modes over omega2 below the one, eigenvalue of the correlations below the other
@@ -124,17 +126,17 @@ def _without_unused(build: Build, individual: dict[str, Individual], fit: Fit, s
     more from a plausible variance. No smaller model is fitted where the likelihood falls towards it by the model that is there.
     """
     dropped = False
-    while (name := _least_used(fit)) is not None:
-        if _falls_without(fit, name):
+    while (least := _least_used(fit)) is not None:
+        name, kind, place = least
+        if _falls_without(fit, kind, place):
             break
-        less = individual | {name: dataclasses.replace(individual[name], random=False)}
+        less = individual | {name: dataclasses.replace(individual[name], **{WITHOUT[kind]: False})}
         model, units = build(individual)
         reduced = saem(build, less, carried_over(model, build(less)[0], fit.params), settings)
         if _lower(reduced, fit):
             break
         wide = {key: np.array(value) if key != "omega" else value for key, value in fit.params.items()}
-        place = model.independent.index(model.names_of_random.index(name))
-        wide["omega2"][place] = max(between_subjects(model, units, wide)[model.independent[place]] ** 2, wide["omega2"][place])
+        wide[kind][place] = max(plausible(model, units, wide)[kind][place], wide[kind][place])
         again = saem(build, individual, wide, settings)
         if _lower(reduced, again):
             fit = again
@@ -151,30 +153,35 @@ def _lower(reduced: Fit, fit: Fit) -> bool:
     return float(one) + NO_LOWER + 2 * float(np.hypot(one.se, other.se)) < float(other)
 
 
-def _falls_without(fit: Fit, name: str) -> bool:
+def _falls_without(fit: Fit, kind: str, place: int) -> bool:
     """Whether the log-likelihood is lower, beyond its errors, where a random effect has next to no variance and all other
     parameters are at their best."""
-    model: Any = fit._model().model
-    place = model.independent.index(model.names_of_random.index(name))
     here = float(fit.loglik()) if fit.polished is None else fit.polished.evaluation.loglik
-    less = held(fit, f"omega2[{place}]", VANISHING * float(fit.params["omega2"][place]), here)
+    less = held(fit, f"{kind}[{place}]", VANISHING * float(fit.params[kind][place]), here)
     return less is not None and (less.below or _lower(less.fit, fit))
 
 
-def _least_used(fit: Fit) -> str | None:
-    """The parameter whose random effect the data use least, if they hardly do: where subjects' posteriors lie spreads much less
-    than omega2."""
+def _least_used(fit: Fit) -> tuple[str, str, int] | None:
+    """The parameter whose effects between subjects, or between occasions, the data use least, if they hardly do: where subjects'
+    posteriors lie spreads much less than omega2, or gamma2. With the name of that variance among the engine's parameters, and the
+    place in it."""
     model: Any = fit._model().model
-    if fit.result.failed or not model.independent:
+    if fit.result.failed or not (model.independent or model.varying):
         return None
     # Means of the proposals that are learned.
     rows = None if fit.polished is None else fit.polished.rule.rows
     rows = proposals(fit, ImportanceSampling(2, ModeMixture())) if rows is None else rows
-    gap = np.reshape(rows["mean"], (len(fit.data["mask"]), -1, len(model.random)))[:, 0] - model.means(
-        fit.params, np.asarray(fit.data["design"])
-    )
-    used = gap.var(axis=0)[model.independent] / fit.params["omega2"]
-    return model.names[model.random[model.independent[int(used.argmin())]]] if used.min() < SHRUNK else None
+    every, d = np.reshape(rows["mean"], (len(fit.data["mask"]), -1, np.shape(rows["mean"])[-1]))[:, 0], len(model.random)
+    used: dict[tuple[str, str, int], float] = {}
+    if model.independent:
+        spread = (every[:, :d] - model.means(fit.params, np.asarray(fit.data["design"]))).var(axis=0)
+        for place, j in enumerate(model.independent):
+            used[model.names_of_random[j], "omega2", place] = spread[j] / fit.params["omega2"][place]
+    for place, j in enumerate(model.varying):
+        own = every[:, d:].reshape(len(every), len(model.varying), -1)[:, place][np.asarray(fit.data[PRESENT]) > 0]
+        used[model.names[j], "gamma2", place] = np.mean(own**2) / fit.params["gamma2"][place]
+    least = min(used, key=used.__getitem__)
+    return least if used[least] < SHRUNK else None
 
 
 def _made_singular(fit: Fit) -> tuple[Fit, bool]:

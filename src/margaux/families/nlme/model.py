@@ -42,6 +42,7 @@ class MixedEffects(
             Kuhn and Lavielle 2005, section 5), so that their M-step is closed. vanished: variances (of the
             independent effects) below which it does not fall, since EM no longer moves what hardly varies.
         groups: how many subjects, in the order of their data, have at most so many rows: see `by_size`.
+        varying, most: see `margaux.families.nlme.occasions.BetweenOccasions`.
     """
 
     outcome: AbstractOutcome = eqx.field(static=True)
@@ -51,6 +52,8 @@ class MixedEffects(
     vanishing: tuple[str, ...] = eqx.field(static=True, default=())
     vanished: Any = None
     groups: tuple[tuple[int, int], ...] = eqx.field(static=True, default=())
+    varying: tuple[int, ...] = eqx.field(static=True, default=())
+    most: int = eqx.field(static=True, default=1)
 
     @property
     def random(self) -> list[int]:
@@ -94,6 +97,7 @@ class MixedEffects(
     @property
     def variances(self) -> tuple[str, ...]:
         own = (("omega2",) if self.independent else ()) + (("omega",) if self.blocks else ())
+        own += ("gamma2",) if self.varying else ()
         return own + (("error",) if self.closed_error else ())
 
     def trimmed(self, units, rows):
@@ -106,6 +110,7 @@ class MixedEffects(
         out |= {"fixed": Real()} if self.split < len(self.owner) else {}
         out |= {"omega2": Positive()} if self.independent else {}
         out |= {"omega": tuple(PositiveDefinite() for _ in self.blocks)} if self.blocks else {}
+        out |= {"gamma2": Positive()} if self.varying else {}
         return out | ({"error": Positive()} if self.outcome.error_names else {})
 
     def _onehot(self, owners: list[int], positions: list[int]) -> np.ndarray:
@@ -125,14 +130,19 @@ class MixedEffects(
         weights = np.asarray(params["beta"])[:, None] * self._onehot(list(self.owner[: self.split]), self.random)
         return design[:, : self.split] @ weights
 
-    def psi(self, params: dict, phi: Float[Array, " d"], design: Float[Array, " P"]) -> dict[str, Array]:
-        """Individual parameters on the natural scale."""
-        gaussian = {self.names[j]: phi[position] for position, j in enumerate(self.random)}
+    def of_subject(self, params: dict, z: Float[Array, " d"], design: Float[Array, " P"]) -> dict[str, Array]:
+        """A subject's parameters on the Gaussian scale, whatever the occasion."""
+        gaussian = {self.names[j]: z[position] for position, j in enumerate(self.random)}
         if self.split < len(self.owner):
             rest = [j for j in range(len(self.names)) if j not in self.random]
             part = params["fixed"] * design[self.split :]
             values = part @ jnp.asarray(self._onehot(list(self.owner[self.split :]), rest), part.dtype)
             gaussian |= {self.names[j]: values[position] for position, j in enumerate(rest)}
+        return gaussian
+
+    def psi(self, params: dict, z: Float[Array, " d"], design: Float[Array, " P"]) -> dict[str, Array]:
+        """Individual parameters on the natural scale."""
+        gaussian = self.of_subject(params, z, design)
         return {name: one.natural(gaussian[name]) for name, one in self.individual}
 
     def covariance(self, params: dict) -> Float[Array, "d d"]:
@@ -173,10 +183,13 @@ class MixedEffects(
         return jnp.sum(self.log_likelihoods(params, phi, unit))
 
     def log_joint(self, params, z, y):
+        return self.log_likelihood(params, z, y) + self.log_effects(params, z, y)
+
+    def log_effects(self, params: dict, z: Array, y: dict) -> Any:
+        """log p of the latents."""
         if not self.random:
-            return self.log_likelihood(params, z, y) + jnp.sum(norm.logpdf(z))
-        effect = z - self.mean(params, y["design"])
-        total = self.log_likelihood(params, z, y)
+            return jnp.sum(norm.logpdf(z))
+        total, effect = 0.0, z[: len(self.random)] - self.mean(params, y["design"])
         own = np.asarray(self.independent, int)
         if len(own):
             total += jnp.sum(norm.logpdf(effect[own], 0.0, jnp.sqrt(params["omega2"])))
@@ -188,6 +201,10 @@ class MixedEffects(
             constant = len(block) / 2 * np.log(2 * np.pi)
             total += -jnp.sum(white**2) / 2 - jnp.sum(jnp.log(jnp.diagonal(factor))) - constant
         return total
+
+    def squares_of_occasions(self, z: Array, y: dict) -> Float[Array, " m"]:
+        """Of each parameter that varies between occasions, the sum of its squared effects."""
+        return jnp.zeros(0, z.dtype)
 
     def derivatives(self, params, z, w, batch):
         return derivatives.of_draws(self, params, z, w, batch)
@@ -204,8 +221,8 @@ class MixedEffects(
     def suffstats(self, params, z, y):
         out = {}
         if self.random:
-            design = y["design"][: self.split]
-            out = {"phi2": jnp.outer(z, z), "cross": jnp.outer(design, z), "gram": jnp.outer(design, design)}
+            design, phi = y["design"][: self.split], z[: len(self.random)]
+            out = {"phi2": jnp.outer(phi, phi), "cross": jnp.outer(design, phi), "gram": jnp.outer(design, design)}
         if self.closed_error:
             outcome: Any = self.outcome
             squares = outcome.squares(self.psi(params, z, y["design"]), y["rows"])
@@ -265,4 +282,7 @@ def carried_over(source: MixedEffects, target: MixedEffects, params: dict) -> di
         out["omega2"] = matrix[own, own]
     if target.blocks:
         out["omega"] = tuple(matrix[np.ix_(random[list(block)], random[list(block)])] for block in target.blocks)
+    if target.varying:
+        places = [source.varying.index(j) for j in target.varying]
+        out["gamma2"] = np.asarray(params["gamma2"])[places]
     return out | ({"error": np.asarray(params["error"])} if "error" in params else {})

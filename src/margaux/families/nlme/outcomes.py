@@ -16,8 +16,10 @@ from jaxtyping import Array, PRNGKeyArray
 from ...numerics.density import bernoulli_logit
 from .error import ResidualError
 
-#: where the doses of a subject lie among the columns of its rows
-DOSES = "doses"
+#: where the doses of a subject lie among the columns of its rows, and the place of a row's occasion among the subject's
+DOSES, OCCASION = "doses", "place of the occasion"
+#: where the data of a subject say which occasions it has
+PRESENT = "occasions"
 #: (parameters, row) -> number: individual parameters by name, and one row of the data by column
 RowFunction = Callable[[dict[str, Array], dict[str, Array]], Array]
 
@@ -50,12 +52,18 @@ class AbstractOutcome(abc.ABC):
 
 @functools.cache
 def _by_row(function: RowFunction) -> Callable[..., Array]:
-    """The function mapped over rows, which share their subject's doses, traced once for all the programs that use it."""
+    """The function mapped over rows, which share their subject's doses, traced once for all the programs that use it. Of a
+    parameter with a value an occasion, a row has that of its own."""
 
     def each(psi: dict[str, Array], rows: dict[str, Any]) -> Array:
         shared = {name: value for name, value in rows.items() if name == DOSES}
         own = {name: value for name, value in rows.items() if name not in shared}
-        return jax.vmap(lambda row: function(psi, row | shared))(own)
+
+        def of_row(row: dict[str, Any]) -> Array:
+            place = row.pop(OCCASION, jnp.zeros(())).astype(int)
+            return function({name: value[place] if jnp.ndim(value) else value for name, value in psi.items()}, row | shared)
+
+        return jax.vmap(of_row)(own)
 
     return jax.jit(each, inline=True)
 

@@ -12,10 +12,12 @@ import pandas as pd
 
 from ...numerics.keys import key_of
 from ...numerics.precision import precision
-from . import answers
+from . import answers, by_occasion
 from .data import LongData, group
 from .dosing import with_regimen
 from .events import recognised
+from .occasions import BetweenOccasions
+from .outcomes import PRESENT
 
 if TYPE_CHECKING:
     from numpy.typing import ArrayLike
@@ -28,7 +30,8 @@ def _data(fitted: NLME, frame: pd.DataFrame | None) -> LongData:
     if frame is None:
         return fitted.data_
     roles = {"id": None, "time": None, "y": None, "dose": None} | fitted.data_.roles
-    return group(frame, roles, fitted.model_.outcome, observed=False, columns=_columns(fitted, frame))
+    data = group(frame, roles, fitted.model_.outcome, observed=False, columns=_columns(fitted, frame))
+    return by_occasion.placed(data) if fitted.model_.varying else data
 
 
 def _columns(fitted: NLME, frame: pd.DataFrame) -> dict[str, str] | None:
@@ -40,7 +43,8 @@ def _columns(fitted: NLME, frame: pd.DataFrame) -> dict[str, str] | None:
 def _model(fitted: NLME, data: LongData) -> MixedEffects:
     """The model for the doses of these data."""
     model = fitted.model_
-    return dataclasses.replace(model, outcome=with_regimen(model.outcome, data.regimen))
+    changed: dict[str, Any] = {"most": data.units[PRESENT].shape[1]} if model.varying else {}
+    return dataclasses.replace(model, outcome=with_regimen(model.outcome, data.regimen), **changed)
 
 
 def _restored(data: LongData, padded: ArrayLike) -> np.ndarray:
@@ -60,12 +64,15 @@ def predict(fitted: NLME, frame: pd.DataFrame | None, level: str) -> np.ndarray:
         params = jax.tree.map(jnp.asarray, fitted.result_.params)
         phi = jax.vmap(lambda y: model.init_latents(key_of(0), params, y))(units)
         if level == "individual":
-            known = {label: row for label, row in zip(fitted.data_.labels, answers._modes(fitted), strict=True)}
+            # A known subject's random effects, added to the mean its new covariates give.
+            parts = []
             if model.random:
-                # A known subject's random effect, added to the mean its new covariates give.
                 eta = answers.effects(fitted).to_numpy()
-                at = {label: eta[i] for i, label in enumerate(known)}
-                phi = phi + jnp.asarray(np.stack([at.get(label, np.zeros(eta.shape[1])) for label in data.labels]))
+                at = {label: eta[i] for i, label in enumerate(fitted.data_.labels)}
+                parts = [np.stack([at.get(label, np.zeros(eta.shape[1])) for label in data.labels])]
+            if model.varying:
+                parts.append(by_occasion.for_these(fitted, data).reshape(len(data.labels), -1))
+            phi = phi + np.concatenate(parts, axis=1) if parts else phi
         values = jax.jit(jax.vmap(lambda z, y: model.outcome.prediction(model.psi(params, z, y["design"]), y["rows"])))
         return _restored(data, values(phi, units))
 
@@ -76,12 +83,11 @@ def drawn(fitted: NLME, data: LongData, n_draws: int, key: int) -> np.ndarray:
     with precision(fitted.result_.dtype):
         params = jax.tree.map(jnp.asarray, fitted.result_.params)
         error = params.get("error", jnp.zeros(0))
-        d = max(len(model.random), 1)
         root = _root(model, params)
 
         def unit(key, y):
             effect_key, noise_key = jax.random.split(key)
-            phi = model.init_latents(effect_key, params, y) + root @ jax.random.normal(effect_key, (d,), root.dtype)
+            phi = model.init_latents(effect_key, params, y) + root @ jax.random.normal(effect_key, (len(root),), root.dtype)
             return model.outcome.simulate(noise_key, error, model.psi(params, phi, y["design"]), y["rows"])
 
         def once(key):
@@ -93,11 +99,13 @@ def drawn(fitted: NLME, data: LongData, n_draws: int, key: int) -> np.ndarray:
 
 
 def _root(model: MixedEffects, params: dict) -> Any:
-    """A square root of Omega, singular or not."""
+    """A square root of the covariance of a subject's effects, singular or not."""
+    between = jnp.diag(jnp.repeat(jnp.sqrt(params["gamma2"]), model.most)) if isinstance(model, BetweenOccasions) else None
     if not model.random:
-        return jnp.zeros((1, 1))
+        return jnp.zeros((1, 1)) if between is None else between
     values, vectors = jnp.linalg.eigh(model.covariance(params))
-    return vectors * jnp.sqrt(jnp.maximum(values, 0.0))
+    root = vectors * jnp.sqrt(jnp.maximum(values, 0.0))
+    return root if between is None else jax.scipy.linalg.block_diag(root, between)
 
 
 def simulate(fitted: NLME, frame: pd.DataFrame | None, n_draws: int, key: int) -> np.ndarray:

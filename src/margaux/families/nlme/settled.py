@@ -9,6 +9,7 @@ import numpy as np
 
 from ...engine.callbacks import AbstractCallback, Progress
 from .model import MixedEffects
+from .outcomes import PRESENT
 
 if TYPE_CHECKING:
     from jaxtyping import PyTree
@@ -61,7 +62,7 @@ def complete_errors(model: MixedEffects, units: dict[str, Any], params: dict[str
     r"""Standard errors of the parameters, flat, if every $\phi_i$ were observed: NaN where they have no closed form.
 
     $\omega_j\sqrt{((C_j^\top C_j)^{-1})_{kk}}$ of coefficients, $\sqrt{(\omega_{jj}\omega_{kk}+\omega_{jk}^2)/n}$ of
-    (co)variances, $a/\sqrt{2N}$ of a single error parameter.
+    (co)variances, $\gamma^2\sqrt{2/\sum_i K_i}$ between occasions, $a/\sqrt{2N}$ of a single error parameter.
     """
     design = np.asarray(units["design"])
     n, n_rows = len(design), float(np.sum(units["mask"]))
@@ -79,6 +80,8 @@ def complete_errors(model: MixedEffects, units: dict[str, Any], params: dict[str
         columns = model.coefficients(j)
         gram = np.linalg.pinv(design[:, columns].T @ design[:, columns])
         out["beta"][columns] = np.sqrt(variances[position] * np.diagonal(gram))
+    if model.varying:
+        out["gamma2"] = params["gamma2"] * np.sqrt(2 / np.sum(units[PRESENT]))
     if model.closed_error:
         out["error"] = params["error"] / np.sqrt(2 * n_rows)
     return np.concatenate([np.ravel(leaf) for leaf in jax.tree.leaves(out)])

@@ -6,10 +6,13 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from .censoring import METHODS
+from .data import Design, LongData
 from .dosing import administered
 from .error import as_error
 from .individual import Individual
-from .outcomes import DOSES, AbstractOutcome, Continuous, Custom
+from .model import MixedEffects
+from .occasions import BetweenOccasions
+from .outcomes import DOSES, PRESENT, AbstractOutcome, Continuous, Custom
 
 if TYPE_CHECKING:
     from .estimator import NLME
@@ -49,9 +52,24 @@ def individual(asked: NLME) -> dict[str, Individual]:
     for name, one in named.items():
         if not isinstance(one, Individual):
             raise TypeError(f"individual[{name!r}] must be a distribution such as margaux.nlme.LogNormal(), got {one!r}")
-    if not any(one.random for one in named.values()):
+    if not any(one.random or one.occasion for one in named.values()):
         raise ValueError("no parameter has a random effect; a mixed model needs one (random=True)")
     return named
+
+
+def built(
+    outcome: AbstractOutcome, blocks: list[tuple[str, ...]], data: LongData, individual: dict[str, Individual]
+) -> tuple[MixedEffects, dict]:
+    """The model of these individual parameters, and the data as its units."""
+    design = Design(individual, data)
+    random = [name for name, one in individual.items() if one.random]
+    placed = [tuple(random.index(name) for name in block if name in random) for block in blocks]
+    args = outcome, tuple(individual.items()), design.owner, tuple(block for block in placed if len(block) > 1)
+    units = data.units | {"design": design.matrix(data.subjects)}
+    varying = tuple(j for j, one in enumerate(individual.values()) if one.occasion)
+    if not varying:
+        return MixedEffects(*args), {name: part for name, part in units.items() if name != PRESENT}
+    return BetweenOccasions(*args, varying=varying, most=units[PRESENT].shape[1]), units
 
 
 def check_parameters(asked: NLME, outcome: AbstractOutcome, individual: Mapping[str, Individual]) -> None:

@@ -11,6 +11,7 @@ import scipy
 
 from ...numerics.compiling import compiled
 from ...numerics.gaussian import lattice
+from ...numerics.keys import key_of
 from ...numerics.ladder import padded, rung
 from .flipflop import mirrored
 from .individual import Bounded, Individual, LogNormal, Normal
@@ -25,6 +26,8 @@ if TYPE_CHECKING:
 
 #: places of the first search, and of the local ones
 MANY, FEW = 4096, 6
+#: share of a variance between subjects that the one between occasions starts from
+BETWEEN_OCCASIONS = 0.5
 #: subjects that starts are found and screened on, at most
 ENOUGH = 100
 
@@ -218,15 +221,17 @@ def between_subjects(model: MixedEffects, units: dict, params: dict) -> np.ndarr
 def _information(model: Any, params: dict, units: dict) -> jax.Array:
     outcome = model.outcome
 
+    d = len(model.random)
+
     def unit(y):
-        phi = model.mean(params, y["design"])
+        phi = model.init_latents(key_of(0), params, y)
         if not isinstance(outcome, Continuous):
-            return jnp.sum(jax.jacfwd(lambda z: model.log_likelihoods(params, z, y))(phi) ** 2, axis=0)
+            return jnp.sum(jax.jacfwd(lambda z: model.log_likelihoods(params, z, y))(phi)[:, :d] ** 2, axis=0)
 
         def curve(z):
             return outcome.prediction(model.psi(params, z, y["design"]), y["rows"])
 
-        slope = jax.jacfwd(lambda z: outcome.error.transformed(curve(z)))(phi)
+        slope = jax.jacfwd(lambda z: outcome.error.transformed(curve(z)))(phi)[:, :d]
         kept = y["mask"] / outcome.error.sd(params["error"], curve(phi)) ** 2
         return kept @ slope**2
 
@@ -246,11 +251,19 @@ def first_guess(model: MixedEffects, units: dict, psi: dict[str, float]) -> dict
         spread = float(np.std(y))
         sd = min(sd, spread) if np.isfinite(sd) else spread
         out["error"] = np.asarray(error.start(max(sd, 1e-3 * spread), float(np.mean(np.abs(y)))))
-    variances = between_subjects(model, units, out) ** 2
+    return out | plausible(model, units, out)
+
+
+def plausible(model: MixedEffects, units: dict, params: dict) -> dict[str, Any]:
+    """Variances that effects can have, by `between_subjects`."""
+    variances, out = between_subjects(model, units, params) ** 2, {}
     if model.independent:
         out["omega2"] = variances[model.independent]
     if model.blocks:
         out["omega"] = tuple(np.diag(variances[list(block)]) for block in model.blocks)
+    if model.varying:
+        between = dict(zip(model.random, variances, strict=True))
+        out["gamma2"] = np.asarray([BETWEEN_OCCASIONS * between.get(j, 1.0) for j in model.varying])
     return out
 
 

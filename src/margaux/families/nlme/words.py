@@ -50,11 +50,13 @@ def effects(fitted: NLME) -> str:
     parts += [f"{names} with correlated effects" for names in together]
     if len(random) > 1 and not together:
         parts.append("all independently of each other")
-    shared = [name for name, one in model.individual if not one.random and name not in dropped]
+    if model.varying:
+        parts.append(f"{_listed([model.names[j] for j in model.varying])} between the occasions of a subject, too")
+    shared = [name for name, one in model.individual if not one.random and f"omega2_{name}" not in dropped]
     if shared:
         parts.append(f"{_listed(shared)} the same in all subjects")
     if dropped:
-        parts.append(f"the variance of {_listed(list(dropped))} was estimated as zero")
+        parts.append(f"{_listed(list(dropped))} estimated as zero")
     return "; ".join(parts)
 
 

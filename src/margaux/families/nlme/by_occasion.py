@@ -1,0 +1,147 @@
+"""The occasions of a table: which rows are of which, and what each has given the data."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import TYPE_CHECKING, Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pandas as pd
+
+from ...answers.posterior import each_unit
+from ...numerics.precision import precision
+from . import answers
+from .data import _places
+from .outcomes import OCCASION, PRESENT, Continuous
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from .data import LongData
+    from .estimator import NLME
+    from .individual import Individual
+    from .outcomes import AbstractOutcome
+
+
+def varying(individual: Mapping[str, Individual]) -> list[str]:
+    """Names of the parameters that vary between occasions."""
+    return [name for name, one in individual.items() if one.occasion]
+
+
+def places(data: LongData) -> pd.DataFrame:
+    """A row an occasion, in the order of the subjects: `subject`, its number; `occasion`, its label; `place` among those of the
+    subject, as they follow each other in the data."""
+    pairs = pd.DataFrame({"subject": data.codes, "occasion": data.frame[data.roles["occ"]].to_numpy()}).drop_duplicates()
+    return pairs.assign(place=pairs.groupby("subject").cumcount()).reset_index(drop=True)
+
+
+def with_occasions(data: LongData, individual: Mapping[str, Individual], outcome: AbstractOutcome) -> LongData:
+    """Data whose units say which occasion a row is of, where a parameter varies between occasions; others as they are.
+
+    Raises:
+        ValueError: no column of occasions, one with holes, no subject with two of them, an outcome that is not continuous.
+    """
+    names = varying(individual)
+    if not names:
+        return data
+    which = f"individual[{names[0]!r}] varies between occasions"
+    if not isinstance(outcome, Continuous):
+        raise ValueError(
+            f"{which}, which is for continuous outcomes (structural=...), not for {type(outcome).__name__}; write "
+            "log_likelihood= with the occasion's effect as another parameter, or leave occasion=True out"
+        )
+    if "occ" not in data.roles:
+        raise ValueError(f'{which}; name the column of the occasions: fit(data, ..., occ="OCC")')
+    column = data.roles["occ"]
+    missing = data.frame[column].isna().to_numpy()
+    if missing.any():
+        raise ValueError(f"{column} is missing ({data.where(int(np.flatnonzero(missing)[0]))}); every row needs its occasion")
+    found = places(data)
+    count = found["subject"].value_counts()
+    if count.max() < 2:
+        raise ValueError(
+            f"{which}, but every subject has one {column}: effects between subjects and between occasions cannot be told apart; "
+            "leave occasion=True out"
+        )
+    return placed(data)
+
+
+def placed(data: LongData) -> LongData:
+    """With the place of each row's occasion among the units, and which occasions there are.
+
+    Raises:
+        ValueError: a dose acts on the observations of another occasion: it has met other parameters meanwhile.
+    """
+    if data.carried is not None and data.carried.any():
+        raise ValueError(
+            f"a dose of another {data.roles['occ']} still acts here ({data.where(int(np.flatnonzero(data.carried)[0]))}), and "
+            "superposition holds for parameters that do not change; where it has washed out, begin the occasion by a record "
+            "that empties the compartments (EVID = 3, or 4 with its dose)"
+        )
+    found = places(data)
+    keys = pd.MultiIndex.from_arrays([found["subject"], found["occasion"]])
+    rows = pd.MultiIndex.from_arrays([data.codes, data.frame[data.roles["occ"]]])
+    own = found["place"].to_numpy()[keys.get_indexer(rows)].astype(float)
+    present = np.zeros((len(data.labels), found["place"].to_numpy(int).max() + 1))
+    present[found["subject"], found["place"]] = 1.0
+    padded = own[_places(np.bincount(data.codes), data.units["mask"].shape[1])]
+    return dataclasses.replace(data, units=data.units | {"rows": data.units["rows"] | {OCCASION: padded}, PRESENT: present})
+
+
+def modes(fitted: NLME) -> pd.DataFrame:
+    """Conditional modes of the effects of occasions: a row an occasion, by subject and label, a column a parameter."""
+    model: Any = fitted.model_
+    found = places(fitted.data_)
+    every = answers.modes(fitted)[:, len(model.random) :].reshape(-1, len(model.varying), model.most)
+    own = every[found["subject"], :, found["place"]]
+    return pd.DataFrame(own, columns=[model.names[j] for j in model.varying], index=_index(fitted, found))
+
+
+def shrinkage(fitted: NLME) -> pd.Series:
+    """Of effects of occasions: see `NLME.shrinkage`."""
+    kappa = modes(fitted)
+    variances = np.asarray([fitted.params_[f"gamma2_{name}"] for name in kappa.columns])
+    index = [f"{name}[occasion]" for name in kappa.columns]
+    return pd.Series(1 - np.mean(kappa.to_numpy() ** 2, axis=0) / variances, index=index, name="shrinkage")
+
+
+def _index(fitted: NLME, found: pd.DataFrame) -> pd.MultiIndex:
+    roles = fitted.data_.roles
+    labels = fitted.data_.labels[found["subject"]]
+    return pd.MultiIndex.from_arrays([labels, found["occasion"]], names=[roles["id"], roles["occ"]])
+
+
+def for_these(fitted: NLME, data: LongData) -> np.ndarray:
+    """Of other data, (n, m, K): the modes of their occasions, zero for those that the fit did not see."""
+    known, found = modes(fitted), places(data)
+    keys = pd.MultiIndex.from_arrays([data.labels[found["subject"]], found["occasion"]])
+    values = known.reindex(keys).fillna(0.0).to_numpy()
+    out = np.zeros((len(data.labels), known.shape[1], data.units[PRESENT].shape[1]))
+    out[found["subject"], :, found["place"]] = values
+    return out
+
+
+def parameters(fitted: NLME) -> pd.DataFrame:
+    """See `NLME.by_occasion_`."""
+    model: Any = fitted.model_
+    if not model.varying:
+        raise ValueError("no parameter of this fit varies between occasions; see individual_")
+    rule, found = answers.rule_of(fitted), places(fitted.data_)
+    moments, _ = each_unit(fitted.result_, _moments, rule.estep, width=rule.width, rows=rule.rows)
+    with precision(fitted.result_.dtype):
+        params, design = jax.tree.map(jnp.asarray, (fitted.result_.params, fitted.result_.data["design"]))
+        mode = jax.vmap(lambda z, d: model.psi(params, z, d))(jnp.asarray(answers.modes(fitted)), design)
+    out: dict[str, np.ndarray] = {}
+    for name in (model.names[j] for j in model.varying):
+        first, second = (np.asarray(part, float)[found["subject"], found["place"]] for part in moments[name])
+        peak = np.asarray(mode[name], float)[found["subject"], found["place"]]
+        out |= {f"mode_{name}": peak, f"mean_{name}": first, f"sd_{name}": np.sqrt(np.maximum(second - first**2, 0))}
+    return pd.DataFrame(out, index=_index(fitted, found))
+
+
+def _moments(model, params, z, w, batch):
+    psi = jax.vmap(lambda z_j: model.psi(params, z_j, batch["design"][0]))(z[:, 0])
+    own = {name: psi[name] for name in (model.names[j] for j in model.varying)}
+    return {name: (w[:, 0] @ value, w[:, 0] @ value**2) for name, value in own.items()}
