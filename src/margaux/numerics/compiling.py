@@ -79,9 +79,9 @@ def compiled(
 
     Args:
         large: whether the program is one of large arrays, compiled with XLA's own options, or a function of its arguments that
-            tells. small: whether it is one of few numbers that runs a few times, or a function that tells. long: whether it takes long
-            to compile (see `margaux.numerics.programs.meanwhile`). donate: "all-except-first" gives the program the arrays of all arguments but
-            the first.
+            tells. small: whether it is one of few numbers that runs a few times, or such a function. long: whether it takes long
+            to compile (see `margaux.numerics.programs.meanwhile`). donate: "all-except-first" gives the program the arrays of
+            all arguments but the first.
     """
     if function is None:
         return functools.partial(compiled, large=large, small=small, long=long, donate=donate)
