@@ -33,8 +33,6 @@ UnitIntegrand = Callable[[AbstractModel, PyTree, PyTree, Array, PyTree], PyTree]
 BLOCK_NUMBERS, MOST = 500_000, 4096
 #: pieces of points by which blocks of units are sized
 AT_ONCE = 4
-#: units whose draws are evaluated by a program that LLVM leaves as it is
-FEW_DRAWN = 512
 #: units whose proposals are made at once: a search lasts as long as that of the slowest
 SEARCHED = 64
 #: latents a unit up to which blocks are visited side by side: the linear algebra of larger ones has threads of its own
@@ -255,12 +253,7 @@ def _proposals(model, estep, params, data, key):
     return jax.vmap(lambda y: estep.init(key, model, params, y))(data)
 
 
-def _soon_done(model, estep, params, rows, data, ids, key, f):
-    """Draws of few units: they are evaluated a few times."""
-    return isinstance(estep, ImportanceSampling) and len(ids) <= FEW_DRAWN
-
-
-@compiled(small=_soon_done)
+@compiled
 def _block(model, estep, params, rows, data, ids, key, f):
     def unit(i, row, y):
         at = jax.random.fold_in(key, i)

@@ -322,8 +322,8 @@ def first_state(settings: Settings, params: PyTree, unit: PyTree) -> tuple[PyTre
     return settings.algorithm.init(settings.problem, params, unit), averaging.start(settings.average, params)
 
 
-# The first program of a fit, though short: with it the second thread has work as early as there is any. It runs once.
-@compiled(long=True, small=True)
+# The first program of a fit, though short: with it the second thread has work as early as there is any.
+@compiled(long=True)
 def begin(settings: Settings, key: Array, params: PyTree, data: PyTree, ids: Array, unit: PyTree) -> tuple[PyTree, tuple]:
     """`init_rows` and `first_state`, by one program."""
     return init_rows(settings, key, params, data, ids), first_state(settings, params, unit)

@@ -67,7 +67,7 @@ def compiled(
     function: Callable[..., Any] | None = None,
     *,
     large: bool | Callable[..., bool] = False,
-    small: bool | Callable[..., bool] = False,
+    small: bool = False,
     long: bool = False,
     donate: Literal["none", "all-except-first"] = "none",
 ) -> Any:
@@ -79,9 +79,9 @@ def compiled(
 
     Args:
         large: whether the program is one of large arrays, compiled with XLA's own options, or a function of its arguments that
-            tells. small: whether it is one of few numbers that runs a few times, or such a function. long: whether it takes long
-            to compile (see `margaux.numerics.programs.meanwhile`). donate: "all-except-first" gives the program the arrays of
-            all arguments but the first.
+            tells. small: whether it is one of few numbers that runs a few times. long: whether it takes long to compile (see
+            `margaux.numerics.programs.meanwhile`). donate: "all-except-first" gives the program the arrays of all arguments but
+            the first.
     """
     if function is None:
         return functools.partial(compiled, large=large, small=small, long=long, donate=donate)
@@ -91,15 +91,11 @@ def compiled(
 
     @functools.cache
     def of_size(is_large: bool) -> Any:
-        own = None if is_large else _options(small is True)
-        options: dict[str, Any] = {"compiler_options": own} if own else {}
+        options: dict[str, Any] = {"compiler_options": _options(small)} if not is_large and _options(small) else {}
         return eqx.filter_jit(function, donate=donate, **options)
 
     def is_large(args: tuple, kwargs: dict[str, Any]) -> bool:
         return bool(large(*args, **kwargs) if callable(large) else large)
-
-    def is_small(args: tuple, kwargs: dict[str, Any]) -> bool:
-        return bool(small(*args, **kwargs) if callable(small) else small)
 
     @functools.wraps(function)
     def call(*args: Any, **kwargs: Any) -> Any:
@@ -117,7 +113,7 @@ def compiled(
         return program(arrays)
 
     def request(args: tuple, kwargs: dict[str, Any]) -> programs.Request:
-        options = None if is_large(args, kwargs) else _options(is_small(args, kwargs))
+        options = None if is_large(args, kwargs) else _options(small)
         return programs.Request(function, args, kwargs, options, donate == "all-except-first", long)
 
     def ahead(*args: Any) -> None:

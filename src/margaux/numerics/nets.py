@@ -25,13 +25,13 @@ def sobol(size: int, power: int, rng: np.random.Generator) -> Float[np.ndarray, 
     if numbers is None:
         return scipy.stats.qmc.Sobol(size, rng=rng).random_base2(power)
     places = np.arange(BITS - 1, -1, -1, dtype=np.uint32)
-    shift: np.ndarray = rng.integers(2, size=(size, BITS), dtype=np.uint32) @ 2 ** places[::-1]
+    shift = rng.integers(2, size=(1, size, BITS), dtype=np.uint32) @ 2 ** places[::-1]
     mixing = np.tril(rng.integers(2, size=(size, BITS, BITS), dtype=np.uint32), -1) + np.eye(BITS, dtype=np.uint32)
     digits = numbers[:, None, :] >> places[None, :, None] & np.uint32(1)
     mixed = np.sum((mixing @ digits & np.uint32(1)) << places[None, :, None], axis=1, dtype=np.uint32)
-    points = shift[None]
+    points = shift
     for step in mixed.T[:power]:  # in the order of Gray's code, by which each point differs from the one before it in one step
-        points = np.concatenate([points, points[::-1] ^ step])
+        points = np.concatenate([points, np.flip(points, 0) ^ step])
     return points * 2.0**-BITS
 
 

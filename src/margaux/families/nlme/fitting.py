@@ -28,7 +28,7 @@ from .outcomes import DOSES, PRESENT, Continuous
 from .refusals import refuse_zero_predictions
 from .running import Build, Settings, saem
 from .screening import chosen, likelihood, screened
-from .start import at_point, first_parameters, plausible
+from .start import first_parameters, plausible, rows_at
 
 #: a correlation is one where the log-likelihood is no lower then to within this, and a variance zero to within that
 NEGLIGIBLE, NO_LOWER = 0.05, 0.001
@@ -69,7 +69,7 @@ def check_structural(model: MixedEffects, units: dict, data: LongData) -> None:
                 f"({data.where(0)})"
             )
     u = np.asarray([one.gaussian(psi[name]) for name, one in model.individual])
-    bad = ~np.isfinite(data.flat(at_point(model, units, u).rows))
+    bad = ~np.isfinite(data.flat(rows_at(model, units, u)))
     if bad.any() and (given or bad.all()):
         at = int(np.flatnonzero(bad)[0])
         raise ValueError(f"{what} is not finite at the starting values ({data.where(at)}): {_readable(psi)}")

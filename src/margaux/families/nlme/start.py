@@ -57,6 +57,22 @@ def at_point(model: MixedEffects, units: dict, u: np.ndarray, params: dict | Non
     return found._replace(rows=np.asarray(found.rows)[: len(units["mask"])])
 
 
+def rows_at(model: MixedEffects, units: dict, u: np.ndarray) -> np.ndarray:
+    """Predictions or log-likelihoods of all rows (n, T), by the program that some subjects' starts are found by."""
+    n = len(units["mask"])
+    if n <= ENOUGH:
+        return at_point(model, units, u).rows
+
+    def of(some: np.ndarray) -> np.ndarray:
+        return at_point(model, jax.tree.map(lambda leaf: leaf[some], units), u).rows
+
+    out = np.empty(np.shape(units["mask"]))
+    for first in range(0, n, ENOUGH):
+        some = np.arange(ENOUGH) + min(first, n - ENOUGH)
+        out[some] = of(some)
+    return out
+
+
 def _on_the_ladder(units: dict) -> dict:
     """With empty subjects, so that data of a similar size have the same programs."""
     n = len(units["mask"])
