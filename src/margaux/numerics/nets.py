@@ -28,7 +28,7 @@ def sobol(size: int, power: int, rng: np.random.Generator) -> Float[np.ndarray, 
     shift = rng.integers(2, size=(1, size, BITS), dtype=np.uint32) @ 2 ** places[::-1]
     mixing = np.tril(rng.integers(2, size=(size, BITS, BITS), dtype=np.uint32), -1) + np.eye(BITS, dtype=np.uint32)
     digits = numbers[:, None, :] >> places[None, :, None] & np.uint32(1)
-    mixed = np.sum((mixing @ digits & np.uint32(1)) << places[None, :, None], axis=1, dtype=np.uint32)
+    mixed = ((mixing @ digits & np.uint32(1)) << places[None, :, None]).sum(axis=1, dtype=np.uint32)
     points = shift
     for step in mixed.T[:power]:  # in the order of Gray's code, by which each point differs from the one before it in one step
         points = np.concatenate([points, np.flip(points, 0) ^ step])

@@ -12,7 +12,7 @@ from margaux.families.nlme import LogNormal, bolus1cpt, bolus2cpt, emax, oral1cp
 from margaux.families.nlme.data import group
 from margaux.families.nlme.dosing import dosed, with_regimen
 from margaux.families.nlme.error import ConstantError
-from margaux.families.nlme.events import named_by_default, reading_events
+from margaux.families.nlme.events import named_by_default, reading_events, recognised
 from margaux.families.nlme.outcomes import Continuous
 
 ORAL = {"ka": 1.5, "CL": 1.1, "V": 20.0}
@@ -242,9 +242,38 @@ MALFORMED = {
         "AMT = 100 and DV = 3 in one row (subject 2, row 4)",
     ),
     "doses of observations": (GOOD.assign(AMT=100.0).drop(columns=["EVID", "MDV"]), "pass dose='AMT'"),
+    "an amount on a reset": (spoilt(6, EVID=3, AMT=10), "AMT = 10 on a record that gives no dose (EVID = 3)"),
+    "an amount on another event": (spoilt(6, EVID=2, AMT=10), "AMT = 10 on a record that gives no dose (EVID = 2)"),
+    "no such mark of observations": (spoilt(5, MDV=5), "MDV = 5 must be 1 where there is no observation"),
+    "a mark in words": (spoilt(5, MDV="x"), "MDV = 'x' is no number"),
+    "minutes of a clock": (spoilt(5, TIME="8:75"), "TIME must be numeric"),
+    "half a compartment": (spoilt(4, CMT=1.5), "CMT = 1.5 takes no dose"),
+    "two columns of one name": (pd.concat([GOOD, GOOD[["AMT"]]], axis=1), "two columns are called 'AMT'"),
+    "two columns of amounts": (GOOD.assign(amt=7.0), "AMT and amt could all be AMT"),
+    "two columns of durations": (GOOD.assign(TINF=1.0), "DUR and TINF could all be DUR"),
+    "no amounts at all": (GOOD.assign(AMT=0.0), "a dose without an amount"),
+    "no times": (GOOD.drop(columns="TIME"), "has a column of times, TIME"),
+    "infinite additional doses": (spoilt(4, ADDL=np.inf, II=12), "ADDL is infinite"),
+    "an infinite rate": (spoilt(4, RATE=np.inf), "RATE is infinite"),
+    "a rate in words": (spoilt(4, RATE="fast"), "RATE = 'fast' is no number"),
+    "a missing event of a dose": (spoilt(4, EVID=np.nan), "AMT = 100 on an observation"),
+    "a negative event": (spoilt(4, EVID=-1), "EVID = -1 is no kind of event"),
+    "a reset and no dose": (spoilt(4, EVID=4, AMT=0), "a dose without an amount"),
+    "an amount with its unit": (spoilt(4, AMT="100 mg"), "AMT = '100 mg' is no number"),
+    "dates": (
+        GOOD.assign(TIME=pd.Timestamp("2020-01-01") + pd.to_timedelta(GOOD["TIME"], unit="h")),
+        "TIME must be numeric",
+    ),
+    "a table twice": (pd.concat([GOOD, GOOD]), "the records of this subject are in two places"),
     "a rate that does not end": (spoilt(4, EVID=10101), "does not end"),
     "a rate that did not begin": (spoilt(4, EVID=10101, AMT=-5), "ends a rate that did not begin"),
 }
+
+
+OF_NO_ROW = {
+    "no observations", "no column of amounts", "no rows", "a subject without a name", "no times", "two columns of one name",
+    "two columns of amounts", "two columns of durations",
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("fault", MALFORMED)
@@ -253,7 +282,7 @@ def test_malformed_tables_are_refused(fault):
     model = mx.NLME(structural=oral1cpt, individual={name: LogNormal(1.0) for name in ORAL}, verbose=False)
     with pytest.raises(ValueError, match=told.replace("(", r"\(").replace(")", r"\)").replace("+", r"\+")) as refusal:
         model.fit(frame)
-    if fault not in ("no observations", "no column of amounts", "no rows", "a subject without a name"):
+    if fault not in OF_NO_ROW:
         assert "subject" in str(refusal.value) and "row" in str(refusal.value)
 
 
@@ -267,6 +296,20 @@ def test_roles_that_do_not_fit_are_refused(settings, roles, told):
     individual = {name: LogNormal(1.0) for name in ORAL}
     with pytest.raises(ValueError, match=told):
         mx.NLME(**({"structural": oral1cpt, "individual": individual, "verbose": False} | settings)).fit(GOOD, **roles)
+
+
+@pytest.mark.parametrize(("frame", "told"), [
+    (GOOD.loc[[0, 0, 1, 2, 3, 4, 5, 6, 7]], r"1 records repeat the dose above them \(the first: subject 1, row 1\); both count"),
+    (GOOD.assign(ID=[1, 1, 1, 1, 2, 3, 3, 3], EVID=[1, 0, 0, 0, 1, 1, 0, 0], AMT=[9.0, 0, 0, 0, 9, 9, 0, 0]).assign(
+        MDV=0, TIME=[0.0, 1, 2, 4, 0, 0, 1, 2]),
+     r"1 subjects have no observations \(the first: 2\) and are left out"),
+    (GOOD.loc[[1, 0, 2, 3, 4, 5, 6, 7]].assign(TIME=[0.0, 1, 2, 4] * 2),
+     r"1 observations come before any dose \(the first: subject 1, row 0\)"),
+])  # fmt: skip
+def test_what_is_allowed_and_said(frame, told):
+    outcome = Continuous(dosed(oral1cpt), ConstantError())
+    with pytest.warns(UserWarning, match=told):
+        group(frame, {"id": "ID", "time": "TIME", "y": "DV"}, outcome, columns=recognised(frame))
 
 
 def test_only_compartment_models_are_dosed():

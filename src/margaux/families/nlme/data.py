@@ -16,6 +16,7 @@ from .censoring import censored
 from .dosing import FIRST, LAST, Regimen, administered
 from .individual import Individual
 from .outcomes import DOSES, AbstractOutcome, Continuous
+from .records import refuse_names_twice
 from .refusals import refuse_events, refuse_rows
 
 if TYPE_CHECKING:
@@ -86,6 +87,7 @@ def group(
     """
     if not isinstance(frame, pd.DataFrame):
         raise TypeError(f"data must be a pandas data frame with a row an observation, got {type(frame).__name__}")
+    refuse_names_twice(frame)
     named = {role: column for role, column in roles.items() if column is not None}
     if not observed and named.get("y") not in frame.columns:
         named.pop("y", None)
@@ -121,6 +123,8 @@ def group(
                 "the event table has no observations: every record is a dose or another event; where "
                 f"{amounts} is the dose of the observation in its row, pass dose={amounts!r}"
             )
+        if observed and history.told:
+            warnings.warn(history.told, stacklevel=3)
     elif observed:
         refuse_events(frame, named, outcome)
     if observed:
@@ -145,7 +149,17 @@ def group(
         cells = _places(sizes, data.units["mask"].shape[1])
         rows = data.units["rows"] | {name: values[cells] for name, values in limits.items()}
         data = dataclasses.replace(data, units=data.units | {"rows": rows}, censored=True)
-    return data if history is None else _with_doses(data, history, whole, sizes)
+    if history is None:
+        return data
+    data = _with_doses(data, history, whole, sizes)
+    before = data.flat(data.units["rows"][LAST] <= data.units["rows"][FIRST])
+    if observed and before.any():
+        first = data.where(int(np.flatnonzero(before)[0]))
+        warnings.warn(
+            f"{int(before.sum())} observations come before any dose (the first: {first}); the model has no drug there",
+            stacklevel=3,
+        )
+    return data
 
 
 def _with_doses(data: LongData, history: events.Events, whole: pd.DataFrame, sizes: np.ndarray) -> LongData:

@@ -12,8 +12,8 @@ import pandas as pd
 from ...numerics.ladder import rung
 from .dosing import AT_INTERVALS, NEVER, UNTIL_NOW, Administered, administered, dosed
 from .pharmacokinetics import Compartments
-from .records import DOSE, OBSERVATION, RESET, RESET_AND_DOSE, Records, decoded, empty, numbers
-from .refused_events import refuse, refuse_observations
+from .records import DOSE, OBSERVATION, RESET, RESET_AND_DOSE, Records, decoded, empty, numbers, refuse_names_twice
+from .refused_events import refuse, refuse_observations, repeated
 
 #: columns that event tables have, by the names that NONMEM and Monolix give them, in any case
 NAMES: dict[str, tuple[str, ...]] = {
@@ -44,13 +44,14 @@ class Events:
         doses: a row a dose, those of ADDL written out, in order of time within `subject` and `part`: time, amount, rate,
             duration, interval, steady, compartment, what else is read of its record, `place`, the row of that, or -1 of an
             additional one, and `number of occasion`.
-        occasion: of each row, as a number (N,), -1 where there is none.
+        occasion: of each row, as a number (N,), -1 where there is none. told: what is said of the records.
     """
 
     observed: np.ndarray
     part: np.ndarray
     doses: pd.DataFrame
     occasion: np.ndarray
+    told: str = ""
 
 
 def recognised(frame: pd.DataFrame, given: Mapping[str, str] | None = None) -> dict[str, str]:
@@ -60,8 +61,9 @@ def recognised(frame: pd.DataFrame, given: Mapping[str, str] | None = None) -> d
     {'interval': 'tau', 'event': 'Evid', 'amount': 'amt'}
 
     Raises:
-        ValueError: a column or a role that there is not.
+        ValueError: a column or a role that there is not, or several columns for one role.
     """
+    refuse_names_twice(frame)
     out: dict[str, str] = {}
     for asked, column in (given or {}).items():
         roles = [role for role, names in NAMES.items() if asked == role or asked.upper() in names]
@@ -74,6 +76,11 @@ def recognised(frame: pd.DataFrame, given: Mapping[str, str] | None = None) -> d
         out[roles[0]] = column
     for role, names in NAMES.items():
         found = [column for column in frame.columns if str(column).upper() in names and column not in out.values()]
+        if role not in out and len(found) > 1:
+            raise ValueError(
+                f"{' and '.join(map(str, found))} could all be {names[0]}; name the one to read: columns={{{names[0]!r}: ...}}, "
+                "and drop or rename the others"
+            )
         if role not in out and found:
             out[role] = str(found[0])
     return out
@@ -115,6 +122,8 @@ def named_by_default(
     usual = ({"id": "ID", "time": "TIME", "y": "DV"} if table else {}) | ({"cens": "CENS"} if outcome.continuous else {})
     usual |= {"occ": "OCC"} if occasions else {}
     out = {role: column or found.get(usual.get(role, "")) for role, column in roles.items()}
+    if table and out["time"] is None:
+        raise ValueError(f"an event table has a column of times, TIME; the data have {', '.join(map(str, frame.columns))}")
     if out["cens"] is not None and out["limit"] is None:
         out["limit"] = found.get("LIMIT")
     return out | {"id": out["id"] or "id"}
@@ -156,7 +165,7 @@ def read(
                 f"{name} is read on the records of doses, and is missing ({records.where(int(lost[0]))}); fill it in"
             )
     doses = _written_out(records, subject, part, read | {OF_OCCASION: occasion})
-    return Events(records.observed, part, doses, occasion)
+    return Events(records.observed, part, doses, occasion, repeated(records, subject))
 
 
 def observations(frame: pd.DataFrame, columns: Mapping[str, str], roles: Mapping[str, str]) -> np.ndarray:

@@ -11,6 +11,8 @@ import pandas as pd
 
 #: kinds of events (EVID)
 OBSERVATION, DOSE, OTHER, RESET, RESET_AND_DOSE = range(5)
+#: what MDV can be: the last two are for records that only some steps of NONMEM leave out
+UNOBSERVED = 0, 1, 100, 101
 #: EVID from which it is RxODE's own code, 100 times the compartment and one; and from which there is a rate that begins or ends
 CODED, RATED = 100, 10_000
 
@@ -51,6 +53,13 @@ class Records:
     def where(self, at: int) -> str:
         """How an error names a record."""
         return f"subject {self.subject[at]}, row {self.row[at]}"
+
+
+def refuse_names_twice(frame: pd.DataFrame) -> None:
+    """Raises: ValueError: two columns of one name."""
+    twice = frame.columns[frame.columns.duplicated()]
+    if len(twice):
+        raise ValueError(f"two columns are called {twice[0]!r}; rename or drop one")
 
 
 def empty(values: Any) -> np.ndarray:

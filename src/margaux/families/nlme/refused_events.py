@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import numpy as np
 import pandas as pd
 
-from .records import OBSERVATION, Records
+from .records import OBSERVATION, OTHER, RESET, UNOBSERVED, Records
 
 #: additional doses of a record at most
 MOST = 10_000
@@ -56,6 +56,19 @@ def refuse(records: Records, subject: np.ndarray, late: np.ndarray, compartments
             (r.amount != 0) & (r.event == OBSERVATION),
             lambda i: (
                 f"{amount} = {r.amount[i]:g} on an observation; give the dose a row of its own, with {event} = 1, before it"
+            ),
+        ),
+        (
+            (r.amount != 0) & np.isin(r.event, (OTHER, RESET)),
+            lambda i: (
+                f"{amount} = {r.amount[i]:g} on a record that gives no dose ({event} = {r.event[i]:g}); a dose is {event} = 1, a "
+                "reset and a dose 4"
+            ),
+        ),
+        (
+            ~np.isin(r.unobserved, UNOBSERVED),
+            lambda i: (
+                f"{names['unobserved']} = {r.unobserved[i]:g} must be 1 where there is no observation, and 0 where there is one"
             ),
         ),
         (
@@ -128,6 +141,21 @@ def refuse(records: Records, subject: np.ndarray, late: np.ndarray, compartments
         raise ValueError(
             f"subject {r.subject[at]} has observations and no dose (row {r.row[at]}); add its doses, or drop the subject"
         )
+
+
+def repeated(records: Records, subject: np.ndarray) -> str:
+    """What is said of doses whose records say the same twice, and of subjects without observations; "" where there are none."""
+    told = []
+    columns = [records.time, records.amount, records.rate, records.compartment, subject]
+    same = np.all([np.diff(column) == 0 for column in columns], axis=0)
+    twice = np.flatnonzero(same & records.dosed[1:] & records.dosed[:-1]) + 1
+    if len(twice):
+        told.append(f"{len(twice)} records repeat the dose above them (the first: {records.where(int(twice[0]))}); both count")
+    unseen = np.setdiff1d(subject, subject[records.observed])
+    if len(unseen):
+        first = records.subject[int(np.flatnonzero(subject == unseen[0])[0])]
+        told.append(f"{len(unseen)} subjects have no observations (the first: {first}) and are left out")
+    return "; ".join(told)
 
 
 def refuse_observations(records: Records, frame: pd.DataFrame, columns: Mapping[str, str], y: str | None) -> None:
