@@ -261,7 +261,7 @@ MALFORMED = {
     "a reset and no dose": (spoilt(4, EVID=4, AMT=0), "a dose without an amount"),
     "an amount with its unit": (spoilt(4, AMT="100 mg"), "AMT = '100 mg' is no number"),
     "dates": (
-        GOOD.assign(TIME=pd.Timestamp("2020-01-01") + pd.to_timedelta(GOOD["TIME"], unit="h")),
+        GOOD.assign(TIME=pd.Timestamp("2020-01-01") + pd.to_timedelta(GOOD["TIME"].to_numpy(), unit="h")),
         "TIME must be numeric",
     ),
     "a table twice": (pd.concat([GOOD, GOOD]), "the records of this subject are in two places"),
