@@ -179,6 +179,7 @@ def test_occasions_of_an_event_table_are_found_by_name():
 
 @pytest.mark.parametrize(("change", "message"), [
     (lambda t: t.assign(visit=1), "every subject has one visit"),
+    (lambda t: t.assign(visit=t.index), r"every visit has one observation \(the first: subject 0, row 0\)"),
     (lambda t: t.assign(visit=t["visit"].where(t.index != 7)), r"visit is missing \(subject 1, row 7\)"),
 ])  # fmt: skip
 def test_occasions_that_cannot_be_told_apart_are_refused(table, change, message):

@@ -41,7 +41,8 @@ def with_occasions(data: LongData, individual: Mapping[str, Individual], outcome
     """Data whose units say which occasion a row is of, where a parameter varies between occasions; others as they are.
 
     Raises:
-        ValueError: no column of occasions, one with holes, no subject with two of them, an outcome that is not continuous.
+        ValueError: no column of occasions, one with holes, no subject with two of them, none with two observations, an outcome
+            that is not continuous.
     """
     names = varying(individual)
     if not names:
@@ -64,6 +65,11 @@ def with_occasions(data: LongData, individual: Mapping[str, Individual], outcome
         raise ValueError(
             f"{which}, but every subject has one {column}: effects between subjects and between occasions cannot be told apart; "
             "leave occasion=True out"
+        )
+    if pd.DataFrame({"subject": data.codes, "occasion": data.frame[column].to_numpy()}).value_counts().max() < 2:
+        raise ValueError(
+            f"{which}, but every {column} has one observation (the first: {data.where(0)}): effects between occasions and the "
+            "residual error cannot be told apart; leave occasion=True out"
         )
     return placed(data)
 
