@@ -117,6 +117,8 @@ def test_predictions_are_those_of_the_row_s_occasion(table, fitted):
     np.testing.assert_allclose(fitted.predict(new), fitted.individual_.loc[1, "mode_m"], rtol=1e-6)
     np.testing.assert_allclose(fitted.predict(rows.iloc[::-1]), fitted.predict()[rows.index][::-1], rtol=1e-6)
     np.testing.assert_allclose(fitted.predict(level="population"), fitted.params_["m"])
+    with pytest.raises(ValueError, match=r"visit is missing \(subject 1, row 0\)"):
+        fitted.predict(rows.assign(visit=None))
 
 
 def test_simulations_have_the_variances_of_the_model(fitted):

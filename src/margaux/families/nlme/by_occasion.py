@@ -56,12 +56,7 @@ def with_occasions(data: LongData, individual: Mapping[str, Individual], outcome
     if "occ" not in data.roles:
         raise ValueError(f'{which}; name the column of the occasions: fit(data, ..., occ="OCC")')
     column = data.roles["occ"]
-    missing = data.frame[column].isna().to_numpy()
-    if missing.any():
-        raise ValueError(f"{column} is missing ({data.where(int(np.flatnonzero(missing)[0]))}); every row needs its occasion")
-    found = places(data)
-    count = found["subject"].value_counts()
-    if count.max() < 2:
+    if places(data)["subject"].value_counts().max() < 2:
         raise ValueError(
             f"{which}, but every subject has one {column}: effects between subjects and between occasions cannot be told apart; "
             "leave occasion=True out"
@@ -78,17 +73,22 @@ def placed(data: LongData) -> LongData:
     """With the place of each row's occasion among the units, and which occasions there are.
 
     Raises:
-        ValueError: a dose acts on the observations of another occasion: it has met other parameters meanwhile.
+        ValueError: a row without an occasion; a dose that acts on the observations of another occasion: it has met other
+            parameters meanwhile.
     """
+    column = data.roles["occ"]
+    missing = data.frame[column].isna().to_numpy()
+    if missing.any():
+        raise ValueError(f"{column} is missing ({data.where(int(np.flatnonzero(missing)[0]))}); every row needs its occasion")
     if data.carried is not None and data.carried.any():
         raise ValueError(
-            f"a dose of another {data.roles['occ']} still acts here ({data.where(int(np.flatnonzero(data.carried)[0]))}), and "
+            f"a dose of another {column} still acts here ({data.where(int(np.flatnonzero(data.carried)[0]))}), and "
             "superposition holds for parameters that do not change; where it has washed out, begin the occasion by a record "
             "that empties the compartments (EVID = 3, or 4 with its dose)"
         )
     found = places(data)
     keys = pd.MultiIndex.from_arrays([found["subject"], found["occasion"]])
-    rows = pd.MultiIndex.from_arrays([data.codes, data.frame[data.roles["occ"]]])
+    rows = pd.MultiIndex.from_arrays([data.codes, data.frame[column]])
     own = found["place"].to_numpy()[keys.get_indexer(rows)].astype(float)
     present = np.zeros((len(data.labels), found["place"].to_numpy(int).max() + 1))
     present[found["subject"], found["place"]] = 1.0
