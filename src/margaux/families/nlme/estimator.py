@@ -222,10 +222,6 @@ class NLME(Parameters, Fitted):
         lost = [f"omega2_{name}" for name, one in asked if one.random and not left[name].random]
         return tuple(lost + [f"gamma2_{name}" for name, one in asked if one.occasion and not left[name].occasion])
 
-    @property
-    def _random_names(self) -> list[str]:
-        return [self.model_.names[j] for j in self.model_.random]
-
     @functools.cached_property
     def _table(self) -> pd.DataFrame:
         check_fitted(self)
