@@ -16,6 +16,7 @@ from .outcomes import (
     WeibullSurvival,
     ZeroInflatedPoisson,
 )
+from .ode import ode
 from .structural import (
     CURVES,
     Curve,

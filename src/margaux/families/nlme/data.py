@@ -15,6 +15,7 @@ from . import events
 from .censoring import censored
 from .dosing import FIRST, LAST, Regimen, administered
 from .individual import Individual
+from .ode import PART
 from .outcomes import DOSES, AbstractOutcome, Continuous
 from .records import refuse_names_twice
 from .refusals import refuse_events, refuse_rows
@@ -111,9 +112,8 @@ def group(
                 f"{column} must be numeric, but holds {frame[column].iloc[row]!r} "
                 f"(subject {frame[named['id']].iloc[row]}, row {row}); code it as numbers"
             )
-    history, records = None, None
+    history, records, administration = None, None, administered(outcome)
     if columns is not None:
-        administration = administered(outcome)
         assert administration is not None  # there are columns of an event table for no other
         history, whole = events.read(frame, columns, named, administration), frame
         frame, records = frame[history.observed], frame[~history.observed]
@@ -151,7 +151,8 @@ def group(
         data = dataclasses.replace(data, units=data.units | {"rows": rows}, censored=True)
     if history is None:
         return data
-    data = _with_doses(data, history, whole, sizes)
+    assert administration is not None
+    data = _with_doses(data, history, whole, sizes, administration.by_parts)
     before = data.flat(data.units["rows"][LAST] <= data.units["rows"][FIRST])
     if observed and before.any():
         first = data.where(int(np.flatnonzero(before)[0]))
@@ -162,15 +163,15 @@ def group(
     return data
 
 
-def _with_doses(data: LongData, history: events.Events, whole: pd.DataFrame, sizes: np.ndarray) -> LongData:
+def _with_doses(data: LongData, history: events.Events, whole: pd.DataFrame, sizes: np.ndarray, parts: bool) -> LongData:
     """With what acts on each row among the rows."""
     codes, labels = pd.factorize(whole[data.roles["id"]])
     numbers = pd.Series(np.arange(len(labels)), index=labels).loc[data.labels].to_numpy()
     rows, time = data.frame.index.to_numpy(), data.frame[data.roles["time"]].to_numpy(float)
-    given = events.given_to(history, rows, time, numbers, data.codes)
+    given = events.given_to(history, rows, time, numbers, data.codes, parts)
     width = data.units["mask"].shape[1]
     places = _places(sizes, width)
-    acting = {name: given[name][places] for name in (FIRST, LAST)}
+    acting = {name: given[name][places] for name in (FIRST, LAST, *((PART,) if parts else ()))}
     units = data.units | {"rows": data.units["rows"] | acting | {DOSES: given[DOSES]}}
     return dataclasses.replace(data, units=units, regimen=Regimen.of(given[DOSES]), carried=given["of_another_occasion"])
 

@@ -7,6 +7,7 @@ through sums, products and reciprocals, so that no history of doses has anything
 
 from __future__ import annotations
 
+import abc
 import dataclasses
 import functools
 import operator
@@ -85,8 +86,44 @@ class Regimen:
         return cls(infusions, bool(np.any(doses["steady"] > 0)), bool(first[0]) if len(first) == 1 else None)
 
 
+class AbstractAdministration(abc.ABC):
+    """How a structural model reads the doses of an event table.
+
+    Attributes:
+        regimen: what doses there are. duration, rate: names of what doses whose RATE is -2 and -1 read.
+        by_parts: whether it needs to know where the record begins, and where it begins anew. needs_doses: whether nothing
+            happens without one.
+    """
+
+    regimen: Regimen
+    duration: str | None
+    rate: str | None
+    by_parts = False
+    needs_doses = True
+
+    @property
+    @abc.abstractmethod
+    def names(self) -> tuple[str, ...]:
+        """What it reads besides the parameters of its compartments."""
+
+    @property
+    @abc.abstractmethod
+    def compartments(self) -> int:
+        """How many take doses."""
+
+    def lasts(self, parameters: Any, doses: Any, amount: Any) -> Float[Array, " E"]:
+        """How long each dose takes."""
+        rate = doses["rate"]
+        lasts = jnp.where(rate > 0, amount / jnp.where(rate > 0, rate, 1.0), doses["duration"])
+        if self.rate is not None:
+            lasts = jnp.where(rate == -1, amount / read_of_dose(self.rate, parameters, doses), lasts)
+        if self.duration is not None:
+            lasts = jnp.where(rate == -2, read_of_dose(self.duration, parameters, doses), lasts)
+        return lasts
+
+
 @dataclasses.dataclass(frozen=True)
-class Administered:
+class Administered(AbstractAdministration):
     r"""Concentration in the central compartment at one time of a subject whose doses are a table: f(parameters, row).
 
     With doses $D_j$ at $t_j$, bioavailability F and lag time L, $c(t)=\sum_j F D_j\,g_j(t-t_j-L)$, g the response of
@@ -121,25 +158,23 @@ class Administered:
             fraction = jnp.where(doses["steady"] == UNTIL_NOW, 1.0, fraction)
         amount = doses["amount"] * fraction
         since = t - doses["time"] - self._of_dose(self.lag, parameters, doses, 0.0)
-        lasts = self._lasts(parameters, doses, amount) if self.regimen.infusions else None
+        lasts = self.lasts(parameters, doses, amount) if self.regimen.infusions else None
         each = self._responses(parameters, doses, jnp.where(live, since, 0.0), lasts)
         given = live & ((since >= 0) | (doses["steady"] > 0)) if self.regimen.steady else live & (since >= 0)
         return jnp.sum(jnp.where(given, amount * each, 0.0))
 
     @property
-    def names(self) -> tuple[str, ...]:
-        """What it reads besides the parameters of its compartments."""
+    def names(self):
         named = (*self.lag, *self.bioavailability, self.duration, self.rate)
         return tuple(dict.fromkeys(name for name in named if name is not None and name not in self.curve.parameters))
 
     @property
-    def compartments(self) -> int:
-        """How many take doses: the depot, and the central one."""
+    def compartments(self):
         return 2 if self.curve.route == "oral" else 1
 
     def _of_dose(self, names: tuple[str | None, str | None], parameters: Any, doses: Any, none: float) -> Any:
         """A quantity of each dose, by the compartment that it enters."""
-        first, second = (none if name is None else _read(name, parameters, doses) for name in names)
+        first, second = (none if name is None else read_of_dose(name, parameters, doses) for name in names)
         if names[0] == names[1] or self._enters == 1:
             return first
         return second if self._enters == 2 else jnp.where(doses["compartment"] == 1, first, second)
@@ -150,16 +185,6 @@ class Administered:
         if self.curve.route != "oral":
             return 1
         return {True: 1, False: 2, None: None}[self.regimen.depots]
-
-    def _lasts(self, parameters: Any, doses: Any, amount: Any) -> Float[Array, " E"]:
-        """How long each dose takes."""
-        rate = doses["rate"]
-        lasts = jnp.where(rate > 0, amount / jnp.where(rate > 0, rate, 1.0), doses["duration"])
-        if self.rate is not None:
-            lasts = jnp.where(rate == -1, amount / _read(self.rate, parameters, doses), lasts)
-        if self.duration is not None:
-            lasts = jnp.where(rate == -2, _read(self.duration, parameters, doses), lasts)
-        return lasts
 
     def _responses(self, parameters: Any, doses: Any, since: Any, lasts: Any) -> Float[Array, " E"]:
         """What a unit of each dose adds to the concentration."""
@@ -195,7 +220,7 @@ def _total(terms: Iterable[Any]) -> Any:
     return functools.reduce(operator.add, terms)
 
 
-def _read(name: str, parameters: Mapping[str, Any], doses: Mapping[str, Any]) -> Any:
+def read_of_dose(name: str, parameters: Mapping[str, Any], doses: Mapping[str, Any]) -> Any:
     """An individual parameter, or else a column of the doses' records."""
     return parameters[name] if name in parameters else doses[name]
 
@@ -249,10 +274,10 @@ def dosed(
     )
 
 
-def administered(outcome: Any) -> Administered | None:
+def administered(outcome: Any) -> AbstractAdministration | None:
     """How an outcome's structural model reads the doses of event tables; None where it does not."""
     function = getattr(getattr(outcome, "structural", None), "function", None)
-    return function if isinstance(function, Administered) else None
+    return function if isinstance(function, AbstractAdministration) else None
 
 
 def with_regimen(outcome: Any, regimen: Regimen | None, individual: Collection[str] | None = None) -> Any:

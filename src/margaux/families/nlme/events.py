@@ -10,7 +10,9 @@ import numpy as np
 import pandas as pd
 
 from ...numerics.ladder import rung
-from .dosing import AT_INTERVALS, NEVER, UNTIL_NOW, Administered, administered, dosed
+from .dosing import AT_INTERVALS, FIRST, LAST, NEVER, UNTIL_NOW, AbstractAdministration, administered, dosed
+from .ode import BEGINS, PART, STEADY, Dynamics
+from .outcomes import DOSES
 from .pharmacokinetics import Compartments
 from .records import DOSE, OBSERVATION, RESET, RESET_AND_DOSE, Records, decoded, empty, numbers, refuse_names_twice
 from .refused_events import refuse, refuse_observations, repeated
@@ -44,13 +46,15 @@ class Events:
         doses: a row a dose, those of ADDL written out, in order of time within `subject` and `part`: time, amount, rate,
             duration, interval, steady, compartment, what else is read of its record, `place`, the row of that, or -1 of an
             additional one, and `number of occasion`.
-        occasion: of each row, as a number (N,), -1 where there is none. told: what is said of the records.
+        occasion: of each row, as a number (N,), -1 where there is none. begins: of each row, the time of the first record of its
+            part (N,). told: what is said of the records.
     """
 
     observed: np.ndarray
     part: np.ndarray
     doses: pd.DataFrame
     occasion: np.ndarray
+    begins: np.ndarray
     told: str = ""
 
 
@@ -97,6 +101,8 @@ def reading_events(
     """
     curve = getattr(outcome, "structural", None)
     ready = administered(outcome) is not None
+    if roles.get("dose") is not None and isinstance(getattr(curve, "function", None), Dynamics):
+        ready = False
     if not ready and (roles.get("dose") is not None or not isinstance(getattr(curve, "function", None), Compartments)):
         if given:
             raise ValueError("columns= names those of an event table, which only compartment models without dose= read")
@@ -105,7 +111,7 @@ def reading_events(
         return outcome, None
     found = recognised(frame, given)
     if "amount" not in found:
-        if ready or given:
+        if given or (ready and not isinstance(curve.function, Dynamics)):
             raise ValueError(f"an event table has a column of amounts, AMT; the data have {', '.join(map(str, frame.columns))}")
         return outcome, None
     if not ready:
@@ -133,7 +139,7 @@ def read(
     frame: pd.DataFrame,
     columns: Mapping[str, str],
     roles: Mapping[str, str],
-    administration: Administered,
+    administration: AbstractAdministration,
 ) -> Events:
     """The events of a table.
 
@@ -154,7 +160,7 @@ def read(
     anew = earlier & np.append(False, np.diff(occasion) != 0)
     reset = np.isin(event, (RESET, RESET_AND_DOSE)) | anew
     modelled = administration.rate is not None, administration.duration is not None
-    refuse(records, subject, earlier & ~reset, administration.compartments, modelled)
+    refuse(records, subject, earlier & ~reset, administration.compartments, modelled, administration.needs_doses)
     refuse_observations(records, frame, columns, roles.get("y"))
     part = np.cumsum(reset | (records.dosed & (steady == 1)))
     read = {name: numbers(frame, name, roles["id"]) for name in administration.names if name in frame.columns}
@@ -165,7 +171,8 @@ def read(
                 f"{name} is read on the records of doses, and is missing ({records.where(int(lost[0]))}); fill it in"
             )
     doses = _written_out(records, subject, part, read | {OF_OCCASION: occasion})
-    return Events(records.observed, part, doses, occasion, repeated(records, subject))
+    begins = pd.Series(records.time).groupby([subject, part]).transform("first").to_numpy()
+    return Events(records.observed, part, doses, occasion, begins, repeated(records, subject))
 
 
 def observations(frame: pd.DataFrame, columns: Mapping[str, str], roles: Mapping[str, str]) -> np.ndarray:
@@ -219,14 +226,16 @@ def _written_out(records: Records, subject: np.ndarray, part: np.ndarray, read: 
     return out.loc[~cancelled].sort_values(["subject", "part", "time", "place"], kind="stable").reset_index(drop=True)
 
 
-def given_to(events: Events, rows: np.ndarray, time: np.ndarray, labels: np.ndarray, subject: np.ndarray) -> dict[str, Any]:
+def given_to(
+    events: Events, rows: np.ndarray, time: np.ndarray, labels: np.ndarray, subject: np.ndarray, parts: bool = False
+) -> dict[str, Any]:
     """The doses of subjects, padded, and which of them act on each of some rows.
 
     A dose acts on the rows after its record, and an additional one from its time on, until the compartments are reset.
 
     Args:
         rows: places of the rows in the table (K,). time: of each. labels: the n subjects as numbers of `Events.doses`.
-        subject: of each row, its place among them.
+        subject: of each row, its place among them. parts: whether the model needs to know of resets.
 
     Returns:
         `doses`, each (n, E); `first_dose`, `last_dose` (K,): the first that acts and the one after the last; and
@@ -245,7 +254,27 @@ def given_to(events: Events, rows: np.ndarray, time: np.ndarray, labels: np.ndar
     padded = {name: np.where(padding, float(name == "interval"), values[places]) for name, values in columns.items()}
     first, last = _acting(events, doses, owner, starts, rows, time, subject)
     others = _of_another_occasion(events.occasion[rows], doses[OF_OCCASION].to_numpy(), starts[subject], first, last)
-    return {"doses": padded, "first_dose": first, "last_dose": last, "of_another_occasion": others}
+    given = {DOSES: padded, FIRST: first, LAST: last, "of_another_occasion": others}
+    return given if not parts else _with_parts(given, events, doses["part"].to_numpy()[places], rows, subject)
+
+
+def _with_parts(given: dict[str, Any], events: Events, of_doses: np.ndarray, rows: np.ndarray, subject: np.ndarray) -> dict[str, Any]:
+    """With the parts that rows and doses belong to, when each begins, and which doses are at steady state."""
+    n, doses = len(of_doses), given[DOSES]
+    known = pd.DataFrame({"subject": subject, "part": events.part[rows], "begins": events.begins[rows]})
+    parts = known.drop_duplicates(["subject", "part"]).sort_values(["subject", "part"], ignore_index=True)
+    parts["number"] = parts.groupby("subject").cumcount()
+    begins = np.zeros((n, parts["number"].max() + 1))
+    begins[parts["subject"], parts["number"]] = parts["begins"]
+    number = parts.set_index(["subject", "part"])["number"]
+    pairs = pd.MultiIndex.from_arrays([np.repeat(np.arange(n), of_doses.shape[1]), of_doses.ravel()])
+    # Of a part without observations: nobody asks.
+    doses[PART] = number.reindex(pairs).fillna(-1.0).to_numpy(float).reshape(of_doses.shape)
+    doses[BEGINS] = begins
+    steady = doses["steady"] != NEVER
+    doses[STEADY] = np.argsort(~steady, axis=1, kind="stable")[:, : max(int(steady.sum(axis=1).max()), 1)].astype(float)
+    row_part = number.loc[pd.MultiIndex.from_arrays([subject, events.part[rows]])].to_numpy(float)
+    return given | {PART: row_part}
 
 
 def _of_another_occasion(

@@ -55,6 +55,10 @@ def _by_row(function: RowFunction) -> Callable[..., Array]:
     """The function mapped over rows, which share their subject's doses, traced once for all the programs that use it. Of a
     parameter with a value an occasion, a row has that of its own."""
 
+    whole = getattr(getattr(function, "function", None), "over_rows", None)
+    if whole is not None:  # a trajectory, of all rows at once
+        return jax.jit(whole, inline=True)
+
     def each(psi: dict[str, Array], rows: dict[str, Any]) -> Array:
         shared = {name: value for name, value in rows.items() if name == DOSES}
         own = {name: value for name, value in rows.items() if name not in shared}

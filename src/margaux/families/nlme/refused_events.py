@@ -13,12 +13,15 @@ from .records import OBSERVATION, OTHER, RESET, UNOBSERVED, Records
 MOST = 10_000
 
 
-def refuse(records: Records, subject: np.ndarray, late: np.ndarray, compartments: int, modelled: tuple[bool, bool]) -> None:
+def refuse(
+    records: Records, subject: np.ndarray, late: np.ndarray, compartments: int, modelled: tuple[bool, bool], needed: bool
+) -> None:
     """Refuse the first malformed record.
 
     Args:
         subject: number of each record's. late: whether it is before the record above it.
-        compartments: that doses may enter. modelled: whether the model has a rate and a duration.
+        compartments: that doses may enter. modelled: whether the model has a rate and a duration. needed: whether every subject
+            needs a dose.
 
     Raises:
         ValueError: the record, and what to do.
@@ -136,7 +139,7 @@ def refuse(records: Records, subject: np.ndarray, late: np.ndarray, compartments
             at = int(np.flatnonzero(bad)[0])
             raise ValueError(f"{told(at)} ({records.where(at)})")
     lost = np.setdiff1d(subject[r.event == OBSERVATION], subject[dosed])
-    if len(lost):
+    if needed and len(lost):
         at = int(np.flatnonzero(subject == lost[0])[0])
         raise ValueError(
             f"subject {r.subject[at]} has observations and no dose (row {r.row[at]}); add its doses, or drop the subject"

@@ -1,0 +1,369 @@
+r"""Structural models by ordinary differential equations, whose doses are an event table."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float
+
+from ...numerics.integration import Inputs, fixed_point, states_at, transposable
+from .dosing import LAST, NEVER, UNTIL_NOW, AbstractAdministration, Regimen, read_of_dose
+from .outcomes import DOSES
+from .structural import Curve
+
+#: of a row and of a dose, the number of the part of its subject's record, between two resets; of a subject, when each begins
+PART, BEGINS = "part", "begins"
+#: of a subject, which of its doses are at steady state
+STEADY = "places at steady state"
+#: infusions of a regimen at steady state that can overlap, where their duration is a parameter
+OVERLAPS = 8
+
+
+@dataclasses.dataclass(frozen=True)
+class Dynamics(AbstractAdministration):
+    r"""A prediction by $dy/dt = f(t, y;\psi)$ plus what doses put in: f(parameters, row).
+
+    Each dose enters its compartment at once, or at a constant rate, its lag time after its record; resets put the state back to
+    its initial one. Every input is where a step begins. At steady state the state is the fixed point of one interval of the
+    regimen, by Newton's method. See `ode` for the arguments.
+    """
+
+    derivative: Callable[..., Any]
+    states: tuple[str, ...]
+    output: Callable[..., Any]
+    initial: Callable[..., Any] | None = None
+    stiff: bool = False
+    rtol: float = 1e-6
+    atol: float = 1e-8
+    max_steps: int = 5000
+    regimen: Regimen = Regimen()
+    lag: tuple[str | None, ...] = ()
+    bioavailability: tuple[str | None, ...] = ()
+    duration: str | None = None
+    rate: str | None = None
+
+    by_parts = True
+
+    @property
+    def needs_doses(self):
+        return self.initial is None
+
+    def __call__(self, parameters: Mapping[str, Any], row: Mapping[str, Any]) -> Array:
+        rows = {name: leaf if name == DOSES else jnp.asarray(leaf)[None] for name, leaf in row.items()}
+        return self.over_rows(parameters, rows)[0]
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        named = (*self.lag, *self.bioavailability, self.duration, self.rate)
+        return tuple(dict.fromkeys(name for name in named if name is not None))
+
+    @property
+    def compartments(self) -> int:
+        return len(self.states)
+
+    def over_rows(self, parameters: Mapping[str, Any], rows: Mapping[str, Any]) -> Float[Array, " T"]:
+        """The predictions of one subject's rows."""
+        names = sorted(parameters)
+        x = jnp.stack([jnp.asarray(parameters[name]) for name in names])
+
+        def predictions(x: Array, rows: Mapping[str, Any]) -> Array:
+            psi = dict(zip(names, x, strict=True))
+            states = self._states(psi, rows)
+            own = {name: leaf for name, leaf in rows.items() if name != DOSES}
+            return jax.vmap(lambda state, row: self.output(self._named(state), psi, row))(states, own)
+
+        return transposable(predictions)(x, dict(rows))
+
+    def _named(self, state: Array) -> dict[str, Array]:
+        return dict(zip(self.states, state, strict=True))
+
+    def _slope(self, t: Any, y: Array, psi: Mapping[str, Any]) -> Array:
+        return self._vector(self.derivative(t, self._named(y), psi), y.dtype)
+
+    def _vector(self, values: Any, dtype: Any) -> Array:
+        """A state, or its derivative, as one array: of a mapping by name, where what is not named is zero, or in order."""
+        if isinstance(values, Mapping):
+            values = [values.get(name, 0.0) for name in self.states]
+        return jnp.stack([jnp.asarray(value, dtype) for value in values])
+
+    def _states(self, psi: Mapping[str, Any], rows: Mapping[str, Any]) -> Float[Array, "T S"]:
+        times = rows["time"]
+        dtype = jnp.result_type(times, *psi.values(), float)
+        start = self._vector({} if self.initial is None else self.initial(psi), dtype)
+        doses = rows.get(DOSES)
+        if doses is None:
+            return self._alone(psi, rows, start)
+        starts, inputs, steady = self._inputs(psi, doses, start)
+        acts = (starts[None] == times[:, None]) & (jnp.arange(len(starts)) < rows[LAST][:, None])
+        place = doses[PART] if steady is None else jnp.concatenate([doses[PART], steady[0]])
+        amounts = inputs.amount[: len(starts)]
+        here = rows[PART]
+
+        def of_part(number: Any, begin: Any) -> Array:
+            own = place == number
+            mine = Inputs(
+                jnp.where(own, inputs.start, jnp.inf), jnp.where(own, inputs.end, -jnp.inf), inputs.amount, inputs.rate
+            )
+            added = (acts & (doses[PART] == number)).astype(dtype) @ amounts
+            if steady is not None:
+                at = (inputs.start[len(starts) :] == times[:, None]) & (steady[0] == number)
+                added += (at & (steady[1] < rows[LAST][:, None])).astype(dtype) @ inputs.amount[len(starts) :]
+            return self._solve(psi, (begin, start), jnp.where(here == number, times, -jnp.inf), added, mine)
+
+        if doses[BEGINS].shape[0] == 1:
+            return of_part(0, doses[BEGINS][0])
+        numbers = jnp.arange(doses[BEGINS].shape[0])
+        each = jax.vmap(of_part)(numbers, doses[BEGINS])
+        return jnp.take_along_axis(each, here.astype(int)[None, :, None], axis=0)[0]
+
+    def _alone(self, psi: Mapping[str, Any], rows: Mapping[str, Any], start: Array) -> Array:
+        """Without an event table: from time 0, or the first that is earlier, and with a dose of the rows' own at time 0."""
+        times = rows["time"]
+        amount = jnp.zeros((1, len(start)), start.dtype)
+        if "dose" in rows:
+            amount = amount.at[0, 0].set(rows["dose"][0])
+        zero = jnp.zeros(1, start.dtype)
+        added = jnp.where((times == 0)[:, None], amount, 0.0)
+        begin = jnp.minimum(jnp.min(times), 0.0)
+        return self._solve(psi, (begin, start), times, added, Inputs(zero, zero, amount, jnp.zeros_like(amount)))
+
+    def _solve(self, psi: Mapping[str, Any], start: Any, times: Array, added: Array, inputs: Inputs) -> Array:
+        return states_at(
+            self._slope, psi, start, times, added, inputs,
+            stiff=self.stiff, rtol=self.rtol, atol=self.atol, most=self.max_steps,
+        )  # fmt: skip
+
+    def _inputs(self, psi: Mapping[str, Any], doses: Any, start: Array) -> tuple[Array, Inputs, tuple[Array, Array] | None]:
+        """When each dose arrives (E,); all inputs, those of the doses first; and of what is added at steady state the part and
+        the place among the doses, where there is any."""
+        fraction = self._of_dose(self.bioavailability, psi, doses, 1.0)
+        fraction = jnp.where(doses["steady"] == UNTIL_NOW, 1.0, fraction)
+        amount = doses["amount"] * fraction
+        starts = doses["time"] + self._of_dose(self.lag, psi, doses, 0.0)
+        lasts = self.lasts(psi, doses, amount) if self.regimen.infusions else jnp.zeros_like(starts)
+        into = doses["compartment"][:, None] == 1 + jnp.arange(len(self.states))
+        slow, forever = lasts > 0, doses["steady"] == UNTIL_NOW
+        rate = jnp.where(slow, amount / jnp.where(slow, lasts, 1.0), 0.0)
+        inputs = Inputs(
+            starts,
+            starts + lasts,
+            jnp.where((slow | forever)[:, None], 0.0, amount[:, None] * into),
+            jnp.where(forever, 0.0, rate)[:, None] * into,
+        )
+        if not self.regimen.steady:
+            return starts, inputs, None
+        places = doses[STEADY].astype(int)
+        more = [self._at_steady_state(psi, doses, place, (starts, lasts, amount, into), start) for place in places]
+        number = jnp.concatenate([jnp.broadcast_to(doses[PART][place], extra.start.shape) for place, extra in zip(places, more, strict=True)])
+        own = jnp.concatenate([jnp.broadcast_to(place, extra.start.shape) for place, extra in zip(places, more, strict=True)])
+        whole = Inputs(*(jnp.concatenate(parts) for parts in zip(inputs, *more, strict=True)))
+        return starts, whole, (number, own)
+
+    def _of_dose(self, names: tuple[str | None, ...], psi: Mapping[str, Any], doses: Any, none: float) -> Array:
+        """A quantity of each dose, by the compartment that it enters."""
+        out = jnp.full(doses["time"].shape, none, jnp.result_type(doses["time"], *psi.values()))
+        for number, name in enumerate(names, 1):
+            if name is not None:
+                out = jnp.where(doses["compartment"] == number, read_of_dose(name, psi, doses), out)
+        return out
+
+    def _at_steady_state(self, psi: Mapping[str, Any], doses: Any, place: Any, of_doses: Any, start: Array) -> Inputs:
+        """What one dose at steady state adds at its record: the state that doses before it leave there, beyond the initial one,
+        and the infusions of them that still run. Nothing, where the dose is at none."""
+        given, lasts, amount, into = (values[place] for values in of_doses)
+        record, steady = doses["time"][place], doses["steady"][place]
+        interval = jnp.where(doses["interval"][place] > 0, doses["interval"][place], 1.0)
+        held, none = jnp.where(steady == UNTIL_NOW, doses["amount"][place], 0.0), jnp.zeros_like(start)
+        slow = lasts > 0
+        rate = jnp.where(slow, amount / jnp.where(slow, lasts, 1.0), 0.0)
+        whole = jnp.floor(lasts / interval)
+
+        at_once = jnp.where(slow, 0.0, amount) * into
+        given_slowly = jnp.stack([rate * into, rate * whole * into])
+        ends = jnp.stack([lasts - whole * interval, jnp.asarray(jnp.inf)])
+
+        def after(y: Array, time: Any) -> Array:
+            """The state a time after a dose that finds y."""
+            inputs = Inputs(jnp.zeros(2), ends, jnp.zeros((2, len(y))), given_slowly)
+            return self._solve(psi, (0.0, y + at_once), jnp.reshape(time, 1), jnp.zeros((1, len(y))), inputs)[0]
+
+        def before(y: Array, time: Any) -> Array:
+            """The state that leads, in a time in which all goes on as at the dose, to one that finds y."""
+            rates = jnp.sum(jnp.where((ends > 0)[:, None], given_slowly, 0.0), axis=0)
+            backwards = dataclasses.replace(self, derivative=_Backwards(self._slope, rates))
+            return backwards._solve(psi, (0.0, y + at_once), jnp.reshape(time, 1), *_nothing(len(y)))[0]
+
+        lagged = given - record
+        left = periodic = fixed_point(lambda y: after(y, interval), start)
+        if any(self.lag):
+            left = jnp.where(lagged > 0, after(periodic, jnp.maximum(interval - lagged, 0.0)), periodic)
+            left = jnp.where(lagged > interval, before(periodic, jnp.maximum(lagged - interval, 0.0)), left)
+        if self.regimen.infusions:
+            for_ever = fixed_point(lambda y: y + self._slope(record, y, psi) + held * into, start)
+            left = jnp.where(steady == UNTIL_NOW, for_ever, left)
+        some = steady != NEVER
+        left = jnp.where(some, left - start, none)
+        out = Inputs(record[None], record[None], left[None], none[None])
+        if not self.regimen.infusions:
+            return out
+        earlier = jnp.arange(1, OVERLAPS + 1)
+        ends = given + lasts - earlier * interval
+        ends = jnp.where(some & slow & (ends > jnp.maximum(record, given - interval)), ends, record)
+        running = jnp.where(steady == UNTIL_NOW, held, rate)
+        ends = jnp.where((steady == UNTIL_NOW) & (earlier == 1), given, ends)
+        ends = jnp.where(lasts + lagged > OVERLAPS * interval, jnp.nan, ends)
+        every = len(earlier)
+        return Inputs(
+            jnp.append(out.start, jnp.full(every, record)),
+            jnp.append(out.end, ends),
+            jnp.concatenate([out.amount, jnp.zeros((every, len(start)))]),
+            jnp.concatenate([out.rate, jnp.broadcast_to(running * into, (every, len(start)))]),
+        )
+
+
+def ode(
+    derivative: Callable[..., Any],
+    states: Sequence[str],
+    output: str | Callable[..., Any],
+    *,
+    initial: Callable[..., Any] | None = None,
+    parameters: Sequence[str] | None = None,
+    stiff: bool = False,
+    rtol: float = 1e-6,
+    atol: float = 1e-8,
+    max_steps: int = 5000,
+    lag: str | Mapping[int | str, str] | None = None,
+    bioavailability: str | Mapping[int | str, str] | None = None,
+    duration: str | None = None,
+    rate: str | None = None,
+    positive: Sequence[str] | None = None,
+    name: str = "ode",
+) -> Curve:
+    r"""A structural model by differential equations: $dy/dt=f(t,y;\psi)$ plus the doses of an event table.
+
+    Compartments are numbered (CMT) in the order of `states`. Without an event table, `fit(dose=)` puts each subject's dose into
+    the first one at time 0; without doses the initial state is what moves.
+
+    Args:
+        derivative: (t, state, psi) -> derivatives, a mapping by name of a state, or all of them in order. `state` and `psi` map
+            names to numbers, of the individual parameters on their natural scale.
+        states: names. output: the name of the state that is observed, or (state, psi) -> number, or (state, psi, row) -> number.
+        initial: psi -> state before any dose, a mapping by name; what is not named is 0, as all is by default.
+        parameters: names of individual parameters; found by calling the functions where None.
+        stiff: whether rates differ by orders of magnitude: an implicit method.
+        rtol, atol: tolerances of a step's error. max_steps: of a subject; a solution that needs more counts as impossible.
+        lag, bioavailability, duration, rate: as in `margaux.nlme.dosed`, by number or name of a compartment.
+        positive: parameters that are naturally positive, all by default.
+
+    References: Tsitouras, Runge-Kutta pairs of order 5(4) satisfying only the first column simplifying assumption (2011);
+    Kværnø, Singly diagonally implicit Runge-Kutta methods with an explicit first stage (2004); Hairer, Nørsett and Wanner,
+    Solving Ordinary Differential Equations I (1993), II.4.
+
+    >>> def saturable(t, state, psi):
+    ...     C = state["central"] / psi["V"]
+    ...     return {"central": -psi["Vm"] * C / (psi["Km"] + C)}
+    >>> ode(saturable, ["central"], lambda state, psi: state["central"] / psi["V"], name="michaelis_menten")
+    michaelis_menten(V, Vm, Km | time)
+
+    Raises:
+        ValueError, TypeError: names that are twice there, or not at all; functions that fail at plausible values.
+    """
+    named = (states,) if isinstance(states, str) else tuple(states)
+    if not named or len(set(named)) < len(named):
+        raise ValueError(f"states must be different names, at least one, got {list(named)}")
+    if isinstance(output, str):
+        if output not in named:
+            raise ValueError(f"output = {output!r} is no state; they are {', '.join(named)}")
+        observed: Callable[..., Any] = _State(output)
+    else:
+        observed = output if _arguments(output) > 2 else _WithoutRow(output)
+
+    def each(given: str | Mapping[int | str, str] | None, what: str) -> tuple[str | None, ...]:
+        table = {1: given} if isinstance(given, str) else dict(given or {})
+        places = {named.index(key) + 1 if key in named else key: value for key, value in table.items()}
+        if unknown := [place for place in places if place not in range(1, len(named) + 1)]:
+            raise ValueError(f"{what} names compartment {unknown[0]}; they are 1 to {len(named)}, {', '.join(named)}")
+        return tuple(places.get(number) for number in range(1, len(named) + 1)) if table else ()
+
+    function = Dynamics(
+        derivative=derivative, states=named, output=observed, initial=initial, stiff=stiff, rtol=rtol, atol=atol,
+        max_steps=max_steps, regimen=Regimen(True, True, None), lag=each(lag, "lag"),
+        bioavailability=each(bioavailability, "bioavailability"), duration=duration, rate=rate,
+    )  # fmt: skip
+    found = tuple(parameters) if parameters is not None else _read_by(function)
+    found = tuple(dict.fromkeys((*found, *function.names)))
+    return Curve(function, found, ("time",), positive=found if positive is None else tuple(positive), name=name)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Backwards:
+    slope: Callable[..., Array]
+    rates: Array
+
+    def __call__(self, t: Any, state: Mapping[str, Any], psi: Mapping[str, Any]) -> Array:
+        return -self.slope(t, jnp.stack(list(state.values())), psi) - self.rates
+
+
+def _nothing(states: int) -> tuple[Array, Inputs]:
+    """No inputs, and nothing added at one time."""
+    none = jnp.zeros((1, states))
+    return none, Inputs(jnp.full(1, jnp.inf), jnp.full(1, jnp.inf), none, none)
+
+
+@dataclasses.dataclass(frozen=True)
+class _State:
+    name: str
+
+    def __call__(self, state: Mapping[str, Any], psi: Mapping[str, Any], row: Mapping[str, Any]) -> Any:
+        return state[self.name]
+
+
+@dataclasses.dataclass(frozen=True)
+class _WithoutRow:
+    function: Callable[..., Any]
+
+    def __call__(self, state: Mapping[str, Any], psi: Mapping[str, Any], row: Mapping[str, Any]) -> Any:
+        return self.function(state, psi)
+
+
+def _arguments(function: Callable[..., Any]) -> int:
+    try:
+        return len(inspect.signature(function).parameters)
+    except (TypeError, ValueError):
+        return 2
+
+
+class _Asked(dict):
+    """Numbers by any name, which remembers the names."""
+
+    def __missing__(self, name: str) -> float:
+        self[name] = 1.0
+        return 1.0
+
+
+class _Row(dict):
+    def __missing__(self, name: str) -> float:
+        return 1.0
+
+
+def _read_by(model: Dynamics) -> tuple[str, ...]:
+    """The individual parameters that a model's functions ask for, in the order in which they do."""
+    psi, state = _Asked(), dict.fromkeys(model.states, np.float64(1.0))
+    slopes = model.derivative(1.0, state, psi)
+    if isinstance(slopes, Mapping):
+        if unknown := [name for name in slopes if name not in model.states]:
+            raise ValueError(f"the derivative names {unknown[0]!r}, which is no state; they are {', '.join(model.states)}")
+    elif len(slopes) != len(model.states):
+        raise ValueError(f"the derivative gives {len(slopes)} numbers for {len(model.states)} states: {', '.join(model.states)}")
+    if model.initial is not None:
+        begun = model.initial(psi)
+        if isinstance(begun, Mapping) and (unknown := [name for name in begun if name not in model.states]):
+            raise ValueError(f"initial names {unknown[0]!r}, which is no state; they are {', '.join(model.states)}")
+    model.output(state, psi, _Row())
+    return tuple(psi)
