@@ -1,63 +1,30 @@
-r"""Ordinary differential equations with inputs at known times, by Runge-Kutta methods of adaptive step.
+r"""Ordinary differential equations with inputs at known times, by one-step methods of adaptive step.
 
 Units that are mapped take their steps side by side: one loop whose every turn is a step of each towards its own next time, and
-that ends with the slowest. The methods' coefficients are diffrax's (Tsitouras 2011; Kværnø 2004). Derivatives are forward ones of
-the steps themselves, and can be transposed: see `transposable`.
+that ends with the slowest. Derivatives are forward ones of the steps themselves, and can be transposed: see `transposable`.
 """
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jaxtyping import Array, Float
+
+from .steps import Step, rodas
 
 #: what a step shrinks by at least, grows by at most, and its caution
 LEAST, MOST, CAUTION = 0.2, 8.0, 0.9
-#: Newton's iterations of an implicit stage
-ITERATIONS = 4
+#: a step is the error's power of it shorter
+ORDER = 0.25
+
+#: share of the whole time that no step is shorter than
+SHORTEST = 1e-13
 
 #: (t, y, x) -> dy/dt
 Derivative = Callable[[Any, Array, Any], Array]
-
-
-class Method(NamedTuple):
-    """Coefficients of a Runge-Kutta method of order 5 with an estimate of its error of order 4; `diagonal` of an implicit one."""
-
-    lower: np.ndarray
-    diagonal: np.ndarray
-    nodes: np.ndarray
-    weights: np.ndarray
-    error: np.ndarray
-
-    @property
-    def implicit(self) -> bool:
-        return bool(np.any(self.diagonal))
-
-
-@functools.cache
-def method(stiff: bool) -> Method:
-    """Kværnø's L-stable method, or that of Tsitouras.
-
-    Raises:
-        ImportError: diffrax is not installed.
-    """
-    try:
-        import diffrax
-    except ImportError as error:
-        raise ImportError("differential equations need diffrax; install it via: pip install 'margaux[ode]'") from error
-    table = (diffrax.Kvaerno5 if stiff else diffrax.Tsit5).tableau
-    stages = len(table.b_sol)
-    lower = np.zeros((stages, stages))
-    for i, row in enumerate(table.a_lower):
-        lower[i + 1, : i + 1] = row
-    diagonal = np.zeros(stages) if table.a_diagonal is None else np.asarray(table.a_diagonal, float)
-    return Method(lower, diagonal, np.append(0.0, table.c), np.asarray(table.b_sol), np.asarray(table.b_error))
-
 
 class Inputs(NamedTuple):
     """What enters the state: `amount` (E, S) at once at `start` (E,), or `rate` (E, S) from `start` to `end` (E,)."""
@@ -68,11 +35,13 @@ class Inputs(NamedTuple):
     rate: Array
 
 
-class _Here(NamedTuple):
+class _Steps(NamedTuple):
+    """On the way to the next event: where, the length of the step to try, whether it would reach it, and steps so far."""
+
     t: Any
     y: Array
     step: Any
-    out: Array
+    there: Any
     turns: Any
 
 
@@ -84,7 +53,7 @@ def states_at(
     added: Float[Array, "T S"],
     inputs: Inputs,
     *,
-    stiff: bool = False,
+    method: Step = rodas,
     rtol: float = 1e-6,
     atol: float = 1e-8,
     most: int = 5000,
@@ -98,82 +67,48 @@ def states_at(
         rtol, atol: of the error of a step beside the state. most: steps.
     """
     t0, y0 = start
-    coefficients = method(stiff)
+    shortest = SHORTEST * (jnp.max(times) - t0)
 
     def arrived(t: Any, y: Array, out: Array) -> tuple[Array, Array]:
-        now = times == t
-        out = jnp.where(now[:, None], y + added, out)
+        out = jnp.where((times == t)[:, None], y + added, out)
         return y + jnp.sum(jnp.where((inputs.start == t)[:, None], inputs.amount, 0.0), axis=0), out
 
-    def following(t: Any) -> Array:
+    def going_on(here: tuple[_Steps, Array]) -> Any:
+        steps, _ = here
+        return steps.there & jnp.any(times > steps.t)
+
+    def to_next_event(here: tuple[_Steps, Array]) -> tuple[_Steps, Array]:
+        begun, out = here
         every = jnp.concatenate([times, inputs.start, inputs.end])
-        return jnp.min(jnp.where(every > t, every, jnp.inf))
-
-    def going_on(here: _Here) -> Any:
-        return (here.turns < most) & jnp.any(times > here.t)
-
-    def turn(here: _Here) -> _Here:
-        goal = following(here.t)
-        left = goal - here.t
-        reaches = here.step >= left
-        step = jnp.where(reaches, left, here.step)
-        running = (inputs.start <= here.t) & (inputs.end > here.t)
+        goal = jnp.min(jnp.where(every > begun.t, every, jnp.inf))
+        running = (inputs.start <= begun.t) & (inputs.end > begun.t)
         rate = jnp.sum(jnp.where(running[:, None], inputs.rate, 0.0), axis=0)
-        y, wrong = _step(coefficients, lambda t, y: derivative(t, y, x) + rate, here.t, here.y, step)
-        scale = atol + rtol * jnp.maximum(jnp.abs(here.y), jnp.abs(y))
-        error = jax.lax.stop_gradient(jnp.sqrt(jnp.mean((wrong / scale) ** 2)))
-        taken = error <= 1  # not, where it is NaN
-        factor = jnp.clip(CAUTION * jnp.maximum(error, 1e-10) ** -0.2, LEAST, MOST)
-        following_step = jax.lax.stop_gradient(step) * jnp.where(jnp.isfinite(error), factor, LEAST)
-        # A step that was cut short says nothing against longer ones.
-        following_step = jnp.where(taken & reaches, jnp.maximum(here.step, following_step), following_step)
-        t = jnp.where(reaches, goal, here.t + step)
-        after, out = arrived(t, y, here.out)
-        y = jnp.where(reaches, after, y)
-        out = jnp.where(reaches, out, here.out)
-        return _Here(
-            jnp.where(taken, t, here.t),
-            jnp.where(taken, y, here.y),
-            following_step,
-            jnp.where(taken, out, here.out),
-            here.turns + 1,
-        )
+
+        def on_the_way(steps: _Steps) -> Any:
+            return ~steps.there & (steps.turns < most) & (steps.step > shortest)
+
+        def turn(steps: _Steps) -> _Steps:
+            left = goal - steps.t
+            reaches = steps.step >= left
+            step = jnp.where(reaches, left, steps.step)
+            y, wrong = method(lambda t, y: derivative(t, y, x) + rate, steps.t, steps.y, step)
+            scale = atol + rtol * jnp.maximum(jnp.abs(steps.y), jnp.abs(y))
+            error = jax.lax.stop_gradient(jnp.sqrt(jnp.mean((wrong / scale) ** 2)))
+            taken = error <= 1  # not, where it is NaN
+            factor = jnp.clip(CAUTION * jnp.maximum(error, 1e-10) ** -ORDER, LEAST, MOST)
+            longer = jax.lax.stop_gradient(step) * jnp.where(jnp.isfinite(error), factor, LEAST)
+            # A step that was cut short says nothing against longer ones.
+            longer = jnp.where(taken & reaches, jnp.maximum(steps.step, longer), longer)
+            t = jnp.where(taken, jnp.where(reaches, goal, steps.t + step), steps.t)
+            return _Steps(t, jnp.where(taken, y, steps.y), longer, taken & reaches, steps.turns + 1)
+
+        ended = jax.lax.while_loop(on_the_way, turn, begun._replace(there=jnp.asarray(False)))
+        y, out = arrived(ended.t, ended.y, out)
+        return ended._replace(y=y), out
 
     y, out = arrived(t0, y0, jnp.full((len(times), len(y0)), jnp.nan, y0.dtype))
-    first = _Here(jnp.asarray(t0, y0.dtype), y, jnp.asarray(jnp.inf, y0.dtype), out, jnp.asarray(0))
-    return jax.lax.while_loop(going_on, turn, first).out
-
-
-def _step(coefficients: Method, derivative: Callable[[Any, Array], Array], t: Any, y: Array, step: Any) -> tuple[Array, Array]:
-    """The state a step later, and the estimate of its error."""
-    slopes: list[Array] = []
-    inverses: dict[float, Array] = {}
-    unsolved = jnp.zeros_like(y)
-    if coefficients.implicit:
-        jacobian = jax.jacfwd(lambda y: derivative(t, y))(y)
-    for row, diagonal, node in zip(coefficients.lower, coefficients.diagonal, coefficients.nodes, strict=True):
-        at, place = t + node * step, y + step * _combined(row, slopes, y)
-        if diagonal == 0.0:
-            slopes.append(derivative(at, place))
-            continue
-        if diagonal not in inverses:
-            inverses[diagonal] = jnp.linalg.inv(jnp.eye(len(y), dtype=y.dtype) - step * diagonal * jacobian)
-        slope, change = slopes[-1], jnp.zeros_like(y)
-        for _ in range(ITERATIONS):
-            change = inverses[diagonal] @ (slope - derivative(at, place + step * diagonal * slope))
-            slope = slope - change
-        slopes.append(slope)
-        unsolved += jnp.abs(change)
-    wrong = jnp.abs(_combined(coefficients.error, slopes, y)) + unsolved
-    return y + step * _combined(coefficients.weights, slopes, y), step * wrong
-
-
-def _combined(weights: np.ndarray, slopes: list[Array], like: Array) -> Array:
-    total = jnp.zeros_like(like)
-    for weight, slope in zip(weights, slopes, strict=False):
-        if weight:
-            total = total + weight * slope
-    return total
+    begun = _Steps(jnp.asarray(t0, y0.dtype), y, jnp.asarray(jnp.inf, y0.dtype), jnp.asarray(True), jnp.asarray(0))
+    return jax.lax.while_loop(going_on, to_next_event, (begun, out))[1]
 
 
 def fixed_point(function: Callable[[Array], Array], start: Array, most: int = 30) -> Array:
@@ -208,7 +143,8 @@ def transposable(function: Callable[[Array, Any], Array]) -> Callable[[Array, An
     def _(primals, tangents):
         x, data = primals
         value, jacobian = transposable(_with_jacobian(function))(x, data)
-        return value, jax.tree.map(lambda each: each @ tangents[0], jacobian)
+        # Where there is no value there is no slope: NaN would spread, by zero times NaN, to what does not depend on it.
+        return value, jax.tree.map(lambda each: jnp.where(jnp.isfinite(each), each, 0.0) @ tangents[0], jacobian)
 
     return of
 

@@ -13,6 +13,7 @@ import numpy as np
 from jaxtyping import Array, Float
 
 from ...numerics.integration import Inputs, fixed_point, states_at, transposable
+from ...numerics.steps import rodas, tsitouras
 from .dosing import LAST, NEVER, UNTIL_NOW, AbstractAdministration, Regimen, read_of_dose
 from .outcomes import DOSES
 from .structural import Curve
@@ -21,6 +22,8 @@ from .structural import Curve
 PART, BEGINS = "part", "begins"
 #: of a subject, which of its doses are at steady state
 STEADY = "places at steady state"
+#: steps between two events, on average, and more, that a subject is given by default
+STEPS, MORE = 20, 200
 #: infusions of a regimen at steady state that can overlap, where their duration is a parameter
 OVERLAPS = 8
 
@@ -38,10 +41,10 @@ class Dynamics(AbstractAdministration):
     states: tuple[str, ...]
     output: Callable[..., Any]
     initial: Callable[..., Any] | None = None
-    stiff: bool = False
-    rtol: float = 1e-6
+    stiff: bool = True
+    rtol: float = 1e-5
     atol: float = 1e-8
-    max_steps: int = 5000
+    max_steps: int | None = None
     regimen: Regimen = Regimen()
     lag: tuple[str | None, ...] = ()
     bioavailability: tuple[str | None, ...] = ()
@@ -136,7 +139,8 @@ class Dynamics(AbstractAdministration):
     def _solve(self, psi: Mapping[str, Any], start: Any, times: Array, added: Array, inputs: Inputs) -> Array:
         return states_at(
             self._slope, psi, start, times, added, inputs,
-            stiff=self.stiff, rtol=self.rtol, atol=self.atol, most=self.max_steps,
+            method=rodas if self.stiff else tsitouras(), rtol=self.rtol, atol=self.atol,
+            most=self.max_steps or STEPS * (len(times) + 2 * len(inputs.start)) + MORE,
         )  # fmt: skip
 
     def _inputs(self, psi: Mapping[str, Any], doses: Any, start: Array) -> tuple[Array, Inputs, tuple[Array, Array] | None]:
@@ -234,10 +238,10 @@ def ode(
     *,
     initial: Callable[..., Any] | None = None,
     parameters: Sequence[str] | None = None,
-    stiff: bool = False,
-    rtol: float = 1e-6,
+    stiff: bool = True,
+    rtol: float = 1e-5,
     atol: float = 1e-8,
-    max_steps: int = 5000,
+    max_steps: int | None = None,
     lag: str | Mapping[int | str, str] | None = None,
     bioavailability: str | Mapping[int | str, str] | None = None,
     duration: str | None = None,
@@ -257,7 +261,8 @@ def ode(
         initial: psi -> state before any dose, a mapping by name; what is not named is 0, as all is by default.
         parameters: names of individual parameters; found by calling the functions where None.
         stiff: whether rates differ by orders of magnitude: an implicit method.
-        rtol, atol: tolerances of a step's error. max_steps: of a subject; a solution that needs more counts as impossible.
+        rtol, atol: tolerances of a step's error. max_steps: of a subject, by default 20 for each of its rows and doses and 200
+            more; a solution that needs more counts as impossible.
         lag, bioavailability, duration, rate: as in `margaux.nlme.dosed`, by number or name of a compartment.
         positive: parameters that are naturally positive, all by default.
 

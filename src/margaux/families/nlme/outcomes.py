@@ -50,13 +50,18 @@ class AbstractOutcome(abc.ABC):
     survival = False
 
 
+def _whole(function: Any) -> Callable[..., Array] | None:
+    """Of a structural model whose rows are predicted together, as those of a trajectory, how."""
+    return getattr(getattr(function, "function", None), "over_rows", None)
+
+
 @functools.cache
 def _by_row(function: RowFunction) -> Callable[..., Array]:
     """The function mapped over rows, which share their subject's doses, traced once for all the programs that use it. Of a
     parameter with a value an occasion, a row has that of its own."""
 
-    whole = getattr(getattr(function, "function", None), "over_rows", None)
-    if whole is not None:  # a trajectory, of all rows at once
+    whole = _whole(function)
+    if whole is not None:
         return jax.jit(whole, inline=True)
 
     def each(psi: dict[str, Array], rows: dict[str, Any]) -> Array:
@@ -87,10 +92,19 @@ class Continuous(AbstractOutcome):
     censored = False
 
     def log_density(self, error, psi, rows):
-        return self.error.log_density(error, self.prediction(psi, rows), rows["y"])
+        f, solved = self._solved(psi, rows)
+        return jnp.where(solved, self.error.log_density(error, f, rows["y"]), -jnp.inf)
 
     def prediction(self, psi, rows):
         return _each(self.structural, psi, rows)
+
+    def _solved(self, psi: dict[str, Array], rows: dict[str, Array]) -> tuple[Array, Array | bool]:
+        """Predictions, and whether there are any: parameters whose differential equations have no solution are impossible."""
+        f = self.prediction(psi, rows)
+        if _whole(self.structural) is None:
+            return f, True
+        solved = jnp.isfinite(f)
+        return jnp.where(solved, f, rows["y"]), solved
 
     def simulate(self, key, error, psi, rows):
         f = self.prediction(psi, rows)
@@ -103,7 +117,7 @@ class Continuous(AbstractOutcome):
 
     def squares(self, psi: dict[str, Array], rows: dict[str, Array]) -> Array:
         """Squared residuals in units of the error's scale, (T,)."""
-        f, error = self.prediction(psi, rows), self.error
+        f, error = self._solved(psi, rows)[0], self.error
         residual = error.transformed(rows["y"]) - error.transformed(f)
         return (residual / error.sd(jnp.ones(1, f.dtype), f)) ** 2
 
