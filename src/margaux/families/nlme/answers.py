@@ -23,6 +23,7 @@ from ...numerics.compiling import compiled
 from ...numerics.inverse import guarded
 from ...numerics.precision import precision
 from ...numerics.wald import check_level
+from . import held
 from .individual import Individual, LogNormal, Normal
 from .linearised import check_linearisable, linearised_information
 from .model import MixedEffects
@@ -63,6 +64,12 @@ def engine_names(model: MixedEffects, labels: list[str]) -> dict[str, str]:
             out[f"omega.{number}[{row},{column}]"] = f"omega2_{first}" if a == b else f"cov_{first}_{last}"
     out |= {f"gamma2[{place}]": f"gamma2_{model.names[j]}" for place, j in enumerate(model.varying)}
     return out | {f"error[{j}]": name for j, name in enumerate(model.outcome.error_names)}
+
+
+def held_names(model: MixedEffects, labels: list[str]) -> list[str]:
+    """Names, as in `natural_names`, of the parameters that are held."""
+    named = engine_names(model, labels)
+    return [named[f"{name}[{place}]"] for name, mask in model.held.masks for place in np.flatnonzero(mask)]
 
 
 @compiled(small=True)
@@ -117,9 +124,10 @@ def _computed_covariances(fitted: NLME) -> tuple[np.ndarray, np.ndarray, str]:
     if singular:
         # On the boundary the last Cholesky entry of a singular block is held: the data say nothing of it.
         unknown |= np.asarray([name.startswith("cov_") for name in fitted.params_])
+        unknown |= np.asarray([name in fitted.held_ for name in fitted.params_])
         coordinates = Coordinates(fit)
         u = coordinates.to(params)
-        inward, free = coordinates.jacobian(u), _off_the_edge(params)
+        inward, free = coordinates.jacobian(u), _off_the_edge(params, model)
         covariances = [guarded(matrix, free)[0] for matrix in (info.matrix, *info.matrices)]
         message = "correlations are on the boundary (one or minus one) and have no standard error"
         moved = [jacobian @ inward @ c @ inward.T @ jacobian.T for c in covariances]
@@ -146,9 +154,10 @@ def natural_jacobian(model: MixedEffects, params: dict, dropped: tuple[str, ...]
     return found, jacobian
 
 
-def _off_the_edge(params: dict) -> np.ndarray:
+def _off_the_edge(params: dict, model: MixedEffects) -> np.ndarray:
     """Which unconstrained coordinates are not the last Cholesky entry of a covariance matrix."""
-    sizes = {name: [np.zeros(np.size(leaf)) for leaf in jax.tree.leaves(part)] for name, part in params.items()}
+    sizes: dict[str, Any] = {name: np.zeros(np.size(params[name])) for name in params if name != "omega"}
+    sizes = {name: part[~model.held.mask(name, len(part))] for name, part in sizes.items()}
     sizes["omega"] = [np.r_[np.zeros(d * (d + 1) // 2 - 1), 1.0] for d in map(len, params["omega"])]
     return np.concatenate(jax.tree.leaves(sizes)) < 0.5
 
@@ -179,6 +188,8 @@ def _linearised(fitted: NLME) -> tuple[np.ndarray, np.ndarray, str]:
 
         jacobian = np.asarray(jax.jacobian(natural)(u), float)
     covariance = jacobian @ guarded(np.asarray(matrix, float))[0] @ jacobian.T
+    without = np.asarray([name in fitted.held_ for name in fitted.params_])
+    covariance[without], covariance[:, without] = np.nan, np.nan
     return covariance, np.stack([covariance, covariance]), "standard errors are from the linearised model"
 
 
@@ -204,7 +215,8 @@ def table(fitted: NLME, method: str = "louis") -> pd.DataFrame:
             },
             index=list(fitted.params_),
         )
-    out.attrs["message"] = "; ".join(part.rstrip(".") for part in (fitted.message_, message) if part) + "."
+    told = held.told(fitted.held_)
+    out.attrs["message"] = "; ".join(part.rstrip(".") for part in (fitted.message_, message, told) if part) + "."
     return out
 
 
@@ -270,8 +282,8 @@ def loglik(fitted: NLME, method: str, n_draws: int | None, n_nodes: int) -> Any:
 
 def carried_by_observations(fitted: NLME) -> int:
     """Parameters whose information grows with observations, not subjects: fixed effects without random ones, and errors."""
-    params = fitted.result_.params
-    return sum(int(np.size(params[name])) for name in ("fixed", "error") if name in params)
+    params, known = fitted.result_.params, fitted.model_.held
+    return sum(int(np.sum(~known.mask(name, np.size(params[name])))) for name in ("fixed", "error") if name in params)
 
 
 def _moments(model, params, z, w, batch):
@@ -334,6 +346,7 @@ def along(fitted: NLME, name: str, grid: ArrayLike, maximised: bool, level: floa
     places = {own: place for place, own in engine_names(fitted.model_, fitted._design.labels).items()}
     if name not in places:
         raise ValueError(f"no estimated parameter is called {name!r}; they are {list(places)}")
+    held.refuse([name], fitted.held_)
     one = dict(fitted.model_.individual).get(name, Normal())
     values = np.asarray(one.gaussian(np.unique(np.asarray(grid, float))), float)
     if not np.all(np.isfinite(values)):
@@ -361,6 +374,7 @@ def wald_test(fitted: NLME, names: str | list[str], value: ArrayLike = 0.0) -> W
     for name in wanted:
         if name not in known:
             raise ValueError(f"no parameter is called {name!r}; they are {known}")
+    held.refuse(wanted, fitted.held_)
     at = [known.index(name) for name in wanted]
     variance = _covariances(fitted)[0][np.ix_(at, at)]
     if not np.all(np.isfinite(variance)):

@@ -222,6 +222,11 @@ class NLME(Parameters, Fitted):
         lost = [f"omega2_{name}" for name, one in asked if one.random and not left[name].random]
         return tuple(lost + [f"gamma2_{name}" for name, one in asked if one.occasion and not left[name].occasion])
 
+    @property
+    def held_(self) -> dict[str, float]:
+        """Parameters that were held and not estimated, at their values: they count as no parameters and have no errors."""
+        return {name: self.params_[name] for name in answers.held_names(self.model_, self._design.labels)}
+
     @functools.cached_property
     def _table(self) -> pd.DataFrame:
         check_fitted(self)
@@ -291,7 +296,7 @@ class NLME(Parameters, Fitted):
     @property
     def n_params_(self) -> int:
         """Free scalar parameters."""
-        return len(self.params_)
+        return len(self.params_) - len(self.held_)
 
     @property
     def aic_(self) -> float:

@@ -16,6 +16,7 @@ from ...numerics.keys import key_of
 from ...problem.model import AbstractDifferentiated, AbstractPointwise, AbstractPopulation, AbstractPredictive, AbstractUneven
 from ...problem.space import Positive, PositiveDefinite, Real
 from . import derivatives
+from .held import NOTHING, HeldValues, least_squares
 from .individual import Individual
 from .outcomes import DOSES, AbstractOutcome, Continuous
 
@@ -43,6 +44,7 @@ class MixedEffects(
             independent effects) below which it does not fall, since EM no longer moves what hardly varies.
         groups: how many subjects, in the order of their data, have at most so many rows: see `by_size`.
         varying, most: see `margaux.families.nlme.occasions.BetweenOccasions`.
+        typical: starting values of typical parameters on the natural scale, NaN where none is given. held: what is not estimated.
     """
 
     outcome: AbstractOutcome = eqx.field(static=True)
@@ -54,6 +56,8 @@ class MixedEffects(
     groups: tuple[tuple[int, int], ...] = eqx.field(static=True, default=())
     varying: tuple[int, ...] = eqx.field(static=True, default=())
     most: int = eqx.field(static=True, default=1)
+    typical: Any = None
+    held: HeldValues = NOTHING
 
     @property
     def random(self) -> list[int]:
@@ -86,13 +90,18 @@ class MixedEffects(
 
     @property
     def numerical(self) -> tuple[str, ...]:
+        return tuple(name for name in self._without_closed_step if name not in self.held.whole)
+
+    @property
+    def _without_closed_step(self) -> tuple[str, ...]:
         fixed = ("fixed",) if self.split < len(self.owner) else ()
         return fixed + (("error",) if self.outcome.error_names and not self.closed_error else ())
 
     @property
     def curved(self) -> tuple[str, ...]:
         """Parameters in which the complete log-likelihood is differentiated: residuals move with those without random effect."""
-        return ("fixed", "error") if "fixed" in self.numerical and self.outcome.error_names else self.numerical
+        names = self._without_closed_step
+        return ("fixed", "error") if "fixed" in names and self.outcome.error_names else names
 
     @property
     def variances(self) -> tuple[str, ...]:
@@ -111,7 +120,8 @@ class MixedEffects(
         out |= {"omega2": Positive()} if self.independent else {}
         out |= {"omega": tuple(PositiveDefinite() for _ in self.blocks)} if self.blocks else {}
         out |= {"gamma2": Positive()} if self.varying else {}
-        return out | ({"error": Positive()} if self.outcome.error_names else {})
+        out |= {"error": Positive()} if self.outcome.error_names else {}
+        return self.held.within(out)
 
     def _onehot(self, owners: list[int], positions: list[int]) -> np.ndarray:
         return np.asarray([[float(o == j) for j in positions] for o in owners]).reshape(len(owners), len(positions))
@@ -120,6 +130,12 @@ class MixedEffects(
         """C_i beta of the random parameters."""
         part = params["beta"] * design[: self.split]
         return part @ jnp.asarray(self._onehot(list(self.owner[: self.split]), self.random), part.dtype)
+
+    @property
+    def held_coefficients(self) -> np.ndarray:
+        """Which coefficients, of all parameters, are held."""
+        sizes = {"beta": self.split, "fixed": len(self.owner) - self.split}
+        return np.concatenate([self.held.mask(name, size) for name, size in sizes.items()])
 
     def coefficients(self, j: int) -> list[int]:
         """Positions of the coefficients of parameter j, its intercept first."""
@@ -235,10 +251,10 @@ class MixedEffects(
             new |= self._gaussian_step(mean_stats, params)
         if self.closed_error:
             new["error"] = jnp.sqrt(mean_stats["squares"] / mean_stats["count"])[None]
-        return new
+        return self.held.kept(new, params)
 
     def _gaussian_step(self, s: dict, params: dict) -> dict:
-        """Generalised least squares of beta at the current Omega, then Omega at the new beta."""
+        """Generalised least squares of what is not held of beta at the current Omega, then Omega at the new beta."""
         owners = np.asarray([self.random.index(j) for j in self.owner[: self.split]])
         if self.blocks:
             precision = jnp.linalg.inv(self.covariance(params))
@@ -247,7 +263,7 @@ class MixedEffects(
         else:
             gram = s["gram"] * jnp.asarray(owners[:, None] == owners[None], s["gram"].dtype)
             moment = s["cross"][np.arange(len(owners)), owners]
-        beta = jnp.linalg.solve(gram, moment)
+        beta = least_squares(gram, moment, self.held.mask("beta", len(owners)), params["beta"])
         spread = beta[:, None] * jnp.asarray(self._onehot(owners.tolist(), list(range(len(self.random)))), beta.dtype)
         fitted = spread.T @ s["cross"]
         omega = s["phi2"] - fitted - fitted.T + spread.T @ s["gram"] @ spread

@@ -65,4 +65,4 @@ class BetweenOccasions(MixedEffects):
 
     def m_step(self, mean_stats, params):
         new: dict[str, Any] = super().m_step(mean_stats, params)
-        return new | {"gamma2": mean_stats["kappa2"] / mean_stats["n_occasions"]}
+        return self.held.kept(new | {"gamma2": mean_stats["kappa2"] / mean_stats["n_occasions"]}, params)
