@@ -41,6 +41,7 @@ def natural_names(model: MixedEffects, labels: list[str], dropped: tuple[str, ..
     out = []
     for j, name in enumerate(model.names):
         out += [f"beta_{name}[{labels[k]}]" if labels[k] else name for k in model.coefficients(j)]
+        out += [f"beta_{name}[{labels[len(model.owner) + k]}]" for k in model.shifts(j)]
     random = [model.names[j] for j in model.random]
     varying = [model.names[j] for j in model.varying]
     for kind, left in (("omega2", random), ("gamma2", varying)):
@@ -57,6 +58,9 @@ def engine_names(model: MixedEffects, labels: list[str]) -> dict[str, str]:
         for k in model.coefficients(j):
             place = f"beta[{k}]" if k < model.split else f"fixed[{k - model.split}]"
             out[place] = f"beta_{name}[{labels[k]}]" if labels[k] else name
+        for k in model.shifts(j):
+            place = f"delta[{k}]" if k < model.followed else f"drift[{k - model.followed}]"
+            out[place] = f"beta_{name}[{labels[len(model.owner) + k]}]"
     out |= {f"omega2[{place}]": f"omega2_{random[j]}" for place, j in enumerate(model.independent)}
     for number, block in enumerate(model.blocks):
         for (row, a), (column, b) in itertools.product(enumerate(block), repeat=2):
@@ -76,10 +80,11 @@ def held_names(model: MixedEffects, labels: list[str]) -> list[str]:
 def natural_values(model: MixedEffects, params: dict, dropped: tuple[str, ...]) -> Any:
     """Values in the order of `natural_names`."""
     gaussian = jnp.concatenate([jnp.ravel(params[name]) for name in ("beta", "fixed") if name in params])
+    shifts = [params[name][k] for name in ("delta", "drift") if name in params for k in range(len(params[name]))]
     out: list[Any] = []
     for j, (_, one) in enumerate(model.individual):
         intercept, *slopes = model.coefficients(j)
-        out += [one.natural(gaussian[intercept]), *(gaussian[k] for k in slopes)]
+        out += [one.natural(gaussian[intercept]), *(gaussian[k] for k in slopes), *(shifts[k] for k in model.shifts(j))]
     random = [model.names[j] for j in model.random]
     omega = model.covariance(params)
     variances = {f"omega2_{name}": omega[place, place] for place, name in enumerate(random)}
@@ -257,12 +262,15 @@ def with_intervals(fitted: NLME, frame: pd.DataFrame, level: float) -> pd.DataFr
 def degrees_of_freedom(fitted: NLME) -> np.ndarray:
     """Of Student's t: subjects less one for variances and covariances of random effects; for the rest observations less
     subjects less parameters, the within-subject degrees of freedom (Pinheiro and Bates 2000, section 2.4.2). Of variances
-    between occasions, occasions less subjects."""
+    between occasions, occasions less subjects, and less such coefficients for those of covariates that change between them."""
     between = [name.startswith(("omega2_", "cov_")) for name in fitted.params_]
     within = max(fitted.n_observations_ - fitted.n_subjects_ - fitted.n_params_, 1)
     out = np.where(between, max(fitted.n_subjects_ - 1, 1), within).astype(float)
-    occasions = int(np.sum(fitted.data_.units.get(PRESENT, 0)))
-    return np.where([name.startswith("gamma2_") for name in fitted.params_], max(occasions - fitted.n_subjects_, 1), out)
+    more = int(np.sum(fitted.data_.units.get(PRESENT, 0))) - fitted.n_subjects_
+    out = np.where([name.startswith("gamma2_") for name in fitted.params_], max(more, 1), out)
+    model = fitted.model_
+    followed = [name for place, name in engine_names(model, fitted._design.labels).items() if place.startswith("delta")]
+    return np.where([name in followed for name in fitted.params_], max(more - len(followed), 1), out)
 
 
 def correlations(fitted: NLME) -> pd.DataFrame:
@@ -283,7 +291,7 @@ def loglik(fitted: NLME, method: str, n_draws: int | None, n_nodes: int) -> Any:
 def carried_by_observations(fitted: NLME) -> int:
     """Parameters whose information grows with observations, not subjects: fixed effects without random ones, and errors."""
     params, known = fitted.result_.params, fitted.model_.held
-    return sum(int(np.sum(~known.mask(name, np.size(params[name])))) for name in ("fixed", "error") if name in params)
+    return sum(int(np.sum(~known.mask(name, np.size(params[name])))) for name in ("fixed", "drift", "error") if name in params)
 
 
 def _moments(model, params, z, w, batch):

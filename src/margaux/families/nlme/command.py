@@ -124,7 +124,7 @@ def answer(fitted: NLME, title: str, level: float = 0.95) -> Answer:
         "correlations": fitted.correlations,
         "starts": lambda: fitted.starts_,
     }
-    if fitted.model_.varying:
+    if fitted.model_.changing:
         tables["by_occasion"] = lambda: fitted.by_occasion_
     if fitted.model_.outcome.continuous:
         tables["residuals"] = fitted.residuals

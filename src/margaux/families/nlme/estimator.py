@@ -21,7 +21,8 @@ from ...showing.parts import check_fitted
 from ..sharing import pooled
 from . import answers, by_occasion, comparison, flipflop, prediction, specification, verdict
 from .censoring import with_limits
-from .data import Design, LongData, group
+from .data import LongData, group
+from .design import Design
 from .dosing import with_regimen
 from .error import ResidualError
 from .events import named_by_default, reading_events
@@ -390,5 +391,5 @@ class NLME(Parameters, Fitted):
 
     def _units(self, data: LongData) -> dict[str, Any]:
         """Units of a grouped frame under this fit's design, as arrays of its precision."""
-        units = data.units | {"design": self._design.matrix(data.subjects)}
+        units = data.units | {"design": self._design.matrix(data)}
         return jax.tree.map(lambda leaf: np.asarray(leaf, self.result_.dtype), units)

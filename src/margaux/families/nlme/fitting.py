@@ -180,7 +180,10 @@ def _least_used(fit: Fit) -> tuple[str, str, int] | None:
             if not model.held.mask("omega2", len(model.independent))[place]:
                 used[model.names_of_random[j], "omega2", place] = spread[j] / fit.params["omega2"][place]
     for place, j in enumerate(model.varying):
-        own = every[:, d:].reshape(len(every), len(model.varying), -1)[:, place][np.asarray(fit.data[PRESENT]) > 0]
+        kappa = every[:, d:].reshape(len(every), len(model.varying), -1) - model.centres(
+            fit.params, np.asarray(fit.data["design"])
+        )
+        own = kappa[:, place][np.asarray(fit.data[PRESENT]) > 0]
         if not model.held.mask("gamma2", len(model.varying))[place]:
             used[model.names[j], "gamma2", place] = np.mean(own**2) / fit.params["gamma2"][place]
     least = min(used, key=used.__getitem__, default=None)

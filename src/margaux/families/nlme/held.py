@@ -131,8 +131,9 @@ def values(model: MixedEffects, individual: Mapping[str, Individual], outcome: A
         ValueError: a coefficient that there is not, or nothing that is left to be estimated.
     """
     names = model.names
-    every = of_coefficients(individual, model.owner, labels)
-    found = {"beta": every[: model.split], "fixed": every[model.split :]}
+    every = of_coefficients(individual, model.owner + model.shifted, labels)
+    ends = np.cumsum([model.split, len(model.owner) - model.split, model.followed])
+    found: dict[str, np.ndarray] = dict(zip(("beta", "fixed", "delta", "drift"), np.split(every, ends), strict=True))
     found["omega2"] = np.asarray([individual[model.names_of_random[j]].variance for j in model.independent], float)
     found["gamma2"] = np.asarray([individual[names[j]].occasion_variance for j in model.varying], float)
     found["error"] = of_error(outcome.error) if isinstance(outcome, Continuous) else np.zeros(0)

@@ -10,7 +10,8 @@ import numpy as np
 
 from . import held
 from .censoring import METHODS
-from .data import Design, LongData
+from .data import LongData
+from .design import Design
 from .dosing import administered
 from .error import as_error
 from .individual import Individual
@@ -73,12 +74,12 @@ def built(
     if isinstance(outcome, Continuous) and outcome.error.held:
         known = dataclasses.replace(outcome, error=dataclasses.replace(outcome.error, fixed=None))
     args = known, plain, design.owner, tuple(block for block in placed if len(block) > 1)
-    units = data.units | {"design": design.matrix(data.subjects)}
+    units = data.units | {"design": design.matrix(data)}
     varying = tuple(j for j, one in enumerate(individual.values()) if one.occasion)
-    if not varying:
+    if not (varying or design.shifted):
         model, units = MixedEffects(*args), {name: part for name, part in units.items() if name != PRESENT}
     else:
-        model = BetweenOccasions(*args, varying=varying, most=units[PRESENT].shape[1])
+        model = BetweenOccasions(*args, varying=varying, shifted=design.shifted, most=units[PRESENT].shape[1])
     typical = np.asarray([one.start for one in individual.values()], float)
     return dataclasses.replace(model, typical=typical, held=held.values(model, individual, outcome, design.labels)), units
 

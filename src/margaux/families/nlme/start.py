@@ -52,7 +52,7 @@ def at_point(model: MixedEffects, units: dict, u: np.ndarray, params: dict | Non
     if params is None:
         names = model.outcome.error_names
         params = coefficients(model, u) | ({"error": np.ones(len(names))} if names else {})
-    own = {name: np.asarray(params[name], float) for name in ("beta", "fixed", "error") if name in params}
+    own = {name: np.asarray(params[name], float) for name in ("beta", "fixed", "delta", "drift", "error") if name in params}
     found = _at_point(model, u, own, _on_the_ladder(units))
     return found._replace(rows=np.asarray(found.rows)[: len(units["mask"])])
 
@@ -87,6 +87,8 @@ def coefficients(model: MixedEffects, u: np.ndarray) -> dict[str, np.ndarray]:
     for j, typical in enumerate(u):
         values[model.coefficients(j)[0]] = typical
     out = {"beta": values[: model.split]} if model.random else {}
+    out |= {"delta": np.zeros(model.followed)} if model.followed else {}
+    out |= {"drift": np.zeros(model.drifting)} if model.drifting else {}
     return out | ({"fixed": values[model.split :]} if model.split < len(model.owner) else {})
 
 
