@@ -202,6 +202,8 @@ def test_values_that_cannot_be_held_are_refused(make, message):
 def test_models_that_cannot_be_held_so_are_refused(table):
     with pytest.raises(ValueError, match=r"holds the coefficient of 'z', but its covariates 'x' have those of 'x'"):
         _fit(table, m=Normal(1.0, covariates="x", coefficients={"z": 1.0}))
+    with pytest.raises(ValueError, match=r"holds the coefficient of 'log\(x \+ 9\)' twice"):
+        _fit(table, m=Normal(1.0, covariates="log(x+9)", coefficients={"log(x + 9)": 1.0, "log(x+9)": 2.0}))
     with pytest.raises(ValueError, match=r"individual\['m'\] holds its variance, but omega correlates its effect"):
         _fit(table, m=Normal(1.0, variance=0.3), omega="full")
     with pytest.raises(ValueError, match="every parameter is held"):

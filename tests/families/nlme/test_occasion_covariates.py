@@ -117,10 +117,15 @@ def test_without_other_effects_between_occasions(table):
     _held_to(model, _exact(table, _mean(table), ("omega2", "a")))
 
 
-def test_a_coefficient_that_is_held(table):
-    model = _fit(table, coefficients={"w": 1.2})
-    assert model.held_ == {"beta_m[w]": 1.2}
-    _held_to(model, _exact(table, _mean(table), ("omega2", "gamma2", "a"), w=1.2))
+def test_a_coefficient_and_a_variance_that_are_held(table):
+    model = _fit(table, coefficients={"w": 1.2}, occasion_variance=0.5)
+    assert model.held_ == {"beta_m[w]": 1.2, "gamma2_m": 0.5}
+    _held_to(model, _exact(table, _mean(table), ("omega2", "a"), w=1.2, gamma2=0.5))
+
+
+def test_a_coefficient_that_is_held_of_a_parameter_that_does_not_vary_otherwise(table):
+    model = _fit(table, occasion=False, coefficients={"w": 1.2, "sex": 0.0})
+    _held_to(model, _exact(table, _mean(table), ("omega2", "a"), w=1.2, sex=0.0))
 
 
 def test_a_variance_that_is_not_there_leaves_the_covariate():

@@ -160,8 +160,9 @@ class NLME(Parameters, Fitted):
         Args:
             id: the subject, "id" by default. time, dose, y: their columns; further numeric columns reach f by their own names.
                 Over several processes each gives its own rows, by `margaux.shard`.
-            occ: the occasion, for parameters with `occasion=True`, and with which the clock of an event table may start anew: the
-                compartments then do, too. "OCC" in any case by default where a parameter varies between occasions.
+            occ: the occasion, for parameters with `occasion=True` or covariates that change between occasions, and with which the
+                clock of an event table may start anew: the compartments then do, too. "OCC" in any case by default where a
+                parameter varies between occasions.
             cens: 1 where y is a limit that the observation lies below, -1 where above, else 0; "CENS" in any case by default.
             limit: the other end of an interval; "LIMIT" by default. lloq: limit of quantification: every y below it is censored.
             columns: those of an event table that have other names, as {"AMT": "amount_mg"}.

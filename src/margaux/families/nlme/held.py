@@ -90,18 +90,22 @@ def of_coefficients(individual: Mapping[str, Individual], owner: tuple[int, ...]
     """
     names, out = list(individual), np.full(len(owner), np.nan)
     for name, one in individual.items():
-        own = [k for k, j in enumerate(owner) if names[j] == name]
-        known = [labels[k] for k in own if labels[k]]
+        # However the formula is spaced.
+        own = {"".join(labels[k].split()): k for k, j in enumerate(owner) if names[j] == name}
         for label, value in one.coefficients:
-            if label not in known:
+            place = own.get("".join(label.split()))
+            if not label or place is None:
+                known = ", ".join(repr(labels[k]) for k in own.values() if labels[k])
                 raise ValueError(
                     f"individual[{name!r}] holds the coefficient of {label!r}, but its covariates {one.covariates!r} have those "
-                    f"of {', '.join(map(repr, known))}"
+                    f"of {known}"
                 )
-            out[own[[labels[k] for k in own].index(label)]] = value
+            if np.isfinite(out[place]):
+                raise ValueError(f"individual[{name!r}] holds the coefficient of {labels[place]!r} twice")
+            out[place] = value
         if one.fixed:
             assert one.start is not None  # see Individual
-            out[own[[labels[k] for k in own].index("")]] = float(one.gaussian(one.start))
+            out[own[""]] = float(one.gaussian(one.start))
     return out
 
 

@@ -25,7 +25,9 @@ class Individual(abc.ABC):
 
     Args:
         start: starting value of $\psi_{pop}$, on the natural scale; found from the data where None.
-        covariates: a formula over columns that are constant within a subject, such as "log(Weight/70) + Sex".
+        covariates: a formula over columns that are constant within a subject, such as "log(Weight/70) + Sex", or, where
+            `fit(occ=)` names the occasions, within each of its occasions: $\phi_{ik} = \phi_i + x_{ik}^\top\delta +
+            \kappa_{ik}$.
         random: whether there is a random effect $\eta_i$; without, all subjects of equal covariates share $\psi$.
         occasion: whether it varies between a subject's occasions k, too: $\phi_{ik} = \phi_i + \kappa_{ik}$ with
             $\kappa_{ik}\sim N(0, \gamma^2)$; `fit(occ=)` names the column of the occasions.
