@@ -87,7 +87,7 @@ def test_the_maximum_over_what_is_not_held(table, held, asked):
     exact, loglik, errors = _exact(table, held)
     assert list(fitted.params_) == NAMES
     assert fitted.held_ == pytest.approx(held)
-    assert fitted.n_params_ == len(NAMES) - len(held)
+    assert fitted.n_params_ == fitted.result_.n_params == len(NAMES) - len(held)
     assert float(fitted.loglik_) == pytest.approx(loglik, abs=0.01)
     for name, value in exact.items():
         assert abs(fitted.params_[name] - value) < 0.03 * errors[name]

@@ -115,6 +115,9 @@ def test_without_other_effects_between_occasions(table):
     model = _fit(table, occasion=False)
     assert list(model.params_) == ["m", "beta_m[sex]", "beta_m[w]", "omega2_m", "a"]
     _held_to(model, _exact(table, _mean(table), ("omega2", "a")))
+    own = model.by_occasion_["mode_m"].loc[list(zip(table["id"], table["visit"], strict=True))]
+    np.testing.assert_allclose(model.predict(), own, rtol=1e-6)
+    assert len(model.plot.fits(n=2).ravel()) == 2
 
 
 def test_a_coefficient_and_a_variance_that_are_held(table):
@@ -182,6 +185,8 @@ def test_covariates_that_have_no_effect_to_estimate_are_refused(table, change, m
 def test_what_new_data_may_not_do(table, fitted):
     with pytest.raises(ValueError, match=r"covariate sex of m changes between a subject's occasions"):
         fitted.predict(table.assign(sex=(table["visit"] == "day 1").astype(int)))
+    with pytest.raises(ValueError, match="m depends on the covariate w, which is no column of the data"):
+        fitted.predict(table.drop(columns="w"))
     with pytest.raises(ValueError, match=r"covariate w varies within an occasion \(subject 0, row 1"):
         fitted.simulate(table.assign(w=table["t"]))
     without = {name: column for name, column in COLUMNS.items() if name != "occ"}

@@ -30,11 +30,13 @@ class Design:
 
     def __init__(self, individual: Mapping[str, Individual], data: LongData) -> None:
         self._specs: dict[str, Any] = {}
+        self._columns_read: dict[str, list[str]] = {}
         self._names, self._formulas = list(individual), {n: one.covariates for n, one in individual.items() if one.covariates}
         rows = {}
         for name, formula in self._formulas.items():
             between = changes(formula, data)
             check_covariates(formula, data, between)
+            self._columns_read[name] = _read(formula, data)
             rows[name] = occasions(data) if between else data.subjects
             self._specs[name] = _formula(formula, rows[name], name)
         parts: list[tuple[int, str]] = []
@@ -87,9 +89,11 @@ class Design:
         return np.concatenate([first, out.reshape(len(out), -1)], axis=1)
 
     def check(self, data: LongData) -> None:
-        """Raises: ValueError: a covariate of other data is missing, or changes where that of the fit did not."""
+        """Raises: ValueError: a covariate of other data is not there, or changes where that of the fit did not."""
         for name, formula in self._formulas.items():
             between = any(self._names[j] == name for j in self.shifted)
+            if lost := [column for column in self._columns_read[name] if column not in data.frame.columns]:
+                raise ValueError(f"{name} depends on the covariate {lost[0]}, which is no column of the data; add it")
             check_covariates(formula, data, between)
             if not between:
                 continue
