@@ -51,6 +51,7 @@ def folder(tmp_path_factory):
             [*NLME, "hole.csv", "--start", "ka=-1"],
             "--start ka=-1: the starting value -1 lies outside the range of LogNormal, whose",
         ),
+        ([*NLME, "hole.csv", "--hold", "V"], "--hold V holds it at its start, which is not given; add --start V=1.5"),
     ],
 )
 def test_what_is_wrong_in_a_table_is_one_line(folder, arguments, message):

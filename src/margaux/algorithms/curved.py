@@ -78,7 +78,8 @@ class SAEM(AbstractRowless):
 
     def init(self, problem, params, per_unit):
         model: Any = problem.model
-        flat, _ = ravel_pytree({name: params[name] for name in model.numerical})
+        coordinates = problem.space.to_unconstrained(params)
+        flat, _ = ravel_pytree({name: coordinates[name] for name in model.numerical})
         information = jnp.zeros((flat.size, flat.size), flat.dtype)
         return {"memory": RobbinsMonro(self.gain).init(per_unit), "information": information}
 

@@ -146,8 +146,9 @@ def sampled(fit: Fit, method: str = "louis") -> Information:
 
 
 def _delta(inverse: np.ndarray, jacobian: np.ndarray, flags: np.ndarray) -> np.ndarray:
-    """Covariance of the parameters; NaN on the boundary."""
-    return np.where(flags[:, None] | flags, np.nan, jacobian @ inverse @ jacobian.T)
+    """Covariance of the parameters; NaN on the boundary, and of those that no coordinate moves."""
+    without = flags | ~np.any(jacobian != 0, axis=1)
+    return np.where(without[:, None] | without, np.nan, jacobian @ inverse @ jacobian.T)
 
 
 def _invert(matrix: np.ndarray, jacobian: np.ndarray, flags: np.ndarray, names: list[str]) -> tuple[np.ndarray, str]:

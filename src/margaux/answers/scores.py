@@ -20,6 +20,7 @@ from ..numerics.compiling import compiled
 from ..numerics.keys import key_of
 from ..numerics.precision import default_dtype, precision, settle
 from ..numerics.sampling import pooled
+from ..problem.held import with_values_of, without_values
 from ..problem.model import log_joints, two_derivatives
 from ..problem.space import Point, moved_to, point
 from .posterior import each_unit
@@ -134,14 +135,15 @@ def louis(space_structure: tuple[tuple, Any], second: bool) -> Any:
     space = jax.tree.unflatten(treedef, [np.asarray(value).reshape(shape) for value, shape in leaves])
 
     def f(model, params, z, w, batch):
-        u, back = ravel_pytree(space.to_unconstrained(params))
+        own = with_values_of(space, params)
+        u, back = ravel_pytree(own.to_unconstrained(params))
 
         def value(u):
-            return log_joints(model, space.from_unconstrained(back(u)), z, batch)[:, 0]
+            return log_joints(model, own.from_unconstrained(back(u)), z, batch)[:, 0]
 
         if not second:
             return {"score": jax.grad(lambda u: w[:, 0] @ value(u))(u)}
-        each, hessian = two_derivatives(model, lambda u: space.from_unconstrained(back(u)), u, z, w, batch)
+        each, hessian = two_derivatives(model, lambda u: own.from_unconstrained(back(u)), u, z, w, batch)
         gradients = each[:, 0]
         return {"score": w[:, 0] @ gradients, "complete": -hessian - (gradients * w).T @ gradients}
 
@@ -149,7 +151,7 @@ def louis(space_structure: tuple[tuple, Any], second: bool) -> Any:
 
 
 def frozen(space: AbstractSpace) -> Any:
-    leaves, treedef = jax.tree.flatten(space)
+    leaves, treedef = jax.tree.flatten(without_values(space))
     return tuple((tuple(np.ravel(np.asarray(leaf)).tolist()), np.shape(leaf)) for leaf in leaves), treedef
 
 

@@ -23,6 +23,7 @@ from ...numerics.compiling import compiled
 from ...numerics.inverse import guarded
 from ...numerics.precision import precision
 from ...numerics.wald import check_level
+from . import held
 from .individual import Individual, LogNormal, Normal
 from .linearised import check_linearisable, linearised_information
 from .model import MixedEffects
@@ -40,6 +41,7 @@ def natural_names(model: MixedEffects, labels: list[str], dropped: tuple[str, ..
     out = []
     for j, name in enumerate(model.names):
         out += [f"beta_{name}[{labels[k]}]" if labels[k] else name for k in model.coefficients(j)]
+        out += [f"beta_{name}[{labels[len(model.owner) + k]}]" for k in model.shifts(j)]
     random = [model.names[j] for j in model.random]
     varying = [model.names[j] for j in model.varying]
     for kind, left in (("omega2", random), ("gamma2", varying)):
@@ -56,6 +58,9 @@ def engine_names(model: MixedEffects, labels: list[str]) -> dict[str, str]:
         for k in model.coefficients(j):
             place = f"beta[{k}]" if k < model.split else f"fixed[{k - model.split}]"
             out[place] = f"beta_{name}[{labels[k]}]" if labels[k] else name
+        for k in model.shifts(j):
+            place = f"delta[{k}]" if k < model.followed else f"drift[{k - model.followed}]"
+            out[place] = f"beta_{name}[{labels[len(model.owner) + k]}]"
     out |= {f"omega2[{place}]": f"omega2_{random[j]}" for place, j in enumerate(model.independent)}
     for number, block in enumerate(model.blocks):
         for (row, a), (column, b) in itertools.product(enumerate(block), repeat=2):
@@ -65,14 +70,21 @@ def engine_names(model: MixedEffects, labels: list[str]) -> dict[str, str]:
     return out | {f"error[{j}]": name for j, name in enumerate(model.outcome.error_names)}
 
 
+def held_names(model: MixedEffects, labels: list[str]) -> list[str]:
+    """Names, as in `natural_names`, of the parameters that are held."""
+    named = engine_names(model, labels)
+    return [named[f"{name}[{place}]"] for name, mask in model.held.masks for place in np.flatnonzero(mask)]
+
+
 @compiled(small=True)
 def natural_values(model: MixedEffects, params: dict, dropped: tuple[str, ...]) -> Any:
     """Values in the order of `natural_names`."""
     gaussian = jnp.concatenate([jnp.ravel(params[name]) for name in ("beta", "fixed") if name in params])
+    shifts = [params[name][k] for name in ("delta", "drift") if name in params for k in range(len(params[name]))]
     out: list[Any] = []
     for j, (_, one) in enumerate(model.individual):
         intercept, *slopes = model.coefficients(j)
-        out += [one.natural(gaussian[intercept]), *(gaussian[k] for k in slopes)]
+        out += [one.natural(gaussian[intercept]), *(gaussian[k] for k in slopes), *(shifts[k] for k in model.shifts(j))]
     random = [model.names[j] for j in model.random]
     omega = model.covariance(params)
     variances = {f"omega2_{name}": omega[place, place] for place, name in enumerate(random)}
@@ -117,9 +129,10 @@ def _computed_covariances(fitted: NLME) -> tuple[np.ndarray, np.ndarray, str]:
     if singular:
         # On the boundary the last Cholesky entry of a singular block is held: the data say nothing of it.
         unknown |= np.asarray([name.startswith("cov_") for name in fitted.params_])
+        unknown |= np.asarray([name in fitted.held_ for name in fitted.params_])
         coordinates = Coordinates(fit)
         u = coordinates.to(params)
-        inward, free = coordinates.jacobian(u), _off_the_edge(params)
+        inward, free = coordinates.jacobian(u), _off_the_edge(params, model)
         covariances = [guarded(matrix, free)[0] for matrix in (info.matrix, *info.matrices)]
         message = "correlations are on the boundary (one or minus one) and have no standard error"
         moved = [jacobian @ inward @ c @ inward.T @ jacobian.T for c in covariances]
@@ -146,9 +159,10 @@ def natural_jacobian(model: MixedEffects, params: dict, dropped: tuple[str, ...]
     return found, jacobian
 
 
-def _off_the_edge(params: dict) -> np.ndarray:
+def _off_the_edge(params: dict, model: MixedEffects) -> np.ndarray:
     """Which unconstrained coordinates are not the last Cholesky entry of a covariance matrix."""
-    sizes = {name: [np.zeros(np.size(leaf)) for leaf in jax.tree.leaves(part)] for name, part in params.items()}
+    sizes: dict[str, Any] = {name: np.zeros(np.size(params[name])) for name in params if name != "omega"}
+    sizes = {name: part[~model.held.mask(name, len(part))] for name, part in sizes.items()}
     sizes["omega"] = [np.r_[np.zeros(d * (d + 1) // 2 - 1), 1.0] for d in map(len, params["omega"])]
     return np.concatenate(jax.tree.leaves(sizes)) < 0.5
 
@@ -179,6 +193,8 @@ def _linearised(fitted: NLME) -> tuple[np.ndarray, np.ndarray, str]:
 
         jacobian = np.asarray(jax.jacobian(natural)(u), float)
     covariance = jacobian @ guarded(np.asarray(matrix, float))[0] @ jacobian.T
+    without = np.asarray([name in fitted.held_ for name in fitted.params_])
+    covariance[without], covariance[:, without] = np.nan, np.nan
     return covariance, np.stack([covariance, covariance]), "standard errors are from the linearised model"
 
 
@@ -204,7 +220,8 @@ def table(fitted: NLME, method: str = "louis") -> pd.DataFrame:
             },
             index=list(fitted.params_),
         )
-    out.attrs["message"] = "; ".join(part.rstrip(".") for part in (fitted.message_, message) if part) + "."
+    told = held.told(fitted.held_)
+    out.attrs["message"] = "; ".join(part.rstrip(".") for part in (fitted.message_, message, told) if part) + "."
     return out
 
 
@@ -245,12 +262,15 @@ def with_intervals(fitted: NLME, frame: pd.DataFrame, level: float) -> pd.DataFr
 def degrees_of_freedom(fitted: NLME) -> np.ndarray:
     """Of Student's t: subjects less one for variances and covariances of random effects; for the rest observations less
     subjects less parameters, the within-subject degrees of freedom (Pinheiro and Bates 2000, section 2.4.2). Of variances
-    between occasions, occasions less subjects."""
+    between occasions, occasions less subjects, and less such coefficients for those of covariates that change between them."""
     between = [name.startswith(("omega2_", "cov_")) for name in fitted.params_]
     within = max(fitted.n_observations_ - fitted.n_subjects_ - fitted.n_params_, 1)
     out = np.where(between, max(fitted.n_subjects_ - 1, 1), within).astype(float)
-    occasions = int(np.sum(fitted.data_.units.get(PRESENT, 0)))
-    return np.where([name.startswith("gamma2_") for name in fitted.params_], max(occasions - fitted.n_subjects_, 1), out)
+    more = int(np.sum(fitted.data_.units.get(PRESENT, 0))) - fitted.n_subjects_
+    out = np.where([name.startswith("gamma2_") for name in fitted.params_], max(more, 1), out)
+    model = fitted.model_
+    followed = [name for place, name in engine_names(model, fitted._design.labels).items() if place.startswith("delta")]
+    return np.where([name in followed for name in fitted.params_], max(more - len(followed), 1), out)
 
 
 def correlations(fitted: NLME) -> pd.DataFrame:
@@ -270,8 +290,8 @@ def loglik(fitted: NLME, method: str, n_draws: int | None, n_nodes: int) -> Any:
 
 def carried_by_observations(fitted: NLME) -> int:
     """Parameters whose information grows with observations, not subjects: fixed effects without random ones, and errors."""
-    params = fitted.result_.params
-    return sum(int(np.size(params[name])) for name in ("fixed", "error") if name in params)
+    params, known = fitted.result_.params, fitted.model_.held
+    return sum(int(np.sum(~known.mask(name, np.size(params[name])))) for name in ("fixed", "drift", "error") if name in params)
 
 
 def _moments(model, params, z, w, batch):
@@ -334,6 +354,7 @@ def along(fitted: NLME, name: str, grid: ArrayLike, maximised: bool, level: floa
     places = {own: place for place, own in engine_names(fitted.model_, fitted._design.labels).items()}
     if name not in places:
         raise ValueError(f"no estimated parameter is called {name!r}; they are {list(places)}")
+    held.refuse([name], fitted.held_)
     one = dict(fitted.model_.individual).get(name, Normal())
     values = np.asarray(one.gaussian(np.unique(np.asarray(grid, float))), float)
     if not np.all(np.isfinite(values)):
@@ -361,6 +382,7 @@ def wald_test(fitted: NLME, names: str | list[str], value: ArrayLike = 0.0) -> W
     for name in wanted:
         if name not in known:
             raise ValueError(f"no parameter is called {name!r}; they are {known}")
+    held.refuse(wanted, fitted.held_)
     at = [known.index(name) for name in wanted]
     variance = _covariances(fitted)[0][np.ix_(at, at)]
     if not np.all(np.isfinite(variance)):

@@ -31,7 +31,7 @@ def arviz_parts(fitted: NLME, n_draws: int, key: int) -> Parts:
         psi = jax.vmap(lambda z: jax.vmap(lambda z, d: model.psi(params, z, d))(z, design))
         flat = {name: np.asarray(value) for name, value in psi(jnp.asarray(z).reshape(-1, *z.shape[2:])).items()}
     random = [model.names[j] for j in model.random]
-    varying = [model.names[j] for j in model.varying]
+    varying = [model.names[j] for j in model.changing]
     posterior = {name: flat[name].reshape(*z.shape[:3], *flat[name].shape[2:]) for name in dict.fromkeys(random + varying)}
     frame = data.frame.sort_index(kind="stable")
     outcome = data.roles["time"] if model.outcome.survival and "time" in data.roles else data.roles["y"]

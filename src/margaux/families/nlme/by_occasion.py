@@ -14,6 +14,7 @@ from ...answers.posterior import each_unit
 from ...numerics.precision import precision
 from . import answers
 from .data import _places
+from .design import changes
 from .outcomes import OCCASION, PRESENT, Continuous
 
 if TYPE_CHECKING:
@@ -38,16 +39,18 @@ def places(data: LongData) -> pd.DataFrame:
 
 
 def with_occasions(data: LongData, individual: Mapping[str, Individual], outcome: AbstractOutcome) -> LongData:
-    """Data whose units say which occasion a row is of, where a parameter varies between occasions; others as they are.
+    """Data whose units say which occasion a row is of, where a parameter or a covariate varies between occasions; others as they
+    are.
 
     Raises:
         ValueError: no column of occasions, one with holes, no subject with two of them, none with two observations, an outcome
             that is not continuous.
     """
     names = varying(individual)
-    if not names:
+    along = [name for name, one in individual.items() if one.covariates and changes(one.covariates, data)]
+    if not names + along:
         return data
-    which = f"individual[{names[0]!r}] varies between occasions"
+    which = f"individual[{(names + along)[0]!r}] varies between occasions"
     if not isinstance(outcome, Continuous):
         raise ValueError(
             f"{which}, which is for continuous outcomes (structural=...), not for {type(outcome).__name__}; write "
@@ -56,6 +59,8 @@ def with_occasions(data: LongData, individual: Mapping[str, Individual], outcome
     if "occ" not in data.roles:
         raise ValueError(f'{which}; name the column of the occasions: fit(data, ..., occ="OCC")')
     column = data.roles["occ"]
+    if not names:
+        return placed(data)
     if places(data)["subject"].value_counts().max() < 2:
         raise ValueError(
             f"{which}, but every subject has one {column}: effects between subjects and between occasions cannot be told apart; "
@@ -97,10 +102,12 @@ def placed(data: LongData) -> LongData:
 
 
 def modes(fitted: NLME) -> pd.DataFrame:
-    """Conditional modes of the effects of occasions: a row an occasion, by subject and label, a column a parameter."""
+    """Conditional modes of the effects of occasions, those of covariates left out: a row an occasion, by subject
+    and label, a column a parameter."""
     model: Any = fitted.model_
     found = places(fitted.data_)
     every = answers.modes(fitted)[:, len(model.random) :].reshape(-1, len(model.varying), model.most)
+    every = every - model.centres(fitted.result_.params, np.asarray(fitted.result_.data["design"]))
     own = every[found["subject"], :, found["place"]]
     return pd.DataFrame(own, columns=[model.names[j] for j in model.varying], index=_index(fitted, found))
 
@@ -132,7 +139,7 @@ def for_these(fitted: NLME, data: LongData) -> np.ndarray:
 def parameters(fitted: NLME) -> pd.DataFrame:
     """See `NLME.by_occasion_`."""
     model: Any = fitted.model_
-    if not model.varying:
+    if not model.changing:
         raise ValueError("no parameter of this fit varies between occasions; see individual_")
     rule, found = answers.rule_of(fitted), places(fitted.data_)
     moments, _ = each_unit(fitted.result_, _moments, rule.estep, width=rule.width, rows=rule.rows)
@@ -140,7 +147,7 @@ def parameters(fitted: NLME) -> pd.DataFrame:
         params, design = jax.tree.map(jnp.asarray, (fitted.result_.params, fitted.result_.data["design"]))
         mode = jax.vmap(lambda z, d: model.psi(params, z, d))(jnp.asarray(answers.modes(fitted)), design)
     out: dict[str, np.ndarray] = {}
-    for name in (model.names[j] for j in model.varying):
+    for name in (model.names[j] for j in model.changing):
         first, second = (np.asarray(part, float)[found["subject"], found["place"]] for part in moments[name])
         peak = np.asarray(mode[name], float)[found["subject"], found["place"]]
         out |= {f"mode_{name}": peak, f"mean_{name}": first, f"sd_{name}": np.sqrt(np.maximum(second - first**2, 0))}
@@ -149,5 +156,5 @@ def parameters(fitted: NLME) -> pd.DataFrame:
 
 def _moments(model, params, z, w, batch):
     psi = jax.vmap(lambda z_j: model.psi(params, z_j, batch["design"][0]))(z[:, 0])
-    own = {name: psi[name] for name in (model.names[j] for j in model.varying)}
+    own = {name: psi[name] for name in (model.names[j] for j in model.changing)}
     return {name: (w[:, 0] @ value, w[:, 0] @ value**2) for name, value in own.items()}

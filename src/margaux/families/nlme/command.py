@@ -61,6 +61,10 @@ def nlme(
     start: Annotated[
         list[str] | None, typer.Option(help="Such as ka=1; may be repeated. Found where not given.", show_default=False)
     ] = None,
+    hold: Annotated[
+        list[str] | None,
+        typer.Option(help="Parameter whose typical value is held at its --start; may be repeated.", show_default=False),
+    ] = None,
     n_iter: Iterations = None,
 ) -> Answer:
     """Fit a nonlinear mixed-effects model by SAEM: one row an observation of a subject, or an event table of doses and
@@ -86,11 +90,15 @@ def nlme(
         individual = {}
         for name in between_occasions or ():
             among(name, structural.parameters, "--between-occasions")
+        for name in hold or ():
+            among(name, structural.parameters, "--hold")
+            if name not in starts:
+                raise UserError(f"--hold {name} holds it at its start, which is not given; add --start {name}=1.5")
         for name in structural.parameters:
             kind = LogNormal if name in structural.positive else Normal
-            varies = name in (between_occasions or ())
+            varies, fixed = name in (between_occasions or ()), name in (hold or ())
             try:
-                individual[name] = kind(starts.get(name), covariates=covariates.get(name), occasion=varies)
+                individual[name] = kind(starts.get(name), covariates.get(name), occasion=varies, fixed=fixed)
             except ValueError as problem:
                 raise UserError(f"--start {name}={starts[name]:g}: {problem}") from problem
         # A short run has half of its iterations at gain one.
@@ -124,7 +132,7 @@ def answer(fitted: NLME, title: str, level: float = 0.95) -> Answer:
         "correlations": fitted.correlations,
         "starts": lambda: fitted.starts_,
     }
-    if fitted.model_.varying:
+    if fitted.model_.changing:
         tables["by_occasion"] = lambda: fitted.by_occasion_
     if fitted.model_.outcome.continuous:
         tables["residuals"] = fitted.residuals

@@ -36,12 +36,19 @@ def lr_test(reduced: NLME, full: NLME) -> LikelihoodRatioTest:
     References: Self and Liang, J. Am. Stat. Assoc. 82 (1987), 605-610; Stram and Lee, Biometrics 50 (1994), 1171-1177.
 
     Raises:
-        ValueError: different data, or the full model has no more parameters.
+        ValueError: different data, models that are not nested, or the full model has no more parameters.
     """
     if reduced.n_observations_ != full.n_observations_ or not np.array_equal(
         reduced.data_.units["rows"]["y"], full.data_.units["rows"]["y"]
     ):
         raise ValueError("the two models were fitted to different data")
+    for name, value in full.held_.items():
+        there = reduced.params_.get(name, 0.0)
+        if (name in reduced.params_ and name not in reduced.held_) or not np.isclose(there, value):
+            also = f"is {there:g}" if name in reduced.held_ or name not in reduced.params_ else "is estimated"
+            raise ValueError(
+                f"the models are not nested: {name} is held at {value:g} in the full one and {also} in the reduced one"
+            )
     df = full.n_params_ - reduced.n_params_
     if df < 1:
         raise ValueError(f"the full model has {full.n_params_} parameters and the reduced one {reduced.n_params_}; swap them?")

@@ -33,7 +33,7 @@ def fine_curves(fitted: Any, subjects: list) -> pd.DataFrame:
     if data.columns is not None:
         return _after_doses(fitted, frame, data.records[data.records[key].isin(subjects)])
     columns = {data.roles.get(name, name) for name in _columns_read(fitted)} - {time}
-    steady = not fitted.model_.varying and all(frame.groupby(key)[name].nunique(dropna=False).max() <= 1 for name in columns)
+    steady = not fitted.model_.changing and all(frame.groupby(key)[name].nunique(dropna=False).max() <= 1 for name in columns)
     if steady:
         ends = frame.groupby(key)[time].agg(["min", "max"])
         first = frame.drop_duplicates(key).drop(columns=[y])
@@ -56,7 +56,7 @@ def _after_doses(fitted: Any, frame: pd.DataFrame, records: pd.DataFrame) -> pd.
     key, time, y = (data.roles[role] for role in ("id", "time", "y"))
     rows = frame
     whole = pd.concat([frame, records]).sort_index()
-    anew = bool(fitted.model_.varying) or bool(np.any(np.asarray(whole.groupby(key)[time].diff()) < 0))
+    anew = bool(fitted.model_.changing) or bool(np.any(np.asarray(whole.groupby(key)[time].diff()) < 0))
     if not anew:
         first = frame.drop_duplicates(key)
         begin: pd.Series = records.groupby(key)[time].agg("min")  # type: ignore[assignment]

@@ -10,11 +10,9 @@ import numpy as np
 import pandas as pd
 
 from ...numerics.ladder import rung
-from ...tables.faults import fault
 from . import events
 from .censoring import censored
 from .dosing import FIRST, LAST, Regimen, administered
-from .individual import Individual
 from .ode import PART
 from .outcomes import DOSES, AbstractOutcome, Continuous
 from .records import refuse_names_twice
@@ -260,83 +258,3 @@ def _padded(data: LongData, sizes: np.ndarray, observed: bool) -> dict[str, Any]
 def _places(sizes: np.ndarray, width: int) -> np.ndarray:
     """Of each subject's cells (n, width), the place among all rows, its last row's in the padding."""
     return np.minimum(np.arange(width), sizes[:, None] - 1) + (np.cumsum(sizes) - sizes)[:, None]
-
-
-class Design:
-    """Design of the individual parameters: an intercept each, and the columns of its covariate formula.
-
-    Attributes:
-        owner: the parameter of each coefficient. labels: "" for an intercept, else the covariate's name.
-            Coefficients of random parameters come first.
-    """
-
-    def __init__(self, individual: dict[str, Individual], data: LongData) -> None:
-        self._specs: dict[str, Any] = {}
-        subjects = data.subjects
-        parts: list[tuple[int, str]] = []
-        for random in (True, False):
-            for j, (name, one) in enumerate(individual.items()):
-                if one.random != random:
-                    continue
-                parts.append((j, ""))
-                if one.covariates:
-                    _check_covariates(one.covariates, data)
-                    self._specs[name] = _formula(one.covariates, subjects, name)
-                    parts += [(j, column) for column in self._columns(name, subjects)]
-        self.owner = tuple(j for j, _ in parts)
-        self.labels = [label for _, label in parts]
-        self._names = list(individual)
-        matrix = self.matrix(subjects)
-        for j, name in enumerate(self._names):
-            own = matrix[:, [k for k, o in enumerate(self.owner) if o == j]]
-            if np.linalg.matrix_rank(own) < own.shape[1]:
-                raise ValueError(
-                    f"the covariates {individual[name].covariates!r} of {name} are constant over subjects or linearly "
-                    "dependent; drop one"
-                )
-
-    def _columns(self, name: str, subjects: pd.DataFrame) -> dict[str, np.ndarray]:
-        spec = self._specs.get(name)
-        if spec is None:
-            return {}
-        table = pd.DataFrame(spec.get_model_matrix(subjects)).drop(columns=["Intercept"], errors="ignore")
-        return {str(column): table[column].to_numpy(float) for column in table.columns}
-
-    def matrix(self, subjects: pd.DataFrame) -> np.ndarray:
-        """(n, P) for one row a subject."""
-        columns = {name: self._columns(name, subjects) for name in self._names}
-        ones = np.ones(len(subjects))
-        pairs = zip(self.owner, self.labels, strict=True)
-        return np.stack([columns[self._names[j]][label] if label else ones for j, label in pairs], axis=1)
-
-
-def _formula(formula: str, subjects: pd.DataFrame, name: str) -> Any:
-    import formulaic
-    from formulaic.errors import FormulaicError
-
-    try:
-        return formulaic.model_matrix(formula, subjects, na_action="raise").model_spec
-    except (FormulaicError, NameError, KeyError, ValueError, SyntaxError) as error:
-        known = ", ".join(map(str, subjects.columns))
-        told = f"cannot build the covariates {formula!r} of {name} from columns {known}: {fault(formula, error)}"
-        raise ValueError(told) from error
-
-
-def _check_covariates(formula: str, data: LongData) -> None:
-    import formulaic
-
-    parse: Any = formulaic.Formula
-    for column in sorted(parse(formula).required_variables):
-        if column not in data.frame.columns:
-            continue
-        values = data.frame[column]
-        missing = values.isna().to_numpy()
-        if missing.any():
-            raise ValueError(f"the covariate {column} is missing ({data.where(int(np.flatnonzero(missing)[0]))})")
-        first = data.subjects[column].to_numpy()[data.codes]
-        varies = values.to_numpy() != first
-        if varies.any():
-            raise ValueError(
-                f"the covariate {column} varies within a subject ({data.where(int(np.flatnonzero(varies)[0]))}); "
-                "covariates of individual parameters are constant, others belong into the structural function"
-            )

@@ -46,7 +46,7 @@ def _of_unit(
     moments = jax.vmap(lambda z: _moments(model, params, z, centre, y))(z)
 
     def slope(flat: Array, moments: Array) -> Array:
-        return scores(model, params | back(flat), moments, centre, y)
+        return scores(model, params | back(flat), moments, params, y)
 
     # Linear in the moments, of which it takes the coefficients once for all draws.
     coefficients = jax.jacfwd(slope, argnums=1)(first, w @ moments)
@@ -60,30 +60,33 @@ def _of_unit(
 
 
 def _moments(model: MixedEffects, params: dict, z: Float[Array, " d"], centre: Float[Array, " d"], y: dict) -> Float[Array, " q"]:
-    r"""One, $\phi$ and $\phi\phi^\top$ about a centre, sums of squared effects of occasions and of squared residuals, flat."""
+    r"""One, $\phi$ and $\phi\phi^\top$ about a centre, sums of squared effects of occasions about theirs (and the effects, where
+    they have covariates), and of squared residuals, flat."""
     squares: Any = 0.0
     if "error" in params and "error" not in model.curved:
         outcome: Any = model.outcome
         squares = jnp.sum(jnp.where(y["mask"] > 0, outcome.squares(model.psi(params, z, y["design"]), y["rows"]), 0.0))
-    gap, between = z[: centre.size] - centre, model.squares_of_occasions(z, y)
-    return jnp.concatenate([jnp.ones(1, z.dtype), gap, jnp.ravel(jnp.outer(gap, gap)), between, jnp.reshape(squares, 1)])
+    gap, effects = z[: centre.size] - centre, model.effects_of_occasions(params, z, y)
+    between = [jnp.sum(effects**2, axis=1)] + ([jnp.ravel(effects)] if model.followed else [])
+    return jnp.concatenate([jnp.ones(1, z.dtype), gap, jnp.ravel(jnp.outer(gap, gap)), *between, jnp.reshape(squares, 1)])
 
 
-def scores(
-    model: MixedEffects, params: dict, moments: Float[Array, " q"], centre: Float[Array, " d"], y: dict
-) -> Float[Array, " p"]:
+def scores(model: MixedEffects, params: dict, moments: Float[Array, " q"], about: dict, y: dict) -> Float[Array, " p"]:
     r"""The sum over draws of $\nabla\log p(y_i,\phi\mid\theta)$ by their `_moments`, but for the parameters that are `curved`.
 
     With $e=\phi-C_i\beta$ and $P=\Omega^{-1}$: $C_i^\top Pe$ of $\beta$, $(Pee^\top P-P)/2$ of $\Omega$,
-    $(\sum_k\kappa_{ik}^2/\gamma^2-K_i)/(2\gamma^2)$ of a variance between its $K_i$ occasions, and
+    $(\sum_k\epsilon_{ik}^2/\gamma^2-K_i)/(2\gamma^2)$ of a variance between its $K_i$ occasions,
+    $\sum_k x_{ik}\epsilon_{ik}/\gamma^2$ of $\delta$ with $\epsilon_{ik}=\kappa_{ik}-\delta^\top x_{ik}$, and
     $\lVert r\rVert^2/a^3-T_i/a$ of the error's scale a, r being residuals at a scale of one.
+
+    Args:
+        about: parameters whose means the moments are about.
     """
     d, weight, out = len(model.random), moments[0], {}
     if model.varying:
-        each, between = 1 / params["gamma2"], moments[1 + d + d * d : -1]
-        out["gamma2"] = (between * each - weight * jnp.sum(y[PRESENT])) * each / 2
+        out |= _scores_of_occasions(model, params, moments, about, y)
     if d:
-        mean, phi = model.mean(params, y["design"]) - centre, moments[1 : 1 + d]
+        mean, phi = model.mean(params, y["design"]) - model.mean(about, y["design"]), moments[1 : 1 + d]
         cross = jnp.outer(phi, mean)
         spread = moments[1 + d : 1 + d + d * d].reshape(d, d) - cross - cross.T + weight * jnp.outer(mean, mean)
         precision, own = jnp.zeros((d, d), moments.dtype), np.asarray(model.independent, int)
@@ -103,3 +106,18 @@ def scores(
         scale = params["error"]
         out["error"] = moments[-1:] / scale**3 - weight * jnp.sum(y["mask"]) / scale
     return ravel_pytree(out)[0]
+
+
+def _scores_of_occasions(model: Any, params: dict, moments: Float[Array, " q"], about: dict, y: dict) -> dict[str, Array]:
+    """Those of gamma2 and delta."""
+    d, m, weight, each = len(model.random), len(model.varying), moments[0], 1 / params["gamma2"]
+    between = moments[1 + d + d * d : 1 + d + d * d + m]
+    if not model.followed:
+        return {"gamma2": (between * each - weight * jnp.sum(y[PRESENT])) * each / 2}
+    effects = moments[1 + d + d * d + m : -1].reshape(m, model.most)
+    centre = model.centres(params, y["design"]) - model.centres(about, y["design"])
+    between = between - 2 * jnp.sum(centre * effects, axis=1) + weight * jnp.sum(centre**2, axis=1)
+    owners = np.asarray([model.varying.index(j) for j in model.shifted[: model.followed]])
+    x = model.covariates(y["design"])[:, : model.followed]
+    delta = jnp.sum(x.T * (effects - weight * centre)[owners], axis=1) * each[owners]
+    return {"gamma2": (between * each - weight * jnp.sum(y[PRESENT])) * each / 2, "delta": delta}

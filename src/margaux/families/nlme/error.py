@@ -4,15 +4,27 @@ from __future__ import annotations
 
 import abc
 import dataclasses
+from collections.abc import Mapping
 
 import jax.numpy as jnp
+import numpy as np
 from jax.scipy.stats import norm
 from jaxtyping import Array
 
 
 @dataclasses.dataclass(frozen=True)
 class ResidualError(abc.ABC):
-    """y = f + g(f) epsilon, with epsilon standard normal; of one parameter where g is a times a known function."""
+    """y = f + g(f) epsilon, with epsilon standard normal; of one parameter where g is a times a known function.
+
+    Args:
+        fixed: values that parameters are held at instead of being estimated: a number where there is one parameter, else by
+            name, as `Combined(fixed={"b": 0.1})`.
+
+    Raises:
+        ValueError: no such parameter, or a value that is not positive.
+    """
+
+    fixed: float | Mapping[str, float] | tuple[tuple[str, float], ...] | None = dataclasses.field(default=None, kw_only=True)
 
     #: names of the error parameters, and whether the only one is a scale with a closed estimate
     names = ("a",)
@@ -21,6 +33,29 @@ class ResidualError(abc.ABC):
     positive = False
     #: whether the error vanishes with the prediction
     relative = False
+
+    def __post_init__(self) -> None:
+        # Hashable, as what programs are found by.
+        if isinstance(self.fixed, Mapping):
+            object.__setattr__(self, "fixed", tuple(self.fixed.items()))
+        kind = type(self).__name__
+        if isinstance(self.fixed, int | float) and len(self.names) > 1:
+            names = ", ".join(self.names)
+            raise ValueError(
+                f"{kind} has the parameters {names}: hold one by its name, as fixed={{{self.names[0]!r}: {self.fixed}}}"
+            )
+        for name, value in self.held.items():
+            if name not in self.names:
+                raise ValueError(f"{kind} has no parameter {name!r} to hold; it has {', '.join(self.names)}")
+            if not (np.isfinite(value) and value > 0):
+                raise ValueError(f"{name} of {kind} must be a positive number to be held, got {value}")
+
+    @property
+    def held(self) -> dict[str, float]:
+        """The parameters that are held, and their values."""
+        if self.fixed is None:
+            return {}
+        return {self.names[0]: float(self.fixed)} if isinstance(self.fixed, int | float) else dict(self.fixed)
 
     @abc.abstractmethod
     def sd(self, error: Array, f: Array) -> Array:
@@ -70,6 +105,7 @@ class Combined(ResidualError):
     def __post_init__(self) -> None:
         if self.form not in (1, 2):
             raise ValueError(f"form must be 1 (a + b f) or 2 (sqrt(a^2 + b^2 f^2)), got {self.form}")
+        super().__post_init__()
 
     def sd(self, error, f):
         if self.form == 1:

@@ -21,7 +21,8 @@ from ...showing.parts import check_fitted
 from ..sharing import pooled
 from . import answers, by_occasion, comparison, flipflop, prediction, specification, verdict
 from .censoring import with_limits
-from .data import Design, LongData, group
+from .data import LongData, group
+from .design import Design
 from .dosing import with_regimen
 from .error import ResidualError
 from .events import named_by_default, reading_events
@@ -159,8 +160,9 @@ class NLME(Parameters, Fitted):
         Args:
             id: the subject, "id" by default. time, dose, y: their columns; further numeric columns reach f by their own names.
                 Over several processes each gives its own rows, by `margaux.shard`.
-            occ: the occasion, for parameters with `occasion=True`, and with which the clock of an event table may start anew: the
-                compartments then do, too. "OCC" in any case by default where a parameter varies between occasions.
+            occ: the occasion, for parameters with `occasion=True` or covariates that change between occasions, and with which the
+                clock of an event table may start anew: the compartments then do, too. "OCC" in any case by default where a
+                parameter varies between occasions.
             cens: 1 where y is a limit that the observation lies below, -1 where above, else 0; "CENS" in any case by default.
             limit: the other end of an interval; "LIMIT" by default. lloq: limit of quantification: every y below it is censored.
             columns: those of an event table that have other names, as {"AMT": "amount_mg"}.
@@ -221,6 +223,11 @@ class NLME(Parameters, Fitted):
         asked, left = specification.individual(self).items(), dict(self.model_.individual)
         lost = [f"omega2_{name}" for name, one in asked if one.random and not left[name].random]
         return tuple(lost + [f"gamma2_{name}" for name, one in asked if one.occasion and not left[name].occasion])
+
+    @property
+    def held_(self) -> dict[str, float]:
+        """Parameters that were held and not estimated, at their values: they count as no parameters and have no errors."""
+        return {name: self.params_[name] for name in answers.held_names(self.model_, self._design.labels)}
 
     @functools.cached_property
     def _table(self) -> pd.DataFrame:
@@ -291,7 +298,7 @@ class NLME(Parameters, Fitted):
     @property
     def n_params_(self) -> int:
         """Free scalar parameters."""
-        return len(self.params_)
+        return len(self.params_) - len(self.held_)
 
     @property
     def aic_(self) -> float:
@@ -385,5 +392,5 @@ class NLME(Parameters, Fitted):
 
     def _units(self, data: LongData) -> dict[str, Any]:
         """Units of a grouped frame under this fit's design, as arrays of its precision."""
-        units = data.units | {"design": self._design.matrix(data.subjects)}
+        units = data.units | {"design": self._design.matrix(data)}
         return jax.tree.map(lambda leaf: np.asarray(leaf, self.result_.dtype), units)

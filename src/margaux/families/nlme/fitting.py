@@ -46,8 +46,9 @@ def check_structural(model: MixedEffects, units: dict, data: LongData) -> None:
     Raises:
         ValueError: it fails, has the wrong shape, or is not finite somewhere, with subject and row.
     """
-    given = all(one.start is not None for _, one in model.individual)
-    psi = {name: float(one.start if one.start is not None else _middle(one)) for name, one in model.individual}
+    given = bool(np.all(np.isfinite(model.typical)))
+    starts = zip(model.individual, model.typical.tolist(), strict=True)
+    psi = {name: start if np.isfinite(start) else _middle(one) for (name, one), start in starts}
     rows = units["rows"]
     outcome = model.outcome
     function = outcome.structural if isinstance(outcome, Continuous) else getattr(outcome, "function", None)
@@ -176,12 +177,17 @@ def _least_used(fit: Fit) -> tuple[str, str, int] | None:
     if model.independent:
         spread = (every[:, :d] - model.means(fit.params, np.asarray(fit.data["design"]))).var(axis=0)
         for place, j in enumerate(model.independent):
-            used[model.names_of_random[j], "omega2", place] = spread[j] / fit.params["omega2"][place]
+            if not model.held.mask("omega2", len(model.independent))[place]:
+                used[model.names_of_random[j], "omega2", place] = spread[j] / fit.params["omega2"][place]
     for place, j in enumerate(model.varying):
-        own = every[:, d:].reshape(len(every), len(model.varying), -1)[:, place][np.asarray(fit.data[PRESENT]) > 0]
-        used[model.names[j], "gamma2", place] = np.mean(own**2) / fit.params["gamma2"][place]
-    least = min(used, key=used.__getitem__)
-    return least if used[least] < SHRUNK else None
+        kappa = every[:, d:].reshape(len(every), len(model.varying), -1) - model.centres(
+            fit.params, np.asarray(fit.data["design"])
+        )
+        own = kappa[:, place][np.asarray(fit.data[PRESENT]) > 0]
+        if not model.held.mask("gamma2", len(model.varying))[place]:
+            used[model.names[j], "gamma2", place] = np.mean(own**2) / fit.params["gamma2"][place]
+    least = min(used, key=used.__getitem__, default=None)
+    return least if least is not None and used[least] < SHRUNK else None
 
 
 def _made_singular(fit: Fit) -> tuple[Fit, bool]:

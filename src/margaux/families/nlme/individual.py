@@ -14,6 +14,8 @@ from jax.scipy.stats import norm
 from jaxtyping import Array
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from numpy.typing import ArrayLike
 
 
@@ -23,16 +25,34 @@ class Individual(abc.ABC):
 
     Args:
         start: starting value of $\psi_{pop}$, on the natural scale; found from the data where None.
-        covariates: a formula over columns that are constant within a subject, such as "log(Weight/70) + Sex".
+        covariates: a formula over columns that are constant within a subject, such as "log(Weight/70) + Sex", or, where
+            `fit(occ=)` names the occasions, within each of its occasions: $\phi_{ik} = \phi_i + x_{ik}^\top\delta +
+            \kappa_{ik}$.
         random: whether there is a random effect $\eta_i$; without, all subjects of equal covariates share $\psi$.
         occasion: whether it varies between a subject's occasions k, too: $\phi_{ik} = \phi_i + \kappa_{ik}$ with
             $\kappa_{ik}\sim N(0, \gamma^2)$; `fit(occ=)` names the column of the occasions.
+        fixed: whether $\psi_{pop}$ is held at its start instead of being estimated.
+        coefficients: covariates' effects that are held, by the names they have in `params_`, as {"log(Weight/70)": 0.75}.
+        variance, occasion_variance: values that $\omega^2$ and $\gamma^2$ are held at, on the Gaussian scale; estimated where
+            None.
+
+    Raises:
+        ValueError: a start or a held value that such a parameter cannot have, or nothing that it would be held of.
+
+    >>> LogNormal(fixed=True)
+    Traceback (most recent call last):
+    ValueError: fixed=True holds the typical value at its start, and there is none: write LogNormal(1.5, fixed=True)
     """
 
     start: float | None = None
     covariates: str | None = None
     random: bool = True
     occasion: bool = False
+    _: dataclasses.KW_ONLY
+    fixed: bool = False
+    coefficients: Mapping[str, float] | tuple[tuple[str, float], ...] = ()
+    variance: float | None = None
+    occasion_variance: float | None = None
 
     #: what a message says of the values that it takes
     _range = ""
@@ -40,6 +60,29 @@ class Individual(abc.ABC):
     def __post_init__(self) -> None:
         if self.start is not None and not np.isfinite(self.gaussian(self.start)):
             raise ValueError(f"the starting value {self.start:g} lies outside the range of {type(self).__name__}{self._range}")
+        # Hashable, as what programs are found by.
+        object.__setattr__(self, "coefficients", tuple(dict(self.coefficients).items()))
+        self._check_held()
+
+    def _check_held(self) -> None:
+        kind = type(self).__name__
+        if self.fixed and self.start is None:
+            raise ValueError(f"fixed=True holds the typical value at its start, and there is none: write {kind}(1.5, fixed=True)")
+        if self.coefficients and not self.covariates:
+            raise ValueError(f"coefficients= holds effects of covariates, and this {kind} has no covariates=")
+        for label, value in self.coefficients:
+            if not np.isfinite(value):
+                raise ValueError(f"the coefficient of {label!r} is held at {value}, which is no finite number")
+        for name, there in (("variance", self.random), ("occasion_variance", self.occasion)):
+            value = getattr(self, name)
+            if value is None:
+                continue
+            if not there:
+                effect = "random=False leaves out" if name == "variance" else "is there with occasion=True alone"
+                raise ValueError(f"{name}= holds the variance of an effect that {effect}")
+            if not (np.isfinite(value) and value > 0):
+                more = "; random=False leaves the effect out" if name == "variance" else ""
+                raise ValueError(f"{name} must be a positive number, got {value}{more}")
 
     @abc.abstractmethod
     def natural(self, phi: Array) -> Array:
@@ -52,6 +95,10 @@ class Individual(abc.ABC):
     def values(self, phi: ArrayLike) -> np.ndarray:
         """h of numbers, without a program where it is overridden."""
         return np.asarray(self.natural(jnp.asarray(phi, float)), float)
+
+    def without_numbers(self) -> Individual:
+        """The distribution alone, whatever it starts from and is held at: what programs depend on."""
+        return dataclasses.replace(self, start=None, fixed=False, coefficients=(), variance=None, occasion_variance=None)
 
     def slope(self, phi: float) -> float:
         """Derivative of h at a number."""

@@ -16,6 +16,7 @@ from ...numerics.keys import key_of
 from ...problem.model import AbstractDifferentiated, AbstractPointwise, AbstractPopulation, AbstractPredictive, AbstractUneven
 from ...problem.space import Positive, PositiveDefinite, Real
 from . import derivatives
+from .held import NOTHING, HeldValues, least_squares
 from .individual import Individual
 from .outcomes import DOSES, AbstractOutcome, Continuous
 
@@ -32,7 +33,8 @@ class MixedEffects(
     random parameters on the Gaussian scale; `fixed`, those of parameters without random effect; `omega2`, variances of
     independent effects; `omega`, covariance matrices of blocks; `error`. Groups that are empty are left out.
 
-    A subject's data: `rows` (column -> (T,), the outcome under "y"), `mask` (T,), `design` (P,) of all coefficients.
+    A subject's data: `rows` (column -> (T,), the outcome under "y"), `mask` (T,), `design` (P,) of all coefficients (and, behind
+    it, what `BetweenOccasions` says).
 
     Args:
         individual: (name, distribution) of each individual parameter.
@@ -42,7 +44,8 @@ class MixedEffects(
             Kuhn and Lavielle 2005, section 5), so that their M-step is closed. vanished: variances (of the
             independent effects) below which it does not fall, since EM no longer moves what hardly varies.
         groups: how many subjects, in the order of their data, have at most so many rows: see `by_size`.
-        varying, most: see `margaux.families.nlme.occasions.BetweenOccasions`.
+        varying, shifted, most: see `margaux.families.nlme.occasions.BetweenOccasions`.
+        typical: starting values of typical parameters on the natural scale, NaN where none is given. held: what is not estimated.
     """
 
     outcome: AbstractOutcome = eqx.field(static=True)
@@ -53,7 +56,10 @@ class MixedEffects(
     vanished: Any = None
     groups: tuple[tuple[int, int], ...] = eqx.field(static=True, default=())
     varying: tuple[int, ...] = eqx.field(static=True, default=())
+    shifted: tuple[int, ...] = eqx.field(static=True, default=())
     most: int = eqx.field(static=True, default=1)
+    typical: Any = None
+    held: HeldValues = NOTHING
 
     @property
     def random(self) -> list[int]:
@@ -81,18 +87,38 @@ class MixedEffects(
         return sum(1 for j in self.owner if j in set(self.random))
 
     @property
+    def followed(self) -> int:
+        """Number of coefficients of occasions whose parameters vary between them, too: `delta`."""
+        return sum(1 for j in self.shifted if j in self.varying)
+
+    @property
+    def changing(self) -> tuple[int, ...]:
+        """Positions of the parameters that are others from occasion to occasion."""
+        return tuple(dict.fromkeys((*self.varying, *self.shifted)))
+
+    @property
+    def drifting(self) -> int:
+        """Number of the other ones: `drift`."""
+        return len(self.shifted) - self.followed
+
+    @property
     def closed_error(self) -> bool:
         return isinstance(self.outcome, Continuous) and self.outcome.error.closed and not self.outcome.censored
 
     @property
     def numerical(self) -> tuple[str, ...]:
-        fixed = ("fixed",) if self.split < len(self.owner) else ()
-        return fixed + (("error",) if self.outcome.error_names and not self.closed_error else ())
+        return tuple(name for name in self._without_closed_step if name not in self.held.whole)
+
+    @property
+    def _without_closed_step(self) -> tuple[str, ...]:
+        without = (("fixed",) if self.split < len(self.owner) else ()) + (("drift",) if self.drifting else ())
+        return without + (("error",) if self.outcome.error_names and not self.closed_error else ())
 
     @property
     def curved(self) -> tuple[str, ...]:
         """Parameters in which the complete log-likelihood is differentiated: residuals move with those without random effect."""
-        return ("fixed", "error") if "fixed" in self.numerical and self.outcome.error_names else self.numerical
+        names = self._without_closed_step
+        return tuple(dict.fromkeys((*names, "error"))) if names and self.outcome.error_names else names
 
     @property
     def variances(self) -> tuple[str, ...]:
@@ -111,7 +137,10 @@ class MixedEffects(
         out |= {"omega2": Positive()} if self.independent else {}
         out |= {"omega": tuple(PositiveDefinite() for _ in self.blocks)} if self.blocks else {}
         out |= {"gamma2": Positive()} if self.varying else {}
-        return out | ({"error": Positive()} if self.outcome.error_names else {})
+        out |= {"delta": Real()} if self.followed else {}
+        out |= {"drift": Real()} if self.drifting else {}
+        out |= {"error": Positive()} if self.outcome.error_names else {}
+        return self.held.within(out)
 
     def _onehot(self, owners: list[int], positions: list[int]) -> np.ndarray:
         return np.asarray([[float(o == j) for j in positions] for o in owners]).reshape(len(owners), len(positions))
@@ -121,9 +150,19 @@ class MixedEffects(
         part = params["beta"] * design[: self.split]
         return part @ jnp.asarray(self._onehot(list(self.owner[: self.split]), self.random), part.dtype)
 
+    @property
+    def held_coefficients(self) -> np.ndarray:
+        """Which coefficients, of all parameters, are held."""
+        sizes = {"beta": self.split, "fixed": len(self.owner) - self.split}
+        return np.concatenate([self.held.mask(name, size) for name, size in sizes.items()])
+
     def coefficients(self, j: int) -> list[int]:
         """Positions of the coefficients of parameter j, its intercept first."""
         return [k for k, owner in enumerate(self.owner) if owner == j]
+
+    def shifts(self, j: int) -> list[int]:
+        """Positions, among the coefficients of occasions, of those of parameter j."""
+        return [k for k, owner in enumerate(self.shifted) if owner == j]
 
     def means(self, params: dict, design: np.ndarray) -> np.ndarray:
         """C_i beta of many subjects (n, d), by NumPy."""
@@ -135,7 +174,7 @@ class MixedEffects(
         gaussian = {self.names[j]: z[position] for position, j in enumerate(self.random)}
         if self.split < len(self.owner):
             rest = [j for j in range(len(self.names)) if j not in self.random]
-            part = params["fixed"] * design[self.split :]
+            part = params["fixed"] * design[self.split : len(self.owner)]
             values = part @ jnp.asarray(self._onehot(list(self.owner[self.split :]), rest), part.dtype)
             gaussian |= {self.names[j]: values[position] for position, j in enumerate(rest)}
         return gaussian
@@ -202,9 +241,9 @@ class MixedEffects(
             total += -jnp.sum(white**2) / 2 - jnp.sum(jnp.log(jnp.diagonal(factor))) - constant
         return total
 
-    def squares_of_occasions(self, z: Array, y: dict) -> Float[Array, " m"]:
-        """Of each parameter that varies between occasions, the sum of its squared effects."""
-        return jnp.zeros(0, z.dtype)
+    def effects_of_occasions(self, params: dict, z: Array, y: dict) -> Float[Array, "m K"]:
+        """Of each parameter that varies between occasions, its effects less those of covariates; zero where there is none."""
+        return jnp.zeros((0, self.most), z.dtype)
 
     def derivatives(self, params, z, w, batch):
         return derivatives.of_draws(self, params, z, w, batch)
@@ -235,10 +274,10 @@ class MixedEffects(
             new |= self._gaussian_step(mean_stats, params)
         if self.closed_error:
             new["error"] = jnp.sqrt(mean_stats["squares"] / mean_stats["count"])[None]
-        return new
+        return self.held.kept(new, params)
 
     def _gaussian_step(self, s: dict, params: dict) -> dict:
-        """Generalised least squares of beta at the current Omega, then Omega at the new beta."""
+        """Generalised least squares of what is not held of beta at the current Omega, then Omega at the new beta."""
         owners = np.asarray([self.random.index(j) for j in self.owner[: self.split]])
         if self.blocks:
             precision = jnp.linalg.inv(self.covariance(params))
@@ -247,7 +286,7 @@ class MixedEffects(
         else:
             gram = s["gram"] * jnp.asarray(owners[:, None] == owners[None], s["gram"].dtype)
             moment = s["cross"][np.arange(len(owners)), owners]
-        beta = jnp.linalg.solve(gram, moment)
+        beta = least_squares(gram, moment, self.held.mask("beta", len(owners)), params["beta"])
         spread = beta[:, None] * jnp.asarray(self._onehot(owners.tolist(), list(range(len(self.random)))), beta.dtype)
         fitted = spread.T @ s["cross"]
         omega = s["phi2"] - fitted - fitted.T + spread.T @ s["gram"] @ spread
@@ -267,15 +306,19 @@ class MixedEffects(
 def carried_over(source: MixedEffects, target: MixedEffects, params: dict) -> dict[str, Any]:
     """Parameters of one model as those of another with the same coefficients but other random effects."""
     values = np.concatenate([np.ravel(params.get(name, ())) for name in ("beta", "fixed")])
-    moved = np.zeros(len(values))
+    shifts = np.concatenate([np.ravel(params.get(name, ())) for name in ("delta", "drift")])
+    moved, shifted = np.zeros(len(values)), np.zeros(len(shifts))
     for j in range(len(source.names)):
         moved[target.coefficients(j)] = values[source.coefficients(j)]
+        shifted[target.shifts(j)] = shifts[source.shifts(j)]
     variances = np.full(len(source.names), 1.0)
     matrix = np.diag(variances)
     matrix[np.ix_(source.random, source.random)] = source.covariances(params) if source.random else 0.0
     out: dict[str, Any] = {"beta": moved[: target.split]} if target.random else {}
     if target.split < len(target.owner):
         out["fixed"] = moved[target.split :]
+    out |= {"delta": shifted[: target.followed]} if target.followed else {}
+    out |= {"drift": shifted[target.followed :]} if target.drifting else {}
     random = np.asarray(target.random, int)
     if target.independent:
         own = random[target.independent]

@@ -16,7 +16,6 @@ from . import answers, by_occasion
 from .data import LongData, group
 from .dosing import with_regimen
 from .events import recognised
-from .occasions import BetweenOccasions
 from .outcomes import PRESENT
 
 if TYPE_CHECKING:
@@ -31,7 +30,9 @@ def _data(fitted: NLME, frame: pd.DataFrame | None) -> LongData:
         return fitted.data_
     roles = {"id": None, "time": None, "y": None, "dose": None} | fitted.data_.roles
     data = group(frame, roles, fitted.model_.outcome, observed=False, columns=_columns(fitted, frame))
-    return by_occasion.placed(data) if fitted.model_.varying else data
+    data = by_occasion.placed(data) if fitted.model_.changing else data
+    fitted._design.check(data)
+    return data
 
 
 def _columns(fitted: NLME, frame: pd.DataFrame) -> dict[str, str] | None:
@@ -43,7 +44,7 @@ def _columns(fitted: NLME, frame: pd.DataFrame) -> dict[str, str] | None:
 def _model(fitted: NLME, data: LongData) -> MixedEffects:
     """The model for the doses of these data."""
     model = fitted.model_
-    changed: dict[str, Any] = {"most": data.units[PRESENT].shape[1]} if model.varying else {}
+    changed: dict[str, Any] = {"most": data.units[PRESENT].shape[1]} if model.changing else {}
     return dataclasses.replace(model, outcome=with_regimen(model.outcome, data.regimen), **changed)
 
 
@@ -100,7 +101,7 @@ def drawn(fitted: NLME, data: LongData, n_draws: int, key: int) -> np.ndarray:
 
 def _root(model: MixedEffects, params: dict) -> Any:
     """A square root of the covariance of a subject's effects, singular or not."""
-    between = jnp.diag(jnp.repeat(jnp.sqrt(params["gamma2"]), model.most)) if isinstance(model, BetweenOccasions) else None
+    between = jnp.diag(jnp.repeat(jnp.sqrt(params["gamma2"]), model.most)) if model.varying else None
     if not model.random:
         return jnp.zeros((1, 1)) if between is None else between
     values, vectors = jnp.linalg.eigh(model.covariance(params))

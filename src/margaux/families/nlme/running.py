@@ -103,7 +103,7 @@ def saem(
         progress=settings.verbose, polish=False, shared=settings.shared,
     )  # fmt: skip
     algorithm, estep = settings.algorithm(settings.n_burn), settings.estep(len(units["mask"]))
-    vanishing = [name for name, one in individual.items() if not one.random]
+    vanishing = [name for j, (name, one) in enumerate(individual.items()) if not (one.random or _is_held(model, j))]
 
     def settled(model: MixedEffects, units: dict, start: dict) -> Settled | None:
         return Settled(model, units, start, settings.n_burn, slack) if settings.stop else None
@@ -112,7 +112,8 @@ def saem(
         stop = settled(model, units, start)
         fit = run_by_size(model, units, algorithm, estep, params=start, space=model.space(), stop=stop, **others)
         return polished(fit, polish)
-    wide, wide_units = build({name: dataclasses.replace(one, random=True) for name, one in individual.items()})
+    wider = {name: dataclasses.replace(one, random=one.random or name in vanishing) for name, one in individual.items()}
+    wide, wide_units = build(wider)
     start = carried_over(model, wide, start)
     # `carried_over` gives new random effects a variance of one; a plausible one is what they start from, and a
     # twentieth of it, an SD of a fifth, is where they end: EM moves a mean in proportion to the variance around it.
@@ -129,6 +130,11 @@ def saem(
     runs = jax.tree.map(lambda leaf: np.asarray(leaf)[None], moved["params"])
     problem = Problem(model, as_space(model.space(), moved["params"]), NoPenalty(), len(units["mask"]))
     return polished(dataclasses.replace(fit, **moved, run_params=runs, problem=problem, data=units, rows=None), polish)
+
+
+def _is_held(model: MixedEffects, j: int) -> bool:
+    """Whether every coefficient of a parameter without random effect is held."""
+    return bool(np.all(model.held_coefficients[model.coefficients(j)]))
 
 
 def _places(source: MixedEffects, target: MixedEffects, params: dict) -> np.ndarray:

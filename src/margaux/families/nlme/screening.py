@@ -95,8 +95,8 @@ def _side(model: MixedEffects, params: dict) -> bool | None:
 
 def _side_asked_for(model: MixedEffects) -> bool | None:
     """The side of the user's starting values; None where they do not say."""
-    psi = {name: one.start for name, one in model.individual}
-    return None if None in psi.values() else flipped(getattr(model.outcome, "structural", None), psi)  # type: ignore[arg-type]
+    psi = dict(zip(model.names, model.typical.tolist(), strict=True))
+    return flipped(getattr(model.outcome, "structural", None), psi) if np.all(np.isfinite(model.typical)) else None
 
 
 def chosen(model: MixedEffects, reached: np.ndarray, ends: list[dict]) -> int:

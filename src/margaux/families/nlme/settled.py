@@ -62,7 +62,8 @@ def complete_errors(model: MixedEffects, units: dict[str, Any], params: dict[str
     r"""Standard errors of the parameters, flat, if every $\phi_i$ were observed: NaN where they have no closed form.
 
     $\omega_j\sqrt{((C_j^\top C_j)^{-1})_{kk}}$ of coefficients, $\sqrt{(\omega_{jj}\omega_{kk}+\omega_{jk}^2)/n}$ of
-    (co)variances, $\gamma^2\sqrt{2/\sum_i K_i}$ between occasions, $a/\sqrt{2N}$ of a single error parameter.
+    (co)variances, $\gamma^2\sqrt{2/\sum_i K_i}$ between occasions,
+    $\gamma\sqrt{((X^\top X)^{-1})_{kk}}$ of coefficients of covariates of occasions, $a/\sqrt{2N}$ of a single error parameter.
     """
     design = np.asarray(units["design"])
     n, n_rows = len(design), float(np.sum(units["mask"]))
@@ -82,6 +83,11 @@ def complete_errors(model: MixedEffects, units: dict[str, Any], params: dict[str
         out["beta"][columns] = np.sqrt(variances[position] * np.diagonal(gram))
     if model.varying:
         out["gamma2"] = params["gamma2"] * np.sqrt(2 / np.sum(units[PRESENT]))
+    occasions: Any = model
+    for place, j in enumerate(model.varying):
+        if columns := model.shifts(j):
+            x = occasions.covariates(design)[..., columns].reshape(-1, len(columns))
+            out["delta"][columns] = np.sqrt(params["gamma2"][place] * np.diagonal(np.linalg.pinv(x.T @ x)))
     if model.closed_error:
         out["error"] = params["error"] / np.sqrt(2 * n_rows)
     return np.concatenate([np.ravel(leaf) for leaf in jax.tree.leaves(out)])

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
+import numpy as np
+
+from . import held
 from .censoring import METHODS
-from .data import Design, LongData
+from .data import LongData
+from .design import Design
 from .dosing import administered
 from .error import as_error
 from .individual import Individual
@@ -64,12 +69,19 @@ def built(
     design = Design(individual, data)
     random = [name for name, one in individual.items() if one.random]
     placed = [tuple(random.index(name) for name in block if name in random) for block in blocks]
-    args = outcome, tuple(individual.items()), design.owner, tuple(block for block in placed if len(block) > 1)
-    units = data.units | {"design": design.matrix(data.subjects)}
+    plain = tuple((name, one.without_numbers()) for name, one in individual.items())
+    known = outcome
+    if isinstance(outcome, Continuous) and outcome.error.held:
+        known = dataclasses.replace(outcome, error=dataclasses.replace(outcome.error, fixed=None))
+    args = known, plain, design.owner, tuple(block for block in placed if len(block) > 1)
+    units = data.units | {"design": design.matrix(data)}
     varying = tuple(j for j, one in enumerate(individual.values()) if one.occasion)
-    if not varying:
-        return MixedEffects(*args), {name: part for name, part in units.items() if name != PRESENT}
-    return BetweenOccasions(*args, varying=varying, most=units[PRESENT].shape[1]), units
+    if not (varying or design.shifted):
+        model, units = MixedEffects(*args), {name: part for name, part in units.items() if name != PRESENT}
+    else:
+        model = BetweenOccasions(*args, varying=varying, shifted=design.shifted, most=units[PRESENT].shape[1])
+    typical = np.asarray([one.start for one in individual.values()], float)
+    return dataclasses.replace(model, typical=typical, held=held.values(model, individual, outcome, design.labels)), units
 
 
 def check_parameters(asked: NLME, outcome: AbstractOutcome, individual: Mapping[str, Individual]) -> None:
@@ -93,7 +105,9 @@ def blocks(asked: NLME, individual: Mapping[str, Individual]) -> list[tuple[str,
     if isinstance(asked.omega, str):
         if asked.omega not in ("diagonal", "full"):
             raise ValueError(f'omega must be "diagonal", "full" or a list of tuples of names, got {asked.omega!r}')
-        return [tuple(random)] if asked.omega == "full" else []
+        out = [tuple(random)] if asked.omega == "full" else []
+        held.refuse_blocks(individual, out)
+        return out
     seen: set[str] = set()
     out = []
     for block in asked.omega:
@@ -102,4 +116,5 @@ def blocks(asked: NLME, individual: Mapping[str, Individual]) -> list[tuple[str,
                 raise ValueError(f"omega names {name!r}, which has no random effect, or is named twice; they are {random}")
             seen.add(name)
         out.append(tuple(block))
+    held.refuse_blocks(individual, out)
     return out

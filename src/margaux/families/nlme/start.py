@@ -52,7 +52,7 @@ def at_point(model: MixedEffects, units: dict, u: np.ndarray, params: dict | Non
     if params is None:
         names = model.outcome.error_names
         params = coefficients(model, u) | ({"error": np.ones(len(names))} if names else {})
-    own = {name: np.asarray(params[name], float) for name in ("beta", "fixed", "error") if name in params}
+    own = {name: np.asarray(params[name], float) for name in ("beta", "fixed", "delta", "drift", "error") if name in params}
     found = _at_point(model, u, own, _on_the_ladder(units))
     return found._replace(rows=np.asarray(found.rows)[: len(units["mask"])])
 
@@ -87,6 +87,8 @@ def coefficients(model: MixedEffects, u: np.ndarray) -> dict[str, np.ndarray]:
     for j, typical in enumerate(u):
         values[model.coefficients(j)[0]] = typical
     out = {"beta": values[: model.split]} if model.random else {}
+    out |= {"delta": np.zeros(model.followed)} if model.followed else {}
+    out |= {"drift": np.zeros(model.drifting)} if model.drifting else {}
     return out | ({"fixed": values[model.split :]} if model.split < len(model.owner) else {})
 
 
@@ -127,8 +129,10 @@ def find_starts(model: MixedEffects, units: dict, seed: int, most: int) -> list[
     individual, outcome = dict(model.individual), model.outcome
     data = {name: units[name] for name in ("rows", "mask", "design")}
     grid = spread(individual, MANY, seed)
-    out = [("pooled", u) for u in _minima(model, data, grid, np.zeros(grid.shape[1], bool))[:most]]
-    given = {j: one.gaussian(one.start) for j, one in enumerate(individual.values()) if one.start is not None}
+    given = {j: one.gaussian(model.typical[j]) for j, one in enumerate(individual.values()) if np.isfinite(model.typical[j])}
+    fixed = fixed_typical(model)
+    grid[:, fixed] = [given[j] for j in np.flatnonzero(fixed).tolist()]
+    out = [("pooled", u) for u in _minima(model, data, grid, fixed)[:most]]
     if given:
         held = np.isin(np.arange(len(individual)), list(given))
         grid[:, list(given)] = list(given.values())
@@ -137,11 +141,23 @@ def find_starts(model: MixedEffects, units: dict, seed: int, most: int) -> list[
     places = [(kind, _natural(individual, u)) for kind, u in out]
     for _, psi in tuple(places):
         other = mirrored(getattr(outcome, "structural", None), psi)
-        if other is not None and all(np.isfinite(individual[name].gaussian(value)) for name, value in other.items()):
-            places.append(("mirror", {name: float(value) for name, value in other.items()}))
+        if other is not None and _allowed(model, psi | other):
+            places.append(("mirror", {name: float(value) for name, value in (psi | other).items()}))
     if not places:
         raise ValueError("no starting values were found: the model is not finite anywhere tried; give start= to each parameter")
     return _different(individual, places)
+
+
+def fixed_typical(model: MixedEffects) -> np.ndarray:
+    """Which parameters have a typical value that is held, (d,)."""
+    return np.asarray([model.held_coefficients[model.coefficients(j)[0]] for j in range(len(model.names))], bool)
+
+
+def _allowed(model: MixedEffects, psi: dict[str, float]) -> bool:
+    """Whether typical values are in the ranges of their distributions, and those that are held are what they are held at."""
+    inside = all(np.isfinite(one.gaussian(psi[name])) for name, one in model.individual)
+    fixed = fixed_typical(model)
+    return inside and bool(np.allclose(np.asarray([psi[name] for name in model.names])[fixed], model.typical[fixed]))
 
 
 def _natural(individual: dict[str, Individual], u: np.ndarray) -> dict[str, float]:
@@ -267,7 +283,7 @@ def first_guess(model: MixedEffects, units: dict, psi: dict[str, float]) -> dict
         spread = float(np.std(y))
         sd = min(sd, spread) if np.isfinite(sd) else spread
         out["error"] = np.asarray(error.start(max(sd, 1e-3 * spread), float(np.mean(np.abs(y)))))
-    return out | plausible(model, units, out)
+    return model.held.imposed(out | plausible(model, units, out))
 
 
 def plausible(model: MixedEffects, units: dict, params: dict) -> dict[str, Any]:
@@ -298,9 +314,10 @@ def first_parameters(model: MixedEffects, units: dict, settings: Settings) -> li
     widths[model.random] = between_subjects(model, units, out[0][1])
     while len(out) < settings.n_starts:
         moved = {}
-        for (name, value), width in zip(places[len(out) % len(places)][1].items(), widths, strict=True):
+        near = places[len(out) % len(places)][1]
+        for (name, value), width, fixed in zip(near.items(), widths, fixed_typical(model), strict=True):
             one = individual[name]
-            scale = width if one.random else max(0.5 * abs(float(one.gaussian(value))), 0.1)
+            scale = 0.0 if fixed else width if one.random else max(0.5 * abs(float(one.gaussian(value))), 0.1)
             moved[name] = float(one.values(one.gaussian(value) + 0.5 * rng.normal() * scale))
         out.append(("random", first_guess(model, units, moved)))
     return out
