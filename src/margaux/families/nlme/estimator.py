@@ -29,9 +29,10 @@ from .fitting import Settings, check_structural, estimate
 from .individual import Individual
 from .model import MixedEffects
 from .outcomes import AbstractOutcome
+from .simulating import Simulating
 
 
-class NLME(Parameters, Fitted):
+class NLME(Simulating, Parameters, Fitted):
     r"""Nonlinear mixed effects by MCMC-SAEM.
 
     $y_{ij} = f(\psi_i, x_{ij}) + g\,\epsilon_{ij}$ with $h^{-1}(\psi_i)\sim N(C_i\beta, \Omega)$ for subject i.
