@@ -81,7 +81,7 @@ def course(
         text = written(regimen, dose_unit, time_unit)
         records, unit, per_kg = text.records, text.unit, text.per_kg
         lasting = receiving.duration if infusion is None else infusion
-        if lasting is None and records["DUR"].isna().any():
+        if lasting is None and bool(np.any(np.isnan(records["DUR"].to_numpy(float)))):
             raise ValueError(
                 f'{regimen!r} does not say how long a dose lasts, and {fitted.structural!r} is of infusions; write "over 2 h", '
                 "or pass infusion=2.0"
@@ -105,7 +105,7 @@ def _records(fitted: NLME, frame: pd.DataFrame) -> pd.DataFrame:
     if len(frame) == 0:
         raise ValueError("the frame of dose records has no rows")
     owner = roles["id"] if roles["id"] in frame.columns else upper.get("ID")
-    if owner is not None and frame[owner].nunique(dropna=False) > 1:
+    if owner is not None and len(set(frame[owner].tolist())) > 1:
         raise ValueError(
             f"the frame of dose records has several {owner}; a regimen is given to every subject alike: simulate one at a time"
         )
@@ -122,9 +122,9 @@ def _on_clock(
     columns = events.recognised(records, {role: name for role, name in known.items() if name in records.columns})
     if "amount" not in columns:
         raise ValueError(f"a frame of dose records has a column of amounts, AMT; it has {', '.join(map(str, records.columns))}")
-    if "event" in columns and (pd.to_numeric(records[columns["event"]], errors="coerce") != 1).any():
+    if "event" in columns and np.any(_numbers(records, columns["event"]) != 1):
         raise ValueError(f"a regimen holds doses alone, {columns['event']} = 1; drop the other rows")
-    observation = {"TIME": pd.to_numeric(records["TIME"], errors="coerce").max(), columns["amount"]: 0.0}
+    observation = {"TIME": float(np.max(_numbers(records, "TIME"))), columns["amount"]: 0.0}
     observation |= {columns["event"]: 0} if "event" in columns else {}
     table = pd.concat([records, pd.DataFrame([observation])], ignore_index=True).assign(**{"no. of subject": SUBJECT})
     roles = {"id": "no. of subject", "time": "TIME"}
@@ -146,6 +146,11 @@ def _on_clock(
     return Course(
         records, unit, per_kg, padded, clock, first, kinds, count, float(time.min()), last, last + interval
     )  # fmt: skip
+
+
+def _numbers(frame: pd.DataFrame, column: str) -> np.ndarray:
+    """A column, NaN where it holds no number."""
+    return np.asarray(pd.to_numeric(frame[column], errors="coerce"), float)
 
 
 def _interval(doses: pd.DataFrame, last: float) -> float | None:
@@ -175,7 +180,7 @@ def _warn_of_units(fitted: NLME, amounts: np.ndarray, per_kg: bool) -> None:
     if per_kg or not len(amounts):
         return
     if data.columns is not None and data.records is not None:
-        known = pd.to_numeric(data.records[data.columns["amount"]], errors="coerce").to_numpy(float)
+        known = _numbers(data.records, data.columns["amount"])
     elif "dose" in data.roles:
         known = data.frame[data.roles["dose"]].to_numpy(float)
     else:

@@ -94,7 +94,8 @@ def receiving(fitted: NLME) -> Receiving:
     if found is not None:
         curve = dosed(Curve(found, found.parameters, found.columns, found.parameters, str(outcome.structural)))
         duration = constants.get("duration") if found.route == "infusion" else 0.0
-        return Receiving(dataclasses.replace(outcome, structural=curve), curve.function, False, (), duration)
+        function: Any = curve.function
+        return Receiving(dataclasses.replace(outcome, structural=curve), function, False, (), duration)
     return _of_any_curve(fitted, outcome)
 
 
@@ -122,7 +123,7 @@ def _of_any_curve(fitted: NLME, outcome: Any) -> Receiving:
         raise ValueError(f"{outcome.structural!r} reads the outcome itself, which a new regimen has not yet")
     columns = tuple(sorted(read - set(time) - set(dose)))
     for name in columns:
-        if data.frame.groupby(data.roles["id"])[name].nunique(dropna=False).max() > 1:
+        if np.any(data.frame[name].to_numpy() != data.subjects[name].to_numpy()[data.codes]):
             raise ValueError(
                 f"{outcome.structural!r} reads the column {name}, which changes within a subject; a regimen is simulated for "
                 "curves of time, dose and what is constant within a subject"

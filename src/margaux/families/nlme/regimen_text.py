@@ -6,6 +6,7 @@ import dataclasses
 import difflib
 import re
 
+import numpy as np
 import pandas as pd
 
 #: units of time, in hours
@@ -82,8 +83,7 @@ def written(text: str, dose_unit: str | None = None, time_unit: str = "h") -> Wr
     q24h, q12h, q8h and q6h.
 
     Args:
-        dose_unit: the unit to turn amounts into; without, all parts must have the same. time_unit: that of the records; a time
-            written without a unit is in it.
+        dose_unit: the unit to turn amounts into; without, all parts must have the same. time_unit: that of the records.
 
     >>> written("load 200 mg then 100 mg q12h x 10").records
        TIME    AMT    II  ADDL  SS  DUR
@@ -98,8 +98,7 @@ def written(text: str, dose_unit: str | None = None, time_unit: str = "h") -> Wr
     if time_unit not in HOURS:
         raise ValueError(f"time_unit must be one of {', '.join(HOURS)}, got {time_unit!r}")
     stages = [
-        [part(piece, time_unit) for piece in re.split(r"(?<!\d[eE])\+", stage)]
-        for stage in re.split(r"\bthen\b", text, flags=re.IGNORECASE)
+        [part(piece) for piece in re.split(r"(?<!\d[eE])\+", stage)] for stage in re.split(r"\bthen\b", text, flags=re.IGNORECASE)
     ]
     parts = [one for stage in stages for one in stage]
     for number, one in enumerate(parts):
@@ -132,11 +131,11 @@ def written(text: str, dose_unit: str | None = None, time_unit: str = "h") -> Wr
     # Of equal times steady state comes first: it sets the compartments, and would undo what was given into them.
     table = pd.DataFrame(rows).sort_values("TIME", kind="stable", ignore_index=True)
     first = (table["TIME"] == table["TIME"].min()) & (table["SS"] > 0)
-    table = pd.concat([table[first], table[~first]], ignore_index=True)
+    table = table.iloc[np.argsort(~first.to_numpy(), kind="stable")].reset_index(drop=True)
     return Written(table, unit, any(one.per_kg for one in parts))
 
 
-def part(text: str, time_unit: str = "h") -> Part:
+def part(text: str) -> Part:
     """One part of a regimen: see `written`.
 
     >>> part("60 mg q24h x 7 over 2 h").duration
@@ -159,7 +158,7 @@ def part(text: str, time_unit: str = "h") -> Part:
         if match is None:
             raise ValueError(f'cannot read "{rest}" in "{text}"; {GRAMMAR}')
         value, units = match.group(1), match.group(2)
-        hours = OFTEN[value.lower()] if name == "often" else float(value) * (1 if name == "x" else _hours(units, time_unit, text))
+        hours = OFTEN[value.lower()] if name == "often" else float(value) * (1 if name == "x" else _hours(units, text))
         name = "q" if name == "often" else name
         if name in given:
             raise ValueError(f'"{text}" says "{name}" twice')
@@ -189,8 +188,10 @@ def _checked(text: str, kind: str, one: Part, given: dict[str, float]) -> Part:
     )
 
 
-def _hours(unit: str, otherwise: str, text: str) -> float:
-    unit = SPELT.get(unit.lower(), unit.lower()) if unit else otherwise
+def _hours(unit: str, text: str) -> float:
+    unit = SPELT.get(unit.lower(), unit.lower())
+    if not unit:
+        raise ValueError(f'"{text}": a time has its unit, as "q12h", "over 30 min" or "at 2 d"')
     if unit not in HOURS:
         raise ValueError(f'"{text}": {unit!r} is no unit of time; they are {", ".join(HOURS)}')
     return HOURS[unit]

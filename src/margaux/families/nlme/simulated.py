@@ -34,7 +34,7 @@ class SimulatedRegimen:
             the average concentration `Cavg`. From the first dose to the end of the last interval: `Cmax`, its time `Tmax`, and
             `AUC_total`. From the first dose for ever, nothing else being given: `AUC_inf`, infinite where the curve does not
             vanish. Curves are without residual error, and times on the clock of the regimen.
-        uncertainty: whether each subject has its own draw of the estimates.
+        uncertainty: whether each subject has its own draw of the estimates. labels: of time and outcome.
     """
 
     regimen: str | pd.DataFrame
@@ -47,6 +47,7 @@ class SimulatedRegimen:
     parameters: pd.DataFrame
     exposure: pd.DataFrame
     uncertainty: bool
+    labels: tuple[str, str]
 
     @property
     def curves(self) -> pd.DataFrame:
@@ -129,7 +130,7 @@ class SimulatedRegimen:
         for k, end in enumerate(np.quantile(self.observed, (0.05, 0.95), axis=0)):
             axis.plot(self.times, end, color="0.4", lw=0.8, ls="--", label=None if k else "90% of observations")
         title = self.regimen if isinstance(self.regimen, str) else f"{len(self.records)} dose records"
-        axis.set(xlabel="time", ylabel="concentration", title=title, yscale="log" if log else "linear")
+        axis.set(xlabel=self.labels[0], ylabel=self.labels[1], title=title, yscale="log" if log else "linear")
         axis.legend(frameon=False, fontsize=8)
         return axis
 

@@ -64,6 +64,16 @@ class Simulating:
                 changes or that cannot be simulated from, covariates that `subjects` lacks.
 
         Reference: Mould and Upton, CPT Pharmacometrics Syst. Pharmacol. 2 (2013), e38 (simulation of regimens).
+
+        >>> from margaux import NLME
+        >>> from margaux.datasets import load_theophylline
+        >>> from margaux.nlme import LogNormal, oral1cpt
+        >>> model = NLME(structural=oral1cpt, individual={"ka": LogNormal(1), "V": LogNormal(20), "CL": LogNormal(2)},
+        ...              n_iter=60, n_burn=40, verbose=False)
+        >>> model = model.fit(load_theophylline(), id="Id", time="Time", y="Concentration", dose="Dose")
+        >>> steady = model.simulate_regimen("steady state 100 mg q12h", n=50)
+        >>> bool(abs(steady.exposure["AUC"] * steady.parameters["CL"] / 100 - 1).max() < 1e-9)
+        True
         """
         from . import course as of_doses
         from . import receiving, virtual
@@ -84,10 +94,11 @@ class Simulating:
             raise ValueError("RATE says how long a dose lasts by its amount, which per= changes; give DUR instead")
         known = virtual.sampled(virtual.covariates(fitted, takes, subjects, per), n, int(key))
         scale = np.ones(len(known)) if per is None else known[per].to_numpy(float)
+        labels = fitted.data_.roles["time"], fitted.data_.roles["y"]
         grid = _grid(course) if asked is None else asked
         params = virtual.parameters(fitted, len(known), uncertainty, int(key))
         psi, exposure, individual, observed = virtual.simulated(fitted, takes, course, known, scale, grid, params, int(key))
-        return _gathered(regimen, course, grid, psi, exposure, individual, observed, known, uncertainty)
+        return _gathered(regimen, course, grid, psi, exposure, individual, observed, known, uncertainty, labels)
 
 
 def _times(times: ArrayLike) -> np.ndarray:
@@ -107,7 +118,7 @@ def _grid(course: Any) -> np.ndarray:
 
 def _gathered(
     regimen: str | pd.DataFrame, course: Any, times: np.ndarray, psi: Any, exposure: Any, individual: np.ndarray,
-    observed: np.ndarray, known: pd.DataFrame, uncertainty: bool,
+    observed: np.ndarray, known: pd.DataFrame, uncertainty: bool, labels: tuple[str, str],
 ) -> SimulatedRegimen:  # fmt: skip
     from .simulated import SimulatedRegimen
 
@@ -128,5 +139,5 @@ def _gathered(
         )
     return SimulatedRegimen(
         regimen, course.records, course.unit, (course.last, course.end), times, individual, observed,
-        pd.concat([parameters, known], axis=1), measures, uncertainty,
+        pd.concat([parameters, known], axis=1), measures, uncertainty, labels,
     )  # fmt: skip

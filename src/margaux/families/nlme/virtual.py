@@ -66,7 +66,7 @@ def covariates(fitted: NLME, receiving: Receiving, subjects: pd.DataFrame | None
         if column not in subjects.columns:
             raise ValueError(f"subjects has no column {column}, {why}; it has {', '.join(map(str, subjects.columns)) or 'none'}")
         values = subjects[column]
-        if values.isna().any():
+        if bool(np.any(np.asarray(values.isna()))):
             raise ValueError(f"{column}, {why}, is missing in row {subjects.index[int(np.argmax(values.isna()))]} of subjects")
         numeric = pd.api.types.is_numeric_dtype(values)
         if column in known.columns and numeric != pd.api.types.is_numeric_dtype(known[column]):
@@ -131,7 +131,7 @@ def simulated(
     n = len(subjects)
     outcome = with_regimen(receiving.outcome, None if receiving.superposed else course.regimen)
     model = dataclasses.replace(fitted.model_, outcome=outcome, **({"most": 1} if fitted.model_.varying else {}))
-    points = 61 * (len(course.clock) * (2 if course.regimen.infusions else 1) + 2) + len(times)
+    points = 80 * (len(course.clock) * (2 if course.regimen.infusions else 1) + 2) + len(times)
     at_once = 1 << max(int(np.log2(max(HELD // (points * len(course.clock)), 1))), 0)
     size = -(-rung(n) // at_once) * at_once
     units = {
