@@ -111,8 +111,15 @@ def _records(fitted: NLME, frame: pd.DataFrame) -> pd.DataFrame:
         )
     if time != "TIME" and "TIME" in frame.columns:
         raise ValueError(f"the frame of dose records has both {time} and TIME; drop one")
+    read = _numbers(frame, time)
+    unread = np.isnan(read) & frame[time].notna().to_numpy()
+    if unread.any():
+        at = int(np.argmax(unread))
+        raise ValueError(
+            f"{time} = {frame[time].iloc[at]!r} is no number (row {at} of the dose records); count time as the data do"
+        )
     dropped = [owner] if owner is not None else []
-    return frame.drop(columns=dropped).rename(columns={time: "TIME"}).reset_index(drop=True)
+    return frame.assign(**{time: read}).drop(columns=dropped).rename(columns={time: "TIME"}).reset_index(drop=True)
 
 
 def _on_clock(
