@@ -88,7 +88,8 @@ def test_what_is_imputed_lies_where_it_must():
     how = np.tile([0.0, 1.0, -1.0], (50, 1))
     rows = {CENSORED: how, LIMIT: np.zeros((50, 3)), BETWEEN: np.zeros((50, 3))}
     y = np.tile([0.3, 0.8, 1.5], (50, 1))
-    out, simulated = imputed(y, rows, simulations)
+    limits = {1: np.tile([0.0, 0.8, 0.8], (50, 1)), -1: np.tile([1.5, 1.5, 1.5], (50, 1))}
+    out, simulated = imputed(y, rows, limits, simulations)
     assert np.allclose(np.sort(simulated, axis=0), np.sort(simulations, axis=0))
     assert np.all(out[:, 0] == 0.3) and np.all(out[:, 1] < 0.8) and np.all(out[:, 2] > 1.5)
     # Uniform among what is censored.

@@ -79,12 +79,13 @@ def _log_share(upper: Array, lower: Array) -> Array:
 
 
 def censored(
-    frame: pd.DataFrame, roles: dict[str, str], lloq: float | None, outcome: Any, where: Any
+    frame: pd.DataFrame, roles: dict[str, str], lloq: np.ndarray | None, outcome: Any, where: Any
 ) -> dict[str, np.ndarray] | None:
     """Which observations (N,) are censored and how, `y` with the limits; None where none are.
 
     Args:
-        roles: "y", and "cens" and "limit" where there are such columns. lloq: y below it are below it, whatever they are.
+        roles: "y", and "cens" and "limit" where there are such columns. lloq: y below that of their row (N,) are
+            below it, whatever they are.
         where: how an error names a row.
 
     Raises:
@@ -111,10 +112,8 @@ def censored(
                     f"({where(at)}); of an observation {side} its limit it lies {side} it"
                 )
     if lloq is not None:
-        if not np.isfinite(lloq):
-            raise ValueError(f"lloq must be a number, got {lloq}")
         below = (y < lloq) & (how == 0)
-        y[below], how[below] = lloq, 1.0
+        y[below], how[below] = lloq[below], 1.0
     if not how.any():
         return None
     if not isinstance(outcome, Continuous):
@@ -128,21 +127,25 @@ def censored(
     return {"y": upper, CENSORED: np.where(between, 1.0, how), LIMIT: lower, BETWEEN: between.astype(float)}
 
 
-def imputed(y: np.ndarray, rows: dict[str, np.ndarray], simulations: np.ndarray, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
+def imputed(
+    y: np.ndarray, rows: dict[str, np.ndarray], limits: dict[int, np.ndarray], simulations: np.ndarray, seed: int = 0
+) -> tuple[np.ndarray, np.ndarray]:
     """Observations (n, T) and simulations (K, n, T) as if what lies beyond limits had been drawn from the simulations that do,
     whatever the subject's others: under the model both still are draws of one distribution.
 
-    Limits of what was observed are those that are usual in the data. Reference: Comets, Brendel and Mentré (2010).
+    Args:
+        limits: of each row, by code (n, T); see `margaux.families.nlme.limits.of_rows`.
+
+    Reference: Comets, Brendel and Mentré (2010).
     """
     how, between, rng = rows[CENSORED], rows[BETWEEN] > 0, np.random.default_rng(seed)
     out, simulated = np.array(y), np.array(simulations)
     for code, beyond in ((1, np.less), (-1, np.greater)):
         if not np.any(how == code):
             continue
-        limits = np.where(how == code, y, np.median(y[how == code]))
         for i, j in np.ndindex(*y.shape):
             values = simulations[:, i, j]
-            at = np.flatnonzero(beyond(values, limits[i, j]))
+            at = np.flatnonzero(beyond(values, limits[code][i, j]))
             simulated[at, i, j] = values[rng.permutation(at)]
             if how[i, j] == code:
                 inside = values[at] if not between[i, j] else values[at][values[at] > rows[LIMIT][i, j]]
@@ -151,19 +154,18 @@ def imputed(y: np.ndarray, rows: dict[str, np.ndarray], simulations: np.ndarray,
 
 
 def limited(
-    y: np.ndarray, how: np.ndarray, simulations: np.ndarray
+    how: np.ndarray, limits: dict[int, np.ndarray], simulations: np.ndarray
 ) -> tuple[np.ndarray, dict[str, tuple[np.ndarray, np.ndarray]]]:
-    """Simulations (K, N) as they would have been observed: at their limits where they lie beyond, as y (N,) do; and which of both
-    lie "below" or "above". Limits of what was observed are those that are usual in the data.
+    """Simulations (K, N) as they would have been observed: at their limits where they lie beyond; and which of the outcomes and
+    of them lie "below" or "above".
 
     Args:
-        y: outcomes, of which those that are censored are limits. how: 1 below, -1 above, else 0.
+        how: of outcomes (N,), 1 below, -1 above, else 0. limits: by code (N,), see `margaux.families.nlme.limits.of_rows`.
     """
     beyond = {}
     for name, code, least in (("below", 1, np.maximum), ("above", -1, np.minimum)):
         if np.any(how == code):
-            limits = np.where(how == code, y, np.median(y[how == code]))
-            kept = least(simulations, limits)
+            kept = least(simulations, limits[code])
             beyond[name] = (how == code).astype(float), (kept != simulations).astype(float)
             simulations = kept
     return simulations, beyond

@@ -13,6 +13,7 @@ from ...numerics.ladder import rung
 from . import events
 from .censoring import censored
 from .dosing import FIRST, LAST, Regimen, administered
+from .limits import of_quantification
 from .ode import PART
 from .outcomes import DOSES, AbstractOutcome, Continuous
 from .records import refuse_names_twice
@@ -37,7 +38,8 @@ class LongData:
         units: `rows` (column -> (n, T)), `mask` (n, T); `design` is added by `Design`.
         columns: those of an event table (see `margaux.families.nlme.events.recognised`), None of any other. records: its rows
             that are no observations. regimen: what doses it has. censored: whether some outcomes are limits. carried: rows of an
-            event table that a dose of another occasion acts on, in the order of the frame (N,).
+            event table that a dose of another occasion acts on, in the order of the frame (N,). lloq: limit of quantification of
+            each row (N,), NaN where there is none; None where none was named.
     """
 
     frame: pd.DataFrame
@@ -51,6 +53,7 @@ class LongData:
     regimen: Regimen | None = None
     censored: bool = False
     carried: np.ndarray | None = None
+    lloq: np.ndarray | None = None
 
     @property
     def subjects(self) -> pd.DataFrame:
@@ -72,13 +75,13 @@ def group(
     outcome: AbstractOutcome,
     observed: bool = True,
     columns: dict[str, str] | None = None,
-    lloq: float | None = None,
+    lloq: float | str | None = None,
 ) -> LongData:
     """Check a long frame and group it by subject.
 
     Args:
         roles: column of "id" and of each of `ROLES` (None where absent). columns: of an event table.
-        lloq: limit of quantification.
+        lloq: limit of quantification, or the column of one a row.
         observed: whether the outcome must be there (not for predictions at new designs).
 
     Raises:
@@ -138,7 +141,9 @@ def group(
     sizes = np.bincount(codes)
     column = np.arange(len(codes)) - np.repeat(np.cumsum(sizes) - sizes, sizes)
     data = LongData(frame, np.asarray(labels), codes, column, {}, named, columns, records)
-    limits = censored(frame, named, lloq, outcome, data.where) if observed else None
+    if lloq is not None:
+        data = dataclasses.replace(data, lloq=of_quantification(frame, lloq, named["id"]))
+    limits = censored(frame, named, data.lloq, outcome, data.where) if observed else None
     if limits is not None:  # what is known of these observations
         data = dataclasses.replace(data, frame=frame.assign(**{named["y"]: limits.pop("y")}))
     _check_rows(data, outcome, observed)

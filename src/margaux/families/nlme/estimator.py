@@ -30,9 +30,10 @@ from .fitting import Settings, check_structural, estimate
 from .individual import Individual
 from .model import MixedEffects
 from .outcomes import AbstractOutcome
+from .simulating import Simulating
 
 
-class NLME(Parameters, Fitted):
+class NLME(Simulating, Parameters, Fitted):
     r"""Nonlinear mixed effects by MCMC-SAEM.
 
     $y_{ij} = f(\psi_i, x_{ij}) + g\,\epsilon_{ij}$ with $h^{-1}(\psi_i)\sim N(C_i\beta, \Omega)$ for subject i.
@@ -152,7 +153,7 @@ class NLME(Parameters, Fitted):
         occ: str | None = None,
         cens: str | None = None,
         limit: str | None = None,
-        lloq: float | None = None,
+        lloq: float | str | None = None,
         columns: Mapping[str, str] | None = None,
     ) -> NLME:
         """Estimate from a long data frame: one row an observation, columns by name; or from an event table.
@@ -164,7 +165,8 @@ class NLME(Parameters, Fitted):
                 clock of an event table may start anew: the compartments then do, too. "OCC" in any case by default where a
                 parameter varies between occasions.
             cens: 1 where y is a limit that the observation lies below, -1 where above, else 0; "CENS" in any case by default.
-            limit: the other end of an interval; "LIMIT" by default. lloq: limit of quantification: every y below it is censored.
+            limit: the other end of an interval; "LIMIT" by default.
+            lloq: limit of quantification, or the column of one a row: every y below it is censored.
             columns: those of an event table that have other names, as {"AMT": "amount_mg"}.
 
         A compartment model without `dose` reads doses on rows of their own, by the columns AMT EVID MDV CMT RATE DUR II ADDL SS
@@ -384,7 +386,8 @@ class NLME(Parameters, Fitted):
 
     @property
     def plot(self) -> Any:
-        """Figures: `.convergence() .fits() .predictions() .residuals() .npde() .vpc() .effects() .pairs() .covariates()`."""
+        """Figures: `.convergence() .fits() .predictions() .residuals() .npde() .vpc() .goodness() .effects() .pairs()
+        .covariates() .forest()`."""
         from .plots import NLMEPlots
 
         check_fitted(self)

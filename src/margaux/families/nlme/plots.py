@@ -15,12 +15,16 @@ from ...numerics.precision import precision
 from ...showing.axes import Panels, grid, headline, legend, several
 from ...showing.panels import bottom, histogram, quantiles, relation, scatter
 from . import answers
+from . import forest as of_covariates
+from . import goodness as of_fit
 from . import residuals as of_residuals
 from . import vpc as checks
 from .curves import fine_curves, predicted_rows
 from .outcomes import Bernoulli, Ordinal
 
 if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
     from ...showing.axes import AxesLike
     from .estimator import NLME
 
@@ -183,19 +187,22 @@ class NLMEPlots:
         log: bool = False,
         key: int = 0,
         ax: AxesLike | None = None,
+        corrected: bool = False,
     ) -> Panels:
         """Visual predictive check: the observed over bands of simulated data of the same design.
 
         Continuous outcomes: 5th, 50th and 95th percentiles by bin of time; categories: their proportions; counts: percentiles,
-        mean and share of zeros; where there are limits, simulations beyond them lie at them, and their share is checked beside;
-        times to events: Kaplan-Meier curves. A simulated event is censored where its subject was; a subject with an event, at a
-        draw from the estimated censoring times beyond it.
+        mean and share of zeros; where there are limits, simulations beyond those of their row lie at them, and their share is
+        checked beside; times to events: Kaplan-Meier curves. A simulated event is censored where its subject was; a
+        subject with an event, at a draw from the estimated censoring times beyond it.
 
         Args:
             n_bins: bins, by quantiles of time; from the rows a subject by default, and a bin a value where few differ.
             by: a column with one value a subject to stratify by. level: of the bands. log: logarithmic axis of the outcome.
+            corrected: whether observations and simulations are multiplied by the median population prediction of their bin over
+                their own (Bergstrand et al. 2011), which takes out differences of dose, covariates and time within a bin.
         """
-        return checks.vpc(self._fitted, n_simulations, n_bins, by, level, log, key, ax)
+        return checks.vpc(self._fitted, n_simulations, n_bins, by, level, log, key, ax, corrected)
 
     def effects(self, ax: AxesLike | None = None) -> Panels:
         """Conditional modes of the random effects with the estimated normal density, and their shrinkage."""
@@ -269,6 +276,28 @@ class NLMEPlots:
                     axis.set_ylabel(f"random effect of {name}", fontsize=9)
         headline(figure, "Random effects (conditional modes) against covariates", fontsize=11)
         return axes
+
+    def forest(
+        self,
+        parameters: list[str] | None = None,
+        reference: dict[str, Any] | None = None,
+        quantiles: tuple[float, float] = (0.05, 0.95),
+        level: float = 0.9,
+        ax: Axes | None = None,
+    ) -> Axes:
+        """What covariates do to the typical parameters: ratios to a reference subject with their intervals, over the band from
+        0.8 to 1.25. The numbers are those of `margaux.families.nlme.forest.covariate_effects`, which explains the arguments."""
+        frame = of_covariates.covariate_effects(self._fitted, parameters, reference, quantiles, level)
+        return of_covariates.draw(frame, level, ax)
+
+    def goodness(self, n_simulations: int = 1000, key: int = 0, log: bool = False, ax: AxesLike | None = None) -> Panels:
+        """Goodness of fit on one page: observations against population and individual predictions with the identity line, and
+        IWRES and npde against time and prediction with their medians by bin. Continuous outcomes only; limits are triangles.
+
+        Args:
+            n_simulations, key: of the npde. log: logarithmic axes of observations and predictions.
+        """
+        return of_fit.goodness(self._fitted, n_simulations, key, log, ax)
 
     def _effects(self) -> pd.DataFrame:
         if not self._fitted.model_.random:

@@ -17,6 +17,8 @@ import scipy
 from ...numerics.precision import precision
 from . import prediction
 from .censoring import CENSORED, imputed
+from .data import _places
+from .limits import of_rows
 
 if TYPE_CHECKING:
     from .estimator import NLME
@@ -189,7 +191,7 @@ def _computed_npde(fitted: Any, n_simulations: int, key: int, method: str) -> NP
         simulations = prediction.drawn(fitted, data, n_simulations, key)
     y = data.units["rows"]["y"]
     if data.censored:
-        y, simulations = imputed(y, data.units["rows"], simulations, key)
+        y, simulations = imputed(y, data.units["rows"], _padded_limits(data), simulations, key)
     found = discrepancies(y, data.units["mask"], simulations, method)
     columns = {"mean": found.mean, "variance": found.sd**2} | {k: getattr(found, k) for k in found._fields[2:]}
     frame = data.frame[[data.roles[role] for role in ("id", "time", "y") if role in data.roles]].copy()
@@ -198,6 +200,12 @@ def _computed_npde(fitted: Any, n_simulations: int, key: int, method: str) -> NP
     if lost:
         warnings.warn(f"{lost} rows whose simulations do not vary have no residual", stacklevel=4)
     return NPDE(frame.sort_index(), n_simulations)
+
+
+def _padded_limits(data: Any) -> dict[int, np.ndarray]:
+    """Limits of the rows by code, (n, T)."""
+    cells = _places(np.bincount(data.codes), data.units["mask"].shape[1])
+    return {code: limits[cells] for code, limits in of_rows(data).items()}
 
 
 def iwres(fitted: Any) -> np.ndarray:

@@ -14,6 +14,8 @@ from ...numerics.wald import check_level
 from ...showing.axes import Panels, headline, legend, several
 from . import prediction
 from .censoring import CENSORED, limited
+from .corrected import corrections, typical
+from .limits import of_rows
 from .outcomes import Bernoulli, Ordinal
 
 if TYPE_CHECKING:
@@ -119,6 +121,7 @@ def vpc(
     log: bool = False,
     key: int = 0,
     ax: AxesLike | None = None,
+    corrected: bool = False,
 ) -> Panels:
     """See `NLMEPlots.vpc`."""
     if n_simulations < 20:
@@ -129,6 +132,7 @@ def vpc(
     data, outcome = fitted.data_, fitted.model_.outcome
     if "time" not in data.roles:
         raise ValueError('a predictive check needs the time of each row: fit(data, ..., time="column")')
+    predictions = typical(fitted) if corrected else np.ones(len(data.codes))
     with precision(fitted.result_.dtype):
         simulations = data.flat(np.asarray(prediction.drawn(fitted, data, n_simulations, key), float))
     groups = strata(fitted, by)
@@ -140,19 +144,26 @@ def vpc(
     name = data.roles["y"]
     panels = [(*panel, y, simulations) for panel in _panels(outcome, y, name)]
     if data.censored:
-        simulations, beyond = limited(y, data.flat(data.units["rows"][CENSORED]), simulations)
+        simulations, beyond = limited(data.flat(data.units["rows"][CENSORED]), of_rows(data), simulations)
         panels = [(f"{name} (5th, 50th, 95th percentile)", percentiles, True, y, simulations)]
         panels += [(f"share of {name} {side} its limit", _mean, False, *shares) for side, shares in beyond.items()]
     axes, figure = several(ax, len(groups) * len(panels), 6.0 if len(groups) * len(panels) == 1 else 4.4, 3.6)
     for axis, (label, group, (title, statistic, scatter, seen, simulated)) in zip(
         axes, [(label, group, panel) for label, group in groups for panel in panels], strict=True
     ):
+        rows, scale = group, np.ones(())
+        if corrected and scatter:
+            title = f"corrected {title}"
+            rows = group & np.isfinite(predictions)
+            scale = corrections(predictions[rows], binned(time[rows], bins)[0])
+        shown = seen[rows] * scale
         if scatter:
-            axis.plot(time[group], seen[group], ".", color="0.6", ms=3, zorder=1)
-        draw(axis, bands(time[group], seen[group], simulated[:, group], statistic, bins, level))
+            axis.plot(time[rows], shown, ".", color="0.6", ms=3, zorder=1)
+        draw(axis, bands(time[rows], shown, simulated[:, rows] * scale, statistic, bins, level))
         axis.set(xlabel=data.roles["time"], ylabel=title, title=label, yscale="log" if log and scatter else "linear")
     legend(figure, axes[0])
-    headline(figure, f"Visual predictive check: {100 * level:g}% bands of {n_simulations} simulations", fontsize=11)
+    what = "Prediction-corrected visual predictive check" if corrected else "Visual predictive check"
+    headline(figure, f"{what}: {100 * level:g}% bands of {n_simulations} simulations", fontsize=11)
     return axes
 
 
