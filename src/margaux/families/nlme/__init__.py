@@ -4,7 +4,7 @@ from .comparison import compare, lr_test
 from .dosing import dosed
 from .error import Combined, ConstantError, Exponential, Power, Proportional, ResidualError
 from .individual import Individual, LogitNormal, LogNormal, Normal, ProbitNormal
-from .ode import ode
+from .dynamics import ode
 from .outcomes import (
     AbstractOutcome,
     Bernoulli,

@@ -14,7 +14,7 @@ from . import events
 from .censoring import censored
 from .dosing import FIRST, LAST, Regimen, administered
 from .limits import of_quantification
-from .ode import PART
+from .dynamics import PART
 from .outcomes import DOSES, AbstractOutcome, Continuous
 from .records import refuse_names_twice
 from .refusals import refuse_events, refuse_rows

@@ -11,7 +11,7 @@ import pandas as pd
 
 from ...numerics.ladder import rung
 from .dosing import AT_INTERVALS, FIRST, LAST, NEVER, UNTIL_NOW, AbstractAdministration, administered, dosed
-from .ode import BEGINS, PART, STEADY, Dynamics
+from .dynamics import BEGINS, PART, STEADY, Dynamics
 from .outcomes import DOSES
 from .pharmacokinetics import Compartments
 from .records import DOSE, OBSERVATION, RESET, RESET_AND_DOSE, Records, decoded, empty, numbers, refuse_names_twice
