@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from .steps import Step, rodas
+from .steps import State, Step, rodas
 
 #: what a step shrinks by at least, grows by at most, and its caution
 LEAST, MOST, CAUTION = 0.2, 8.0, 0.9
@@ -23,8 +23,9 @@ ORDER = 0.25
 #: share of the whole time that no step is shorter than
 SHORTEST = 1e-13
 
-#: (t, y, x) -> dy/dt
-Derivative = Callable[[Any, Array, Any], Array]
+#: (t, y, x) -> dy/dt, of a state number by number
+Derivative = Callable[[Any, State, Any], State]
+
 
 class Inputs(NamedTuple):
     """What enters the state: `amount` (E, S) at once at `start` (E,), or `rate` (E, S) from `start` to `end` (E,)."""
@@ -36,10 +37,10 @@ class Inputs(NamedTuple):
 
 
 class _Steps(NamedTuple):
-    """On the way to the next event: where, the length of the step to try, whether it would reach it, and steps so far."""
+    """On the way to the next event: where, the length of the step to try, whether it has reached it, and steps so far."""
 
     t: Any
-    y: Array
+    y: State
     step: Any
     there: Any
     turns: Any
@@ -53,9 +54,9 @@ def states_at(
     added: Float[Array, "T S"],
     inputs: Inputs,
     *,
+    atol: Float[Array, " S"],
+    rtol: float = 1e-5,
     method: Step = rodas,
-    rtol: float = 1e-6,
-    atol: float = 1e-8,
     most: int = 5000,
 ) -> Float[Array, "T S"]:
     """The state at times, with what is `added` there; NaN where it is not reached in so many steps.
@@ -64,25 +65,30 @@ def states_at(
         derivative: dy/dt at (t, y, x), without the inputs.
         start: time and state before all inputs; what starts then counts. Times before it are not reached.
         times, added: where the state is wanted, before the inputs of that very moment, of which `added` is the part that counts.
-        rtol, atol: of the error of a step beside the state. most: steps.
+        rtol, atol: of the error of a step beside the state, and of each of its numbers alone. most: steps.
     """
     t0, y0 = start
+    size = range(len(y0))
     shortest = SHORTEST * (jnp.max(times) - t0)
 
-    def arrived(t: Any, y: Array, out: Array) -> tuple[Array, Array]:
-        out = jnp.where((times == t)[:, None], y + added, out)
-        return y + jnp.sum(jnp.where((inputs.start == t)[:, None], inputs.amount, 0.0), axis=0), out
+    def arrived(t: Any, y: State, out: State) -> tuple[State, State]:
+        now, given = times == t, inputs.start == t
+        out = tuple(jnp.where(now, y[i] + added[:, i], out[i]) for i in size)
+        return tuple(y[i] + jnp.sum(jnp.where(given, inputs.amount[:, i], 0.0)) for i in size), out
 
-    def going_on(here: tuple[_Steps, Array]) -> Any:
+    def going_on(here: tuple[_Steps, State]) -> Any:
         steps, _ = here
         return steps.there & jnp.any(times > steps.t)
 
-    def to_next_event(here: tuple[_Steps, Array]) -> tuple[_Steps, Array]:
+    def to_next_event(here: tuple[_Steps, State]) -> tuple[_Steps, State]:
         begun, out = here
         every = jnp.concatenate([times, inputs.start, inputs.end])
         goal = jnp.min(jnp.where(every > begun.t, every, jnp.inf))
         running = (inputs.start <= begun.t) & (inputs.end > begun.t)
-        rate = jnp.sum(jnp.where(running[:, None], inputs.rate, 0.0), axis=0)
+        rate = [jnp.sum(jnp.where(running, inputs.rate[:, i], 0.0)) for i in size]
+
+        def slope(t: Any, y: State) -> State:
+            return tuple(each + rate[i] for i, each in enumerate(derivative(t, y, x)))
 
         def on_the_way(steps: _Steps) -> Any:
             return ~steps.there & (steps.turns < most) & (steps.step > shortest)
@@ -91,24 +97,27 @@ def states_at(
             left = goal - steps.t
             reaches = steps.step >= left
             step = jnp.where(reaches, left, steps.step)
-            y, wrong = method(lambda t, y: derivative(t, y, x) + rate, steps.t, steps.y, step)
-            scale = atol + rtol * jnp.maximum(jnp.abs(steps.y), jnp.abs(y))
-            error = jax.lax.stop_gradient(jnp.sqrt(jnp.mean((wrong / scale) ** 2)))
-            taken = error <= 1  # not, where it is NaN
-            factor = jnp.clip(CAUTION * jnp.maximum(error, 1e-10) ** -ORDER, LEAST, MOST)
-            longer = jax.lax.stop_gradient(step) * jnp.where(jnp.isfinite(error), factor, LEAST)
+            y, wrong = method(slope, steps.t, steps.y, step)
+            scale = [atol[i] + rtol * jnp.maximum(jnp.abs(steps.y[i]), jnp.abs(y[i])) for i in size]
+            square = jax.lax.stop_gradient(sum((wrong[i] / scale[i]) ** 2 for i in size) / len(y))
+            taken = square <= 1  # not, where it is NaN
+            factor = jnp.clip(CAUTION * jnp.maximum(square, 1e-20) ** (-ORDER / 2), LEAST, MOST)
+            longer = jax.lax.stop_gradient(step) * jnp.where(jnp.isfinite(square), factor, LEAST)
             # A step that was cut short says nothing against longer ones.
             longer = jnp.where(taken & reaches, jnp.maximum(steps.step, longer), longer)
             t = jnp.where(taken, jnp.where(reaches, goal, steps.t + step), steps.t)
-            return _Steps(t, jnp.where(taken, y, steps.y), longer, taken & reaches, steps.turns + 1)
+            y = tuple(jnp.where(taken, y[i], steps.y[i]) for i in size)
+            return _Steps(t, y, longer, taken & reaches, steps.turns + 1)
 
-        ended = jax.lax.while_loop(on_the_way, turn, begun._replace(there=jnp.asarray(False)))
+        # Units that are done are still mapped along: they must not go on to what never comes.
+        ended = jax.lax.while_loop(on_the_way, turn, begun._replace(there=~jnp.isfinite(goal)))
         y, out = arrived(ended.t, ended.y, out)
         return ended._replace(y=y), out
 
-    y, out = arrived(t0, y0, jnp.full((len(times), len(y0)), jnp.nan, y0.dtype))
+    nothing = jnp.full(len(times), jnp.nan, y0.dtype)
+    y, out = arrived(t0, tuple(y0), (nothing,) * len(y0))
     begun = _Steps(jnp.asarray(t0, y0.dtype), y, jnp.asarray(jnp.inf, y0.dtype), jnp.asarray(True), jnp.asarray(0))
-    return jax.lax.while_loop(going_on, to_next_event, (begun, out))[1]
+    return jnp.stack(jax.lax.while_loop(going_on, to_next_event, (begun, out))[1], axis=1)
 
 
 def fixed_point(function: Callable[[Array], Array], start: Array, most: int = 30) -> Array:

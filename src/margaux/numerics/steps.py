@@ -1,4 +1,7 @@
-r"""Steps of one-step methods for differential equations, each with an estimate of its error."""
+r"""Steps of one-step methods for differential equations, each with an estimate of its error.
+
+The few numbers of a state are written out: units that are mapped then go through a step in a few loops over all of them.
+"""
 
 from __future__ import annotations
 
@@ -8,10 +11,14 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float
+from jaxtyping import Array
 
-#: (derivative of (t, y), t, y, length of the step) -> the state after it, and the estimate of its error
-Step = Callable[[Callable[[Any, Array], Array], Any, Array, Any], tuple[Array, Array]]
+#: a state, number by number
+State = tuple[Any, ...]
+#: (t, y) -> dy/dt
+Slope = Callable[[Any, State], State]
+#: (slope, t, y, length of the step) -> the state after it, and the estimate of its error
+Step = Callable[[Slope, Any, State, Any], tuple[State, State]]
 #: of `rodas`: gamma, and by stage the node, the coefficients of the derivative's argument, of the slopes beside it, and of df/dt
 GAMMA = 0.25
 RODAS: tuple[tuple[float, tuple[float, ...], tuple[float, ...], float], ...] = (
@@ -39,24 +46,29 @@ RODAS: tuple[tuple[float, tuple[float, ...], tuple[float, ...], float], ...] = (
 )
 
 
-def rodas(derivative: Callable[[Any, Array], Array], t: Any, y: Array, step: Any) -> tuple[Array, Array]:
-    r"""A step of Rodas (order 4, L-stable): stages $(I/(h\gamma)-J)\,k_i=f(t+c_ih,\,y+\sum_j a_{ij}k_j)+\sum_j C_{ij}k_j/h+hd_if_t$.
+def rodas(slope: Slope, t: Any, y: State, step: Any) -> tuple[State, State]:
+    r"""A step of Rodas (order 4, L-stable), of stages
+    $(I/(h\gamma)-J)\,k_i=f(t+c_ih,\,y+\sum_j a_{ij}k_j)+\sum_j C_{ij}k_j/h+hd_i\,\partial f/\partial t$.
 
     Nothing is iterated, and no rate is too fast for it.
 
     Reference: Hairer and Wanner, Solving Ordinary Differential Equations II (2nd ed., 1996), IV.7 and the program RODAS.
     """
-    jacobian = jax.jacfwd(derivative, argnums=1)(t, y)
-    slope, in_time = jax.jvp(lambda t: derivative(t, y), (t,), (jnp.ones_like(t),))
-    solving = inverse(jnp.eye(len(y), dtype=y.dtype) / (step * GAMMA) - jacobian)
-    slopes: list[Array] = []
+    size, one = range(len(y)), jnp.ones_like(y[0])
+    units = [tuple(one if i == j else jnp.zeros_like(one) for i in size) for j in size]
+    columns = [jax.jvp(lambda y: slope(t, y), (y,), (unit,))[1] for unit in units]
+    here, in_time = jax.jvp(lambda t: slope(t, y), (t,), (jnp.ones_like(t),))
+    matrix = [[(1 / (step * GAMMA) if i == j else 0.0) - columns[j][i] for j in size] for i in size]
+    factors = jax.lax.optimization_barrier(_factored(matrix))
+    found: list[State] = []
     place = y
     for node, inside, beside, by_time in RODAS:
-        if slopes:
-            place = y + _combined(inside, slopes, y)
-            slope = derivative(t + node * step, place)
-        slopes.append(solving @ (slope + _combined(beside, slopes, y) / step + step * by_time * in_time))
-    return place + slopes[-1], slopes[-1]
+        if found:
+            place = tuple(y[i] + _combined(inside, found, i) for i in size)
+            here = slope(t + node * step, place)
+        right = [here[i] + _combined(beside, found, i) / step + step * by_time * in_time[i] for i in size]
+        found.append(jax.lax.optimization_barrier(_solved(factors, right)))
+    return tuple(place[i] + found[-1][i] for i in size), found[-1]
 
 
 @functools.cache
@@ -71,37 +83,49 @@ def tsitouras() -> Step:
     except ImportError as error:
         raise ImportError("explicit steps need diffrax; install it via: pip install 'margaux[ode]'") from error
     table = diffrax.Tsit5.tableau
+    stages = [(float(node), tuple(map(float, inside))) for node, inside in zip(table.c, table.a_lower, strict=True)]
+    weights, wrong = tuple(map(float, table.b_sol)), tuple(map(float, table.b_error))
 
-    def stepped(derivative: Callable[[Any, Array], Array], t: Any, y: Array, step: Any) -> tuple[Array, Array]:
-        slopes = [derivative(t, y)]
-        for node, inside in zip(table.c, table.a_lower, strict=True):
-            slopes.append(derivative(t + node * step, y + step * _combined(inside, slopes, y)))
-        return y + step * _combined(table.b_sol, slopes, y), step * _combined(table.b_error, slopes, y)
+    def stepped(slope: Slope, t: Any, y: State, step: Any) -> tuple[State, State]:
+        size = range(len(y))
+        found = [slope(t, y)]
+        for node, inside in stages:
+            found.append(jax.lax.optimization_barrier(slope(t + node * step, tuple(y[i] + step * _combined(inside, found, i) for i in size))))
+        after = tuple(y[i] + step * _combined(weights, found, i) for i in size)
+        return after, tuple(step * _combined(wrong, found, i) for i in size)
 
     return stepped
 
 
-def _combined(weights: Any, slopes: list[Array], like: Array) -> Array:
-    total = jnp.zeros_like(like)
-    for weight, slope in zip(weights, slopes, strict=False):
-        if weight:
-            total = total + weight * slope
-    return total
+def _combined(weights: tuple[float, ...], slopes: list[State], i: int) -> Any:
+    """The weighted sum of number i of several states."""
+    return sum((weight * each[i] for weight, each in zip(weights, slopes, strict=False) if weight), start=0.0)
 
 
-@jax.custom_jvp
-def inverse(matrix: Float[Array, "S S"]) -> Float[Array, "S S"]:
-    """Of a small matrix whose diagonal can be divided by in turn, as that of a short implicit step: by Gauss and Jordan."""
-    out = matrix
-    for i in range(len(matrix)):
-        pivot = 1 / out[i, i]
-        row = (out[i] * pivot).at[i].set(pivot)
-        column = out[:, i].at[i].set(0.0)
-        out = (out.at[:, i].set(0.0) - jnp.outer(column, row)).at[i].set(row)
-    return out
+#: rows of multipliers below the diagonal, and reciprocal pivots with what is right of them
+Factors = tuple[list[list[Any]], list[list[Any]], list[Any]]
 
 
-@inverse.defjvp
-def _(primals, tangents):
-    found = inverse(*primals)
-    return found, -found @ tangents[0] @ found
+def _factored(matrix: list[list[Any]]) -> Factors:
+    """L and U of a small matrix whose diagonal can be divided by in turn, as that of a short implicit step."""
+    size = len(matrix)
+    upper, lower, pivots = [list(row) for row in matrix], [[0.0] * size for _ in range(size)], []
+    for k in range(size):
+        pivots.append(1 / upper[k][k])
+        for i in range(k + 1, size):
+            lower[i][k] = upper[i][k] * pivots[k]
+            for j in range(k + 1, size):
+                upper[i][j] = upper[i][j] - lower[i][k] * upper[k][j]
+    return lower, upper, pivots
+
+
+def _solved(factors: Factors, right: list[Any]) -> State:
+    lower, upper, pivots = factors
+    size = len(right)
+    half: list[Any] = []
+    for i in range(size):
+        half.append(right[i] - sum((lower[i][j] * half[j] for j in range(i)), start=0.0))
+    out: list[Any] = [None] * size
+    for i in reversed(range(size)):
+        out[i] = (half[i] - sum((upper[i][j] * out[j] for j in range(i + 1, size)), start=0.0)) * pivots[i]
+    return tuple(out)

@@ -13,7 +13,7 @@ import numpy as np
 from jaxtyping import Array, Float
 
 from ...numerics.integration import Inputs, fixed_point, states_at, transposable
-from ...numerics.steps import rodas, tsitouras
+from ...numerics.steps import State, rodas, tsitouras
 from .dosing import LAST, NEVER, UNTIL_NOW, AbstractAdministration, Regimen, read_of_dose
 from .outcomes import DOSES
 from .structural import Curve
@@ -24,6 +24,8 @@ PART, BEGINS = "part", "begins"
 STEADY = "places at steady state"
 #: steps between two events, on average, and more, that a subject is given by default
 STEPS, MORE = 20, 200
+#: of the size of a state, its initial value or the largest dose, what is negligible
+NEGLIGIBLE = 1e-4
 #: infusions of a regimen at steady state that can overlap, where their duration is a parameter
 OVERLAPS = 8
 
@@ -43,7 +45,7 @@ class Dynamics(AbstractAdministration):
     initial: Callable[..., Any] | None = None
     stiff: bool = True
     rtol: float = 1e-5
-    atol: float = 1e-8
+    atol: float | None = None
     max_steps: int | None = None
     regimen: Regimen = Regimen()
     lag: tuple[str | None, ...] = ()
@@ -83,22 +85,22 @@ class Dynamics(AbstractAdministration):
 
         return transposable(predictions)(x, dict(rows))
 
-    def _named(self, state: Array) -> dict[str, Array]:
+    def _named(self, state: Any) -> dict[str, Array]:
         return dict(zip(self.states, state, strict=True))
 
-    def _slope(self, t: Any, y: Array, psi: Mapping[str, Any]) -> Array:
-        return self._vector(self.derivative(t, self._named(y), psi), y.dtype)
+    def _slope(self, t: Any, y: State, psi: Mapping[str, Any]) -> State:
+        return self._written_out(self.derivative(t, self._named(y), psi), y[0].dtype)
 
-    def _vector(self, values: Any, dtype: Any) -> Array:
-        """A state, or its derivative, as one array: of a mapping by name, where what is not named is zero, or in order."""
+    def _written_out(self, values: Any, dtype: Any) -> State:
+        """A state, or its derivative, number by number: of a mapping by name, where what is not named is zero, or in order."""
         if isinstance(values, Mapping):
             values = [values.get(name, 0.0) for name in self.states]
-        return jnp.stack([jnp.asarray(value, dtype) for value in values])
+        return tuple(jnp.asarray(value, dtype) for value in values)
 
     def _states(self, psi: Mapping[str, Any], rows: Mapping[str, Any]) -> Float[Array, "T S"]:
         times = rows["time"]
         dtype = jnp.result_type(times, *psi.values(), float)
-        start = self._vector({} if self.initial is None else self.initial(psi), dtype)
+        start = jnp.stack(self._written_out({} if self.initial is None else self.initial(psi), dtype))
         doses = rows.get(DOSES)
         if doses is None:
             return self._alone(psi, rows, start)
@@ -137,9 +139,13 @@ class Dynamics(AbstractAdministration):
         return self._solve(psi, (begin, start), times, added, Inputs(zero, zero, amount, jnp.zeros_like(amount)))
 
     def _solve(self, psi: Mapping[str, Any], start: Any, times: Array, added: Array, inputs: Inputs) -> Array:
+        own = jnp.abs(jax.lax.stop_gradient(start[1]))
+        given = jax.lax.stop_gradient(jnp.max(jnp.abs(inputs.amount) + jnp.abs(inputs.rate), initial=0.0))
+        size = jnp.where(own > 0, own, jnp.maximum(jnp.max(own), given))
+        atol = NEGLIGIBLE * self.rtol * jnp.where(size > 0, size, 1.0) if self.atol is None else jnp.full_like(own, self.atol)
         return states_at(
             self._slope, psi, start, times, added, inputs,
-            method=rodas if self.stiff else tsitouras(), rtol=self.rtol, atol=self.atol,
+            method=rodas if self.stiff else tsitouras(), rtol=self.rtol, atol=atol,
             most=self.max_steps or STEPS * (len(times) + 2 * len(inputs.start)) + MORE,
         )  # fmt: skip
 
@@ -209,7 +215,7 @@ class Dynamics(AbstractAdministration):
             left = jnp.where(lagged > 0, after(periodic, jnp.maximum(interval - lagged, 0.0)), periodic)
             left = jnp.where(lagged > interval, before(periodic, jnp.maximum(lagged - interval, 0.0)), left)
         if self.regimen.infusions:
-            for_ever = fixed_point(lambda y: y + self._slope(record, y, psi) + held * into, start)
+            for_ever = fixed_point(lambda y: y + jnp.stack(self._slope(record, tuple(y), psi)) + held * into, start)
             left = jnp.where(steady == UNTIL_NOW, for_ever, left)
         some = steady != NEVER
         left = jnp.where(some, left - start, none)
@@ -240,7 +246,7 @@ def ode(
     parameters: Sequence[str] | None = None,
     stiff: bool = True,
     rtol: float = 1e-5,
-    atol: float = 1e-8,
+    atol: float | None = None,
     max_steps: int | None = None,
     lag: str | Mapping[int | str, str] | None = None,
     bioavailability: str | Mapping[int | str, str] | None = None,
@@ -261,7 +267,8 @@ def ode(
         initial: psi -> state before any dose, a mapping by name; what is not named is 0, as all is by default.
         parameters: names of individual parameters; found by calling the functions where None.
         stiff: whether rates differ by orders of magnitude: an implicit method.
-        rtol, atol: tolerances of a step's error. max_steps: of a subject, by default 20 for each of its rows and doses and 200
+        rtol, atol: tolerances of a step's error, relative and absolute; by default the latter is a ten-thousandth of `rtol` times
+            the initial value of each state, or where that is 0 the largest dose. max_steps: of a subject, by default 20 for each of its rows and doses and 200
             more; a solution that needs more counts as impossible.
         lag, bioavailability, duration, rate: as in `margaux.nlme.dosed`, by number or name of a compartment.
         positive: parameters that are naturally positive, all by default.
@@ -308,11 +315,12 @@ def ode(
 
 @dataclasses.dataclass(frozen=True)
 class _Backwards:
-    slope: Callable[..., Array]
+    slope: Callable[..., State]
     rates: Array
 
-    def __call__(self, t: Any, state: Mapping[str, Any], psi: Mapping[str, Any]) -> Array:
-        return -self.slope(t, jnp.stack(list(state.values())), psi) - self.rates
+    def __call__(self, t: Any, state: Mapping[str, Any], psi: Mapping[str, Any]) -> State:
+        slopes = self.slope(t, tuple(state.values()), psi)
+        return tuple(-slope - rate for slope, rate in zip(slopes, self.rates, strict=True))
 
 
 def _nothing(states: int) -> tuple[Array, Inputs]:
