@@ -20,6 +20,7 @@ from ...numerics.precision import default_dtype, precision
 from ...showing.parts import check_fitted
 from ..sharing import pooled
 from . import answers, by_occasion, comparison, flipflop, prediction, specification, verdict
+from .building import ModelBuilding
 from .censoring import with_limits
 from .data import Design, LongData, group
 from .dosing import with_regimen
@@ -31,7 +32,7 @@ from .model import MixedEffects
 from .outcomes import AbstractOutcome
 
 
-class NLME(Parameters, Fitted):
+class NLME(ModelBuilding, Parameters, Fitted):
     r"""Nonlinear mixed effects by MCMC-SAEM.
 
     $y_{ij} = f(\psi_i, x_{ij}) + g\,\epsilon_{ij}$ with $h^{-1}(\psi_i)\sim N(C_i\beta, \Omega)$ for subject i.
