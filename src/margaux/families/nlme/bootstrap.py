@@ -69,7 +69,7 @@ class Bootstrap:
     @property
     def used(self) -> pd.DataFrame:
         """The replicates that are estimates."""
-        return self.replicates[np.isin(self.status, (CONVERGED, BOUNDARY))]
+        return self.replicates.loc[np.isin(self.status, (CONVERGED, BOUNDARY))]
 
     @property
     def message(self) -> str:

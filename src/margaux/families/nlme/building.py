@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ...showing.parts import check_fitted
 
 if TYPE_CHECKING:
     from .bootstrap import Bootstrap
+    from .covariate_search import CovariateSearch
 
 
 class ModelBuilding:
-    """Of `NLME`: bootstrap."""
+    """Of `NLME`: the bootstrap, and a search for covariates."""
 
     def bootstrap(self, n: int = 200, *, stratify: str | None = None, level: float = 0.95, key: int = 0) -> Bootstrap:
         r"""The non-parametric bootstrap: as many subjects as there are, drawn with replacement, and the model fitted anew.
@@ -46,6 +48,48 @@ class ModelBuilding:
 
         check_fitted(self)
         return bootstrap(_own(self), n, stratify, level, key)
+
+    def covariates(
+        self, candidates: Mapping[str, Sequence[str]], search: str = "scm", forward: float = 0.05, backward: float = 0.01
+    ) -> CovariateSearch:
+        r"""Stepwise covariate modelling: which relations between parameters and covariates the likelihood asks for.
+
+        Forward: of all relations that are not in the model, the one with the smallest p-value of the likelihood-ratio test goes
+        in, while that is below `forward`. Backward: of those that went in, the one with the largest p-value goes out, while
+        that is above `backward`. What the model has from the start stays. One model holds the coefficients of all
+        relations, those that are not in it held at zero: each step's models are maximised side by side, from the last step's
+        maximum, by one program (see `margaux.fit_many`); with more than three random effects a subject, one after the other.
+        The final model is fitted anew from where the search ends.
+
+        The p-values are of one test each, and the search makes many: what it selects is too large on average, and their number is
+        to be told with them.
+
+        Args:
+            candidates: parameter -> terms of a formula over columns that are constant within a subject, as `covariates=` of its
+                distribution takes them. search: "scm". forward, backward: p-values.
+
+        Returns:
+            `table` with a row a model that was looked at, `final`, the fitted model, `selected` and `message`. A term whose
+            columns are constant, or linearly dependent on what the parameter has, is a row that says so.
+
+        Raises:
+            TypeError, ValueError: no such parameter or column, a column that has holes, varies within a subject or is not
+                finite, or a p-value out of its range; before anything is fitted.
+
+        >>> from margaux import NLME
+        >>> from margaux.datasets import load_theophylline
+        >>> from margaux.nlme import LogNormal, oral1cpt
+        >>> model = NLME(structural=oral1cpt, individual={"ka": LogNormal(1), "V": LogNormal(20), "CL": LogNormal(2)},
+        ...              n_iter=60, n_burn=40, verbose=False)
+        >>> model = model.fit(load_theophylline(), id="Id", time="Time", y="Concentration", dose="Dose")
+        >>> found = model.covariates({"V": ["log(Weight/70)"], "CL": ["log(Weight/70)"]})
+        >>> found.selected
+        {}
+        """
+        from .covariate_search import searched
+
+        check_fitted(self)
+        return searched(_own(self), candidates, search, forward, backward)
 
 
 def _own(model: ModelBuilding) -> Any:

@@ -279,8 +279,8 @@ class Design:
                     continue
                 parts.append((j, ""))
                 if one.covariates:
-                    _check_covariates(one.covariates, data)
-                    self._specs[name] = _formula(one.covariates, subjects, name)
+                    check_covariates(one.covariates, data)
+                    self._specs[name] = formula_of(one.covariates, subjects, name)
                     parts += [(j, column) for column in self._columns(name, subjects)]
         self.owner = tuple(j for j, _ in parts)
         self.labels = [label for _, label in parts]
@@ -309,7 +309,8 @@ class Design:
         return np.stack([columns[self._names[j]][label] if label else ones for j, label in pairs], axis=1)
 
 
-def _formula(formula: str, subjects: pd.DataFrame, name: str) -> Any:
+def formula_of(formula: str, subjects: pd.DataFrame, name: str) -> Any:
+    """What a formula makes of subjects. Raises: ValueError: it cannot be read, or not from these columns."""
     import formulaic
     from formulaic.errors import FormulaicError
 
@@ -321,7 +322,8 @@ def _formula(formula: str, subjects: pd.DataFrame, name: str) -> Any:
         raise ValueError(told) from error
 
 
-def _check_covariates(formula: str, data: LongData) -> None:
+def check_covariates(formula: str, data: LongData) -> None:
+    """Raises: ValueError: a column with holes, or one that varies within a subject."""
     import formulaic
 
     parse: Any = formulaic.Formula
