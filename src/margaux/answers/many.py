@@ -49,11 +49,12 @@ class ManyFits:
 
     Attributes:
         params: a row a data set, a column a scalar parameter. stderr: their standard errors by Louis' information, NaN where it
-            is not positive definite. loglik: maxima (R,). error: how far a finer quadrature, and a finer and wider one, are from
-            the one that was maximised (R,). length: Newton's step that is left, in standard errors (R,). converged: whether that
-            is short, the information positive definite and the error below 0.01, and posteriors have one mode (R,).
-        edge: whether the likelihood is flat along a coordinate, as where a variance vanishes: what moves with it has no standard
-            error (R,). each: the parameters as they were given, with a leading axis R.
+            is not positive definite. loglik: maxima (R,). error: how far a finer quadrature, and a finer and wider one, are
+            from the one that was maximised (R,). length: Newton's step that is left, in standard errors (R,). converged:
+            whether that is short, the information positive definite and the error below 0.01, and posteriors have one mode
+            (R,).
+        edge: whether the likelihood is flat along a coordinate, as where a variance vanishes: what moves with it has no
+            standard error (R,). each: the parameters as they were given, with a leading axis R.
     """
 
     params: pd.DataFrame
@@ -96,8 +97,8 @@ def fit_many(
         data: a list of data sets, pytrees of arrays with a unit on the leading axis, as many as each has; or one data set with
             `weights`. params: where all begin, as in `margaux.fit`, or a list of R starts. space: see `margaux.fit`.
         weights: (R, n), how often each unit counts in each replicate: a bootstrap's are multinomial. held: (R, k), which of the
-            unconstrained coordinates stay where they begin, in each data set; their standard errors are zero. progress: a line of
-            it.
+            unconstrained coordinates stay where they begin, in each data set; their standard errors are zero. progress: a line
+            of it.
 
     Raises:
         TypeError, ValueError: what is wrong with model, data or starts, before anything is compiled.

@@ -16,16 +16,14 @@ import pandas as pd
 import scipy
 from jaxtyping import Float, Int
 
-from ...answers.certify import examined
-from ...answers.rules import best_rule
-from ...answers.scores import Coordinates, evaluate
+from ...answers.scores import Coordinates
 from ...engine.share import alone
 from ...numerics.inverse import guarded
 from ...numerics.precision import precision
 from ...numerics.wald import check_level
 from . import answers, flipflop
 from .data import Design
-from .maxima import Maxima, maxima
+from .maxima import Maxima, at_the_estimate, maxima
 from .whole import whole
 
 if TYPE_CHECKING:
@@ -265,12 +263,7 @@ def _accelerations(fitted: NLME, strata: np.ndarray, names: list[str]) -> np.nda
     r"""$\frac16\sum_i U_i^3/(\sum_i U_i^2)^{3/2}$ of the subjects' influences $U_i = J I^{-1} s_i$ on each natural parameter,
     centred within strata; NaN of a variance that is zero."""
     fit, model = fitted.result_, fitted.model_
-    done = examined(fit)
-    if done is None:
-        rule = best_rule(fit)
-        done = evaluate(fit, rule, fit.params, range(rule.replicates))
-    else:
-        done = done.evaluation
+    done = at_the_estimate(fit)
     with precision(np.dtype(float)):
         params = jax.tree.map(lambda leaf: np.asarray(leaf, float), fit.params)
         jacobian = np.asarray(answers.natural_jacobian(model, params, fitted._dropped)[1])

@@ -10,22 +10,23 @@ from ...showing.parts import check_fitted
 if TYPE_CHECKING:
     from .bootstrap import Bootstrap
     from .covariate_search import CovariateSearch
+    from .sir import SIR
 
 
 class ModelBuilding:
-    """Of `NLME`: the bootstrap, and a search for covariates."""
+    """Of `NLME`: the bootstrap, sampling importance resampling, and a search for covariates."""
 
     def bootstrap(self, n: int = 200, *, stratify: str | None = None, level: float = 0.95, key: int = 0) -> Bootstrap:
         r"""The non-parametric bootstrap: as many subjects as there are, drawn with replacement, and the model fitted anew.
 
         Each replicate is the maximum of $\sum_i c_i\log p(y_i\mid\theta)$ near the estimate, with $c_i$ how often subject i was
-        drawn: by Newton's method on adaptive quadrature, all side by side in one program (see `margaux.fit_many`). With more than
-        three random effects a subject they are polished one after the other. Effects whose variance was estimated as zero
+        drawn: by Newton's method on adaptive quadrature, all side by side in one program (see `margaux.fit_many`). With more
+        than three random effects a subject they are polished one after the other. Effects whose variance was estimated as zero
         are in the replicates' model.
 
         Args:
-            n: replicates. stratify: a column that is constant within a subject: as many are drawn of each of its levels as there
-                are. level: of intervals.
+            n: replicates. stratify: a column that is constant within a subject: as many are drawn of each of its levels as
+                there are. level: of intervals.
 
         Returns:
             `replicates` (a row each, a column a parameter), `status` of each, `summary()` with mean, bias, standard error,
@@ -49,6 +50,45 @@ class ModelBuilding:
         check_fitted(self)
         return bootstrap(_own(self), n, stratify, level, key)
 
+    def sir(
+        self, n: int = 1000, resamples: int | None = None, *, inflate: float | None = None, level: float = 0.95, key: int = 0
+    ) -> SIR:
+        r"""Sampling importance resampling: the uncertainty of the parameters from the likelihood around the estimate.
+
+        Proposals $u_m\sim N(\hat u, c^2 I^{-1})$ on the engine's unconstrained scale u (means on the Gaussian scale, logarithms
+        of variances and errors, the log-Cholesky vector of covariance matrices), with Louis' information I; weights
+        $w_m\propto L(u_m)/q(u_m)$ by the marginal likelihood itself, of all proposals side by side; and resamples in proportion
+        to the weights, without replacement. What they are drawn from is the likelihood as a density of u. No model is fitted
+        anew: it takes few subjects, too, whose resamples a bootstrap could not fit.
+
+        Args:
+            n: proposals. resamples: a fifth of them by default. inflate: c, of the standard deviations; by default one, and
+                more where the proposal turns out too narrow. level: of intervals.
+
+        Returns:
+            `resamples` and `proposals` (a row each, a column a parameter), `summary()` with intervals by the weights, `ess`,
+            `pareto`, and `message`, which says where the proposal is too narrow and of what.
+
+        Raises:
+            ValueError: a number out of its range, or a fit without standard errors to propose by.
+
+        Reference: Dosne, Bergstrand, Harling and Karlsson, J. Pharmacokinet. Pharmacodyn. 43 (2016), 583-596.
+
+        >>> from margaux import NLME
+        >>> from margaux.datasets import load_theophylline
+        >>> from margaux.nlme import LogNormal, oral1cpt
+        >>> model = NLME(structural=oral1cpt, individual={"ka": LogNormal(1), "V": LogNormal(20), "CL": LogNormal(2)},
+        ...              n_iter=60, n_burn=40, verbose=False)
+        >>> model = model.fit(load_theophylline(), id="Id", time="Time", y="Concentration", dose="Dose")
+        >>> found = model.sir(100)
+        >>> found.resamples.shape, list(found.resamples.columns) == list(model.params_)
+        ((20, 7), True)
+        """
+        from .sir import sir
+
+        check_fitted(self)
+        return sir(_own(self), n, resamples, inflate, level, key)
+
     def covariates(
         self, candidates: Mapping[str, Sequence[str]], search: str = "scm", forward: float = 0.05, backward: float = 0.01
     ) -> CovariateSearch:
@@ -61,8 +101,8 @@ class ModelBuilding:
         maximum, by one program (see `margaux.fit_many`); with more than three random effects a subject, one after the other.
         The final model is fitted anew from where the search ends.
 
-        The p-values are of one test each, and the search makes many: what it selects is too large on average, and their number is
-        to be told with them.
+        The p-values are of one test each, and the search makes many: what it selects is too large on average, and their number
+        is to be told with them.
 
         Args:
             candidates: parameter -> terms of a formula over columns that are constant within a subject, as `covariates=` of its

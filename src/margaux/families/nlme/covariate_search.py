@@ -41,9 +41,9 @@ class CovariateSearch:
     """A stepwise search.
 
     Attributes:
-        table: a row a model that was looked at: `step`, `direction` ("forward" or "backward"), `parameter`, `term`, `df`, `drop`
-            (by how much -2 log-likelihood is lower with the relation than without it), `p` by chi-squared, `kept` (whether the
-            relation is in the model after this step), `note` (why it was not tried, or is not to be trusted).
+        table: a row a model that was looked at: `step`, `direction` ("forward" or "backward"), `parameter`, `term`, `df`,
+            `drop` (by how much -2 log-likelihood is lower with the relation than without it), `p` by chi-squared, `kept`
+            (whether the relation is in the model after this step), `note` (why it was not tried, or is not to be trusted).
         final: the fitted model with the relations that were selected. selected: their terms by parameter. drop: by how much
             -2 log-likelihood fell from the model without them. note: what is to be said of the final fit.
     """

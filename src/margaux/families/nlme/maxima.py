@@ -9,10 +9,12 @@ import jax
 import numpy as np
 from jaxtyping import Bool, Float, Int, PyTree
 
+from ...answers.certify import examined
 from ...answers.many import fit_many
 from ...answers.polish import polish
 from ...answers.posterior import UndefinedDensity, latent_size
-from ...answers.rules import NODES
+from ...answers.rules import NODES, best_rule
+from ...answers.scores import Coordinates, Evaluation, evaluate
 from ...answers.search import CLOSE, too_far
 from ...engine.progress import Line
 from ...numerics.inverse import guarded
@@ -48,8 +50,9 @@ def maxima(
 ) -> Maxima:
     r"""Where $\sum_i c_{ri}\log p(y_i\mid\theta)$ is largest near a start, for r = 1, ..., R.
 
-    Up to three latents a subject all are found side by side (`margaux.fit_many`). Those of more latents, and those whose subjects
-    are not integrated well by quadrature, are polished one after the other by whatever suits them (`margaux.answers.polish`).
+    Up to three latents a subject all are found side by side (`margaux.fit_many`). Those of more latents, and those whose
+    subjects are not integrated well by quadrature, are polished one after the other by whatever suits them
+    (`margaux.answers.polish`).
 
     Args:
         fit: model, space and data of the subjects. counts: how often each subject is there. starts: one of all, or R of them.
@@ -86,6 +89,15 @@ def maxima(
     return found
 
 
+def at_the_estimate(fit: Fit) -> Evaluation:
+    """Scores and information at a fit's estimate, by its polish or by a look there."""
+    done = examined(fit)
+    if done is not None:
+        return done.evaluation
+    rule = best_rule(fit)
+    return evaluate(fit, rule, fit.params, range(rule.replicates))
+
+
 def _inside(params: dict) -> dict:
     """Parameters from where steps lead away: no covariance matrix on its edge."""
     return lifted(params) if "omega" in params else params
@@ -114,8 +126,6 @@ def _polished(fit: Fit, counts: np.ndarray, start: PyTree, held: np.ndarray | No
 
 
 def _jacobian(fit: Fit, params: PyTree) -> np.ndarray:
-    from ...answers.scores import Coordinates
-
     coordinates = Coordinates(fit)
     return coordinates.jacobian(coordinates.to(params))
 
