@@ -155,9 +155,9 @@ def bootstrap(fitted: NLME, n: int, stratify: str | None, level: float, key: int
     status = np.full(len(values), CONVERGED, object)
     status[_flat_among(fit, found, "omega.") | zero.any(axis=1)] = BOUNDARY
     status[_mirrored(fitted, values, names)] = MIRRORED
+    status[_flat_among(fit, found, "beta", "fixed", "error")] = UNKNOWN
     status[~found.converged] = LOST
     status[[not _identified(model, design[row > 0]) for row in np.vstack([np.ones(len(strata)), counts])]] = UNKNOWN
-    status[_flat_among(fit, found, "beta", "fixed", "error")] = UNKNOWN
     return Bootstrap(
         pd.DataFrame(values[1:], columns=names),
         status[1:].astype(str),
