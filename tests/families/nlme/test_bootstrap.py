@@ -259,3 +259,27 @@ def test_coverage_of_intervals():
         for j, (name, true) in enumerate((("m", 2.0), ("a", 0.5))):
             inside[study, j] = frame.loc[name, "percentile_low"] < true < frame.loc[name, "percentile_high"]
     assert np.all(inside.mean(axis=0) > 0.9 - 3 * np.sqrt(0.09 / 60))
+
+
+@pytest.mark.slow
+def test_correlations_of_one():
+    """Replicates that are used are maxima, on the edge too: their likelihoods are those that an optimiser reaches."""
+    rng, n, times = np.random.default_rng(3), 25, np.arange(4.0)
+    z = rng.multivariate_normal([0, 0], [[0.5, 0.35], [0.35, 0.3]], n)
+    y = 1 + z[:, :1] + (0.5 + z[:, 1:]) * times + 0.5 * rng.normal(size=(n, 4))
+    table = pd.DataFrame({"id": np.repeat(np.arange(n), 4), "t": np.tile(times, n), "y": y.ravel()})
+    both = {"m": Normal(1.0), "s": Normal(0.5)}
+    fitted: Any = mx.NLME(structural=lambda p, row: p["m"] + p["s"] * row["t"], individual=both, omega="full", verbose=False)
+    found = fitted.fit(table, id="id", time="t", y="y").bootstrap(40)
+    X = np.stack([np.ones(4), times], axis=1)
+
+    def minus(u: np.ndarray, counts: np.ndarray) -> float:
+        root = np.array([[u[2], 0.0], [u[3], u[4]]])
+        covariance = X @ root @ root.T @ X.T + np.exp(2 * u[5]) * np.eye(4)
+        return -float(counts @ stats.multivariate_normal(X @ u[:2], covariance).logpdf(y))
+
+    used = np.isin(found.status, (CONVERGED, BOUNDARY))
+    assert used.sum() > 35 and (found.status == BOUNDARY).sum() > 5
+    for counts, loglik in zip(found.counts[used], found.loglik[used], strict=True):
+        best = min(optimize.minimize(minus, [1.0, 0.5, 0.6, 0.5, last, -0.6], (counts,)).fun for last in (0.3, 0.02))
+        assert loglik == pytest.approx(-best, abs=0.01)
