@@ -1,12 +1,16 @@
 """Many data sets at once, against one fit each and against exact maxima."""
 
+from types import SimpleNamespace
+from typing import Any
+
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax.scipy.stats import norm
+from scipy import optimize
 
 import margaux as mx
-from helpers import RandomIntercept, gamma_poisson, random_intercept
+from helpers import RandomIntercept, gamma_poisson, intercept_negative_loglik, random_intercept, simulate_intercepts
 from margaux.answers import flock, many
 
 PROBLEM = random_intercept(40, 3)
@@ -155,3 +159,32 @@ def test_what_is_wrong_is_said(settings, words):
 def test_rules_are_those_of_the_answers():
     assert [finer for _, finer in many._rules(PROBLEM.model, 3)] == [0, 13, 21]
     assert [rule.n_nodes for rule, _ in many._rules(PROBLEM.model, 1)] == [11, 21, 61]
+
+
+def test_coordinates_that_are_held_stay_where_they_begin():
+    """The maximum over the others is the one where that parameter is a constant; it has no error of its own."""
+    held = np.array([[False, False], [True, False], [False, True]])
+    starts = [PROBLEM.start, {"mu": 0.3, "tau2": 0.5}, {"mu": 0.5, "tau2": 1.5}]
+    fits: Any = mx.fit_many(
+        PROBLEM.model, PROBLEM.data, weights=np.ones((3, 40)), params=starts, space=PROBLEM.space, held=held, progress=False
+    )
+    assert fits.converged.all() and not fits.edge.any()
+    one_each(SimpleNamespace(params=fits.params, stderr=fits.stderr, loglik=fits.loglik), [PROBLEM])
+    groups, _ = simulate_intercepts(40, 3)
+    for r, name, other, value in ((1, "mu", "tau2", 0.3), (2, "tau2", "mu", 1.5)):
+        assert fits.params[name][r] == pytest.approx(value, rel=1e-12) and fits.stderr[name][r] == 0.0
+        best = optimize.minimize_scalar(
+            lambda x, name=name, other=other, value=value: intercept_negative_loglik(groups, {name: value, other: x}),
+            bounds=(0.01, 3.0), method="bounded", options={"xatol": 1e-9},
+        )  # fmt: skip
+        assert fits.params[other][r] == pytest.approx(best.x, abs=0.01 * fits.stderr[other][r])
+        assert fits.loglik[r] == pytest.approx(-best.fun, abs=2e-3)
+
+
+@pytest.mark.parametrize("held", [np.zeros((1, 3), bool), np.zeros((1, 2)), True])
+def test_what_is_held_is_one_flag_a_coordinate(held):
+    with pytest.raises(ValueError, match="held must be true or false for each of 1 data sets and 2 unconstrained coordinates"):
+        mx.fit_many(
+            PROBLEM.model, PROBLEM.data, weights=np.ones((1, 40)), params=PROBLEM.start, space=PROBLEM.space, held=held,
+            progress=False,
+        )  # fmt: skip

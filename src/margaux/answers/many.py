@@ -49,11 +49,12 @@ class ManyFits:
 
     Attributes:
         params: a row a data set, a column a scalar parameter. stderr: their standard errors by Louis' information, NaN where it
-            is not positive definite. loglik: maxima (R,). error: how far a finer quadrature, and a finer and wider one, are from
-            the one that was maximised (R,). length: Newton's step that is left, in standard errors (R,). converged: whether that
-            is short, the information positive definite and the error below 0.01, and posteriors have one mode (R,).
-        edge: whether the likelihood is flat along a coordinate, as where a variance vanishes: what moves with it has no standard
-            error (R,). each: the parameters as they were given, with a leading axis R.
+            is not positive definite. loglik: maxima (R,). error: how far a finer quadrature, and a finer and wider one, are
+            from the one that was maximised (R,). length: Newton's step that is left, in standard errors (R,). converged:
+            whether that is short, the information positive definite and the error below 0.01, and posteriors have one mode
+            (R,).
+        edge: whether the likelihood is flat along a coordinate, as where a variance vanishes: what moves with it has no
+            standard error (R,). each: the parameters as they were given, with a leading axis R.
     """
 
     params: pd.DataFrame
@@ -80,6 +81,7 @@ def fit_many(
     params: PyTree,
     space: Any = None,
     weights: Any = None,
+    held: Any = None,
     progress: bool = True,
 ) -> ManyFits:
     r"""Maxima of $\sum_i w_{ri}\log p(y_{ri}\mid\theta_r)$ for the data sets r = 1, ..., R of one model.
@@ -94,7 +96,9 @@ def fit_many(
     Args:
         data: a list of data sets, pytrees of arrays with a unit on the leading axis, as many as each has; or one data set with
             `weights`. params: where all begin, as in `margaux.fit`, or a list of R starts. space: see `margaux.fit`.
-        weights: (R, n), how often each unit counts in each replicate: a bootstrap's are multinomial. progress: a line of it.
+        weights: (R, n), how often each unit counts in each replicate: a bootstrap's are multinomial. held: (R, k), which of the
+            unconstrained coordinates stay where they begin, in each data set; their standard errors are zero. progress: a line
+            of it.
 
     Raises:
         TypeError, ValueError: what is wrong with model, data or starts, before anything is compiled.
@@ -126,7 +130,7 @@ def fit_many(
     line = Line("Newton's steps", None) if progress else None
     try:
         with precision(dtype), np.errstate(all="ignore"):
-            return _Searches(model, flock, starts, space).ended(line)
+            return _Searches(model, flock, starts, space, held).ended(line)
     finally:
         if line is not None:
             line.close()
@@ -135,7 +139,7 @@ def fit_many(
 class _Searches:
     """Where the searches of all data sets are."""
 
-    def __init__(self, model: Any, flock: Flock, starts: list[PyTree], space: Any) -> None:
+    def __init__(self, model: Any, flock: Flock, starts: list[PyTree], space: Any, held: Any = None) -> None:
         self.flock, self.template, self.names = flock, starts[0], scalar_names(starts[0])
         self.space = as_space(space, starts[0])
         for start in starts:
@@ -145,6 +149,7 @@ class _Searches:
         if not np.all(np.isfinite(self.u)):
             raise ValueError("a start lies on the edge of its space, from where no step leads away; give one inside")
         count, k = self.u.shape
+        self.held = _checked(held, count, k)
         self.here = Heights(np.full(count, -np.inf), np.zeros((count, k)), np.zeros((count, k, k)))
         self.size = flat_size(shapes_of(model.init_latents, key_of(0), starts[0], flock.first()))[0]
         self.rules = _rules(model, self.size)
@@ -166,7 +171,10 @@ class _Searches:
             if line is not None:
                 line.update(None, f"{count - left:,} of {count:,} data sets")
 
-        climb(lambda u, some: self.flock.at(rule, width, u, some), self.u, self.here, which, close, MOST, told, self.flock.keep)
+        def heights(u: np.ndarray, some: np.ndarray) -> Heights:
+            return _over_free(self.flock.at(rule, width, u, some), self.held[some])
+
+        climb(heights, self.u, self.here, which, close, MOST, told, self.flock.keep)
 
     def ended(self, line: Line | None) -> ManyFits:
         """The maxima, by finer rules where one does not agree with others."""
@@ -189,10 +197,10 @@ class _Searches:
     def _found(self, values: np.ndarray, error: np.ndarray) -> ManyFits:
         lengths = newton(self.here, self.u, np.ones(len(self.u))).length
         each, errors, edge = [], [], []
-        for u, matrix in zip(self.u, self.here.matrix, strict=True):
+        for u, matrix, held in zip(self.u, self.here.matrix, self.held, strict=True):
             params, jacobian = moved_to(self.space, self.template, u.astype(self.flock.dtype))
-            inverse = guarded(matrix)[0]
-            flat = too_far(np.sqrt(np.diagonal(inverse)), np.diagonal(matrix))
+            inverse = guarded(matrix, ~held)[0]
+            flat = ~held & too_far(np.sqrt(np.diagonal(inverse)), np.diagonal(matrix))
             unknown = np.abs(jacobian[:, flat]).sum(axis=1) > 0
             each.append(params)
             edge.append(flat.any())
@@ -211,6 +219,25 @@ class _Searches:
             np.array(edge),
             jax.tree.map(lambda *leaf: np.stack(leaf), *each),
         )
+
+
+def _checked(held: Any, count: int, k: int) -> np.ndarray:
+    """Which coordinates are held (R, k), none of them by default."""
+    if held is None:
+        return np.zeros((count, k), bool)
+    table = np.asarray(held)
+    if table.shape != (count, k) or table.dtype != bool:
+        raise ValueError(
+            f"held must be true or false for each of {count} data sets and {k} unconstrained coordinates, got an array of "
+            f"{table.dtype} of shape {table.shape}"
+        )
+    return table
+
+
+def _over_free(heights: Heights, held: np.ndarray) -> Heights:
+    """Of the other coordinates alone: no step moves those that are held."""
+    matrix = np.where(held[:, :, None] | held[:, None, :], np.eye(held.shape[1]), heights.matrix)
+    return heights._replace(gradient=np.where(held, 0.0, heights.gradient), matrix=matrix)
 
 
 def _rules(model: Any, size: int) -> list[tuple[Any, int]]:

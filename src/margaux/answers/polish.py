@@ -73,7 +73,7 @@ def unpolishable(fit: Fit) -> str | None:
     return None
 
 
-def polish(fit: Fit, rule: Rule | None = None, most: int = MOST) -> tuple[PyTree, Polish]:
+def polish(fit: Fit, rule: Rule | None = None, most: int = MOST, held: np.ndarray | None = None) -> tuple[PyTree, Polish]:
     r"""The maximum near a fit's estimate, and what was done to reach it.
 
     Newton's step $|I|^{-1}s$ in the unconstrained coordinates, I Louis' information with the absolute values of its eigenvalues
@@ -86,18 +86,21 @@ def polish(fit: Fit, rule: Rule | None = None, most: int = MOST) -> tuple[PyTree
 
     Args:
         most: evaluations at most, `PATIENCE` times as many while they lead up fast; with none, the estimate is only looked at.
+        held: which unconstrained coordinates stay where they are (k,).
 
     Raises:
         UndefinedDensity: a log density is NaN at the estimate.
     """
     # What overflows on the way is seen by its value, which is then refused.
     with np.errstate(all="ignore"):
-        return _polished(fit, best_rule(fit) if rule is None else rule, most)
+        return _polished(fit, best_rule(fit) if rule is None else rule, most, held)
 
 
-def _polished(fit: Fit, rule: Rule, most: int) -> tuple[PyTree, Polish]:
+def _polished(fit: Fit, rule: Rule, most: int, held: np.ndarray | None = None) -> tuple[PyTree, Polish]:
     began = time.perf_counter()
     search = Search(fit, rule)
+    if held is not None:
+        search.free = search.free & ~held
     for _ in range(1 + AGAIN):
         search.climb(most)
         search.look_closer(most)

@@ -2,9 +2,9 @@
 
 from .comparison import compare, lr_test
 from .dosing import dosed
+from .dynamics import ode
 from .error import Combined, ConstantError, Exponential, Power, Proportional, ResidualError
 from .individual import Individual, LogitNormal, LogNormal, Normal, ProbitNormal
-from .dynamics import ode
 from .outcomes import (
     AbstractOutcome,
     Bernoulli,

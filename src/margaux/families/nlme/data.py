@@ -13,8 +13,8 @@ from ...numerics.ladder import rung
 from . import events
 from .censoring import censored
 from .dosing import FIRST, LAST, Regimen, administered
-from .limits import of_quantification
 from .dynamics import PART
+from .limits import of_quantification
 from .outcomes import DOSES, AbstractOutcome, Continuous
 from .records import refuse_names_twice
 from .refusals import refuse_events, refuse_rows

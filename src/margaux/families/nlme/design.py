@@ -38,7 +38,7 @@ class Design:
             check_covariates(formula, data, between)
             self._columns_read[name] = _read(formula, data)
             rows[name] = occasions(data) if between else data.subjects
-            self._specs[name] = _formula(formula, rows[name], name)
+            self._specs[name] = formula_of(formula, rows[name], name)
         parts: list[tuple[int, str]] = []
         changing: list[tuple[int, str, bool]] = []
         for random in (True, False):
@@ -167,7 +167,7 @@ def check_covariates(formula: str, data: LongData, within_occasions: bool) -> No
             )
 
 
-def _formula(formula: str, rows: pd.DataFrame, name: str) -> Any:
+def formula_of(formula: str, rows: pd.DataFrame, name: str) -> Any:
     import formulaic
     from formulaic.errors import FormulaicError
 

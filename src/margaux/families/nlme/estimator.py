@@ -16,10 +16,11 @@ from ...answers.fit import Fit
 from ...answers.fitted import Fitted, Parameters
 from ...kernels import AbstractKernel
 from ...numerics.compiling import keep_compilations
-from ...numerics.precision import default_dtype, precision
+from ...numerics.precision import precision
 from ...showing.parts import check_fitted
 from ..sharing import pooled
 from . import answers, by_occasion, comparison, flipflop, prediction, specification, verdict
+from .building import ModelBuilding
 from .censoring import with_limits
 from .data import LongData, group
 from .design import Design
@@ -33,7 +34,7 @@ from .outcomes import AbstractOutcome
 from .simulating import Simulating
 
 
-class NLME(Simulating, Parameters, Fitted):
+class NLME(ModelBuilding, Simulating, Parameters, Fitted):
     r"""Nonlinear mixed effects by MCMC-SAEM.
 
     $y_{ij} = f(\psi_i, x_{ij}) + g\,\epsilon_{ij}$ with $h^{-1}(\psi_i)\sim N(C_i\beta, \Omega)$ for subject i.
@@ -190,20 +191,17 @@ class NLME(Simulating, Parameters, Fitted):
         self.data_ = by_occasion.with_occasions(self.data_, individual, outcome)
         specification.check_parameters(self, outcome, individual)
         build = functools.partial(specification.built, outcome, specification.blocks(self, individual), self.data_)
-        settings = Settings(
-            n_iter=self.n_iter, n_burn=self.n_burn, power=self.power, stop=self.stop, n_chains=self.n_chains,
-            n_starts=self.n_starts, n_screen=self.n_screen, pattern=self.pattern, n_steps=self.n_steps,
-            anneal=self.anneal, fixed_effects=self.fixed_effects, batch_size=self.batch_size, polish=self.polish,
-            seed=self.random_state, dtype=default_dtype(self.dtype), verbose=bool(self.verbose), shared=shared,
-        )  # fmt: skip
-        settings.check()
+        settings = Settings.of(self, shared)
         with precision(settings.dtype):
             check_structural(*build(individual), self.data_)
-        result, self.starts_ = estimate(build, individual, settings)
+        return self._ended(*estimate(build, individual, settings))
+
+    def _ended(self, result: Fit, starts: pd.DataFrame) -> NLME:
+        self.starts_ = starts
         self.model_: MixedEffects = result._model().model  # type: ignore[assignment]
         self._design = Design(dict(self.model_.individual), self.data_)
         self.n_observations_, self.n_subjects_ = len(self.data_.codes), len(self.data_.labels)
-        with precision(settings.dtype):
+        with precision(result.dtype):
             self._keep(result)
         return self
 

@@ -113,11 +113,20 @@ def estimate(build: Build, individual: dict[str, Individual], settings: Settings
         fit = polished(fits[best], settings.polish)
         if len(fits) == 1:  # there is nothing to choose, and the polish has it
             table.loc[continued, "reached"] = likelihood(fit) if fit.polished is None else fit.polished.evaluation.loglik
-        fit, dropped = _without_unused(build, individual, fit, settings)
-        fit, singular = _made_singular(fit)
-        if (dropped or singular) and not fit.result.failed:
-            fit = dataclasses.replace(fit, result=RESULTS.boundary)
-    return fit, table
+        return _on_the_boundary(build, individual, fit, settings), table
+
+
+def refined(build: Build, individual: dict[str, Individual], start: dict, settings: Settings) -> Fit:
+    """The fit from engine parameters that are near the maximum: no other starts are screened."""
+    with precision(settings.dtype):
+        return _on_the_boundary(build, individual, saem(build, individual, start, settings), settings)
+
+
+def _on_the_boundary(build: Build, individual: dict[str, Individual], fit: Fit, settings: Settings) -> Fit:
+    """The fit, or where its effects are not all asked for by the data the one on the boundary."""
+    fit, dropped = _without_unused(build, individual, fit, settings)
+    fit, singular = _made_singular(fit)
+    return dataclasses.replace(fit, result=RESULTS.boundary) if (dropped or singular) and not fit.result.failed else fit
 
 
 def _without_unused(build: Build, individual: dict[str, Individual], fit: Fit, settings: Settings) -> tuple[Fit, bool]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 import numpy as np
@@ -18,6 +18,7 @@ from ...esteps import MCMC
 from ...fitting import fit as run
 from ...kernels import AbstractKernel, Alternating
 from ...numerics.ladder import rung
+from ...numerics.precision import default_dtype
 from ...problem.penalty import NoPenalty
 from ...problem.schedule import ConstantThenDecay
 from ...problem.space import as_space
@@ -27,6 +28,9 @@ from .model import MixedEffects, carried_over
 from .settled import Settled
 from .sizes import by_size, on_the_ladder
 from .start import between_subjects
+
+if TYPE_CHECKING:
+    from .estimator import NLME
 
 #: subjects from which on one short chain each is enough
 MANY = 500
@@ -59,6 +63,19 @@ class Settings:
     verbose: bool
     #: whether several processes visit the subjects
     shared: bool = False
+
+    @classmethod
+    def of(cls, asked: NLME, shared: bool = False) -> Settings:
+        """Those of an estimator, checked.
+
+        Raises:
+            ValueError: a number out of its range.
+        """
+        own: dict[str, Any] = {one.name: getattr(asked, one.name) for one in dataclasses.fields(cls) if hasattr(asked, one.name)}
+        own |= {"seed": asked.random_state, "dtype": default_dtype(asked.dtype), "verbose": bool(asked.verbose), "shared": shared}
+        settings = cls(**own)
+        settings.check()
+        return settings
 
     def check(self) -> None:
         """Raises: ValueError: a number out of its range."""
