@@ -58,7 +58,7 @@ def rodas(slope: Slope, t: Any, y: State, step: Any) -> tuple[State, State]:
     columns = [jax.jvp(lambda y: slope(t, y), (y,), (unit,))[1] for unit in units]
     here, in_time = jax.jvp(lambda t: slope(t, y), (t,), (jnp.ones_like(t),))
     matrix = [[(1 / (step * GAMMA) if i == j else 0.0) - columns[j][i] for j in size] for i in size]
-    factors = jax.lax.optimization_barrier(_factored(matrix))
+    factors = _factored(matrix)
     found: list[State] = []
     place = y
     for node, inside, beside, by_time in RODAS:
@@ -66,7 +66,7 @@ def rodas(slope: Slope, t: Any, y: State, step: Any) -> tuple[State, State]:
             place = tuple(y[i] + _combined(inside, found, i) for i in size)
             here = slope(t + node * step, place)
         right = [here[i] + _combined(beside, found, i) / step + step * by_time * in_time[i] for i in size]
-        found.append(jax.lax.optimization_barrier(_solved(factors, right)))
+        found.append(_solved(factors, right))
     return tuple(place[i] + found[-1][i] for i in size), found[-1]
 
 
@@ -89,7 +89,8 @@ def tsitouras() -> Step:
         size = range(len(y))
         found = [slope(t, y)]
         for node, inside in stages:
-            found.append(jax.lax.optimization_barrier(slope(t + node * step, tuple(y[i] + step * _combined(inside, found, i) for i in size))))
+            place = tuple(y[i] + step * _combined(inside, found, i) for i in size)
+            found.append(slope(t + node * step, place))
         after = tuple(y[i] + step * _combined(weights, found, i) for i in size)
         return after, tuple(step * _combined(wrong, found, i) for i in size)
 

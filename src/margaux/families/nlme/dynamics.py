@@ -112,9 +112,7 @@ class Dynamics(AbstractAdministration):
 
         def of_part(number: Any, begin: Any) -> Array:
             own = place == number
-            mine = Inputs(
-                jnp.where(own, inputs.start, jnp.inf), jnp.where(own, inputs.end, -jnp.inf), inputs.amount, inputs.rate
-            )
+            mine = Inputs(jnp.where(own, inputs.start, jnp.inf), jnp.where(own, inputs.end, -jnp.inf), inputs.amount, inputs.rate)
             added = (acts & (doses[PART] == number)).astype(dtype) @ amounts
             if steady is not None:
                 at = (inputs.start[len(starts) :] == times[:, None]) & (steady[0] == number)
@@ -170,8 +168,9 @@ class Dynamics(AbstractAdministration):
             return starts, inputs, None
         places = doses[STEADY].astype(int)
         more = [self._at_steady_state(psi, doses, place, (starts, lasts, amount, into), start) for place in places]
-        number = jnp.concatenate([jnp.broadcast_to(doses[PART][place], extra.start.shape) for place, extra in zip(places, more, strict=True)])
-        own = jnp.concatenate([jnp.broadcast_to(place, extra.start.shape) for place, extra in zip(places, more, strict=True)])
+        counted = list(zip(places, more, strict=True))
+        own = jnp.concatenate([jnp.broadcast_to(place, extra.start.shape) for place, extra in counted])
+        number = doses[PART][own]
         whole = Inputs(*(jnp.concatenate(parts) for parts in zip(inputs, *more, strict=True)))
         return starts, whole, (number, own)
 
@@ -266,10 +265,11 @@ def ode(
         states: names. output: the name of the state that is observed, or (state, psi) -> number, or (state, psi, row) -> number.
         initial: psi -> state before any dose, a mapping by name; what is not named is 0, as all is by default.
         parameters: names of individual parameters; found by calling the functions where None.
-        stiff: whether rates differ by orders of magnitude: an implicit method.
+        stiff: by an L-stable method, Rodas, which no rate is too fast for, however wild the parameters that a chain tries. False:
+            by Tsitouras' explicit one, quicker for many states and mild rates.
         rtol, atol: tolerances of a step's error, relative and absolute; by default the latter is a ten-thousandth of `rtol` times
-            the initial value of each state, or where that is 0 the largest dose. max_steps: of a subject, by default 20 for each of its rows and doses and 200
-            more; a solution that needs more counts as impossible.
+            the initial value of each state, or where that is 0 the largest dose. max_steps: of a subject, by default 20 for each of
+            its rows and doses and 200 more; a solution that needs more counts as impossible.
         lag, bioavailability, duration, rate: as in `margaux.nlme.dosed`, by number or name of a compartment.
         positive: parameters that are naturally positive, all by default.
 

@@ -101,8 +101,8 @@ def reading_events(
     """
     curve = getattr(outcome, "structural", None)
     ready = administered(outcome) is not None
-    if roles.get("dose") is not None and isinstance(getattr(curve, "function", None), Dynamics):
-        ready = False
+    dynamic = isinstance(getattr(curve, "function", None), Dynamics)
+    ready = ready and not (dynamic and roles.get("dose") is not None)
     if not ready and (roles.get("dose") is not None or not isinstance(getattr(curve, "function", None), Compartments)):
         if given:
             raise ValueError("columns= names those of an event table, which only compartment models without dose= read")
@@ -111,7 +111,7 @@ def reading_events(
         return outcome, None
     found = recognised(frame, given)
     if "amount" not in found:
-        if given or (ready and not isinstance(curve.function, Dynamics)):
+        if given or (ready and not dynamic):
             raise ValueError(f"an event table has a column of amounts, AMT; the data have {', '.join(map(str, frame.columns))}")
         return outcome, None
     if not ready:
@@ -258,13 +258,15 @@ def given_to(
     return given if not parts else _with_parts(given, events, doses["part"].to_numpy()[places], rows, subject)
 
 
-def _with_parts(given: dict[str, Any], events: Events, of_doses: np.ndarray, rows: np.ndarray, subject: np.ndarray) -> dict[str, Any]:
+def _with_parts(
+    given: dict[str, Any], events: Events, of_doses: np.ndarray, rows: np.ndarray, subject: np.ndarray
+) -> dict[str, Any]:
     """With the parts that rows and doses belong to, when each begins, and which doses are at steady state."""
     n, doses = len(of_doses), given[DOSES]
     known = pd.DataFrame({"subject": subject, "part": events.part[rows], "begins": events.begins[rows]})
     parts = known.drop_duplicates(["subject", "part"]).sort_values(["subject", "part"], ignore_index=True)
     parts["number"] = parts.groupby("subject").cumcount()
-    begins = np.zeros((n, parts["number"].max() + 1))
+    begins = np.zeros((n, int(parts["number"].max()) + 1))
     begins[parts["subject"], parts["number"]] = parts["begins"]
     number = parts.set_index(["subject", "part"])["number"]
     pairs = pd.MultiIndex.from_arrays([np.repeat(np.arange(n), of_doses.shape[1]), of_doses.ravel()])
