@@ -22,8 +22,9 @@ from ...numerics.inverse import guarded
 from ...numerics.precision import precision
 from ...numerics.wald import check_level
 from . import answers, flipflop
-from .data import Design
+from .design import Design
 from .maxima import Maxima, at_the_estimate, maxima
+from .outcomes import PRESENT
 from .whole import whole
 
 if TYPE_CHECKING:
@@ -149,15 +150,15 @@ def bootstrap(fitted: NLME, n: int, stratify: str | None, level: float, key: int
     fit = whole(fitted)
     model: Any = fit._model().model
     names = answers.natural_names(model, fitted._design.labels if fit is fitted.result_ else _labels(fitted), ())
-    design = np.asarray(fit.data["design"])
     found = maxima(fit, np.vstack([np.ones(len(strata), int), counts]), [fit.params], progress=bool(fitted.verbose))
     values, zero = natural(fit, found, names)
     status = np.full(len(values), CONVERGED, object)
     status[_flat_among(fit, found, "omega.") | zero.any(axis=1)] = BOUNDARY
     status[_mirrored(fitted, values, names)] = MIRRORED
-    status[_flat_among(fit, found, "beta", "fixed", "error")] = UNKNOWN
+    status[_flat_among(fit, found, "beta", "fixed", "delta", "drift", "error")] = UNKNOWN
     status[~found.converged] = LOST
-    status[[not _identified(model, design[row > 0]) for row in np.vstack([np.ones(len(strata)), counts])]] = UNKNOWN
+    drawn = np.vstack([np.ones(len(strata)), counts]) > 0
+    status[[not _identified(model, jax.tree.map(lambda leaf, own=own: leaf[own], fit.data)) for own in drawn]] = UNKNOWN
     return Bootstrap(
         pd.DataFrame(values[1:], columns=names),
         status[1:].astype(str),
@@ -231,7 +232,7 @@ def natural(fit: Fit, found: Maxima, names: list[str]) -> tuple[Float[np.ndarray
 def _flat(fit: Fit, found: Maxima, names: list[str]) -> np.ndarray:
     """Of which natural parameters next to nothing is known, (R, m)."""
     model: Any = fit._model().model
-    called = answers.engine_names(model, [""] * len(model.owner))
+    called = answers.engine_names(model, [""] * len(model.owner + model.shifted))
     out = np.zeros((len(found.flat), len(names)), bool)
     for column, name in enumerate(fit.names):
         if (own := called.get(name)) in names:
@@ -244,10 +245,19 @@ def _flat_among(fit: Fit, found: Maxima, *kinds: str) -> Any:
     return found.flat[:, [name.startswith(kinds) for name in fit.names]].any(axis=1)
 
 
-def _identified(model: Any, design: np.ndarray) -> bool:
-    """Whether the subjects' covariates tell the coefficients of each parameter apart."""
-    own = [design[:, model.coefficients(j)] for j in range(len(model.names))]
-    return all(part.shape[1] == 1 or np.linalg.matrix_rank(part) == part.shape[1] for part in own)
+def _identified(model: Any, units: dict) -> bool:
+    """Whether covariates of these subjects, and of their occasions, tell what is estimated of each parameter's coefficients
+    apart."""
+    design = np.asarray(units["design"])
+    for j in range(len(model.names)):
+        own = [k for k in model.coefficients(j) if not model.held_coefficients[k]]
+        columns = design[:, own]
+        if shifts := [k for k in model.shifts(j) if not model.held_shifts[k]]:
+            subject, occasion = np.nonzero(np.asarray(units[PRESENT]) > 0)
+            columns = np.hstack([columns[subject], model.covariates(design)[subject, occasion][:, shifts]])
+        if columns.shape[1] > 1 and np.linalg.matrix_rank(columns) < columns.shape[1]:
+            return False
+    return True
 
 
 def _mirrored(fitted: NLME, values: np.ndarray, names: list[str]) -> np.ndarray:

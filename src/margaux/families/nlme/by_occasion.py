@@ -15,7 +15,7 @@ from ...numerics.precision import precision
 from . import answers
 from .data import _places
 from .design import changes
-from .outcomes import OCCASION, PRESENT, Continuous
+from .outcomes import OCCASION, PRESENT, Continuous, whole
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -55,6 +55,11 @@ def with_occasions(data: LongData, individual: Mapping[str, Individual], outcome
         raise ValueError(
             f"{which}, which is for continuous outcomes (structural=...), not for {type(outcome).__name__}; write "
             "log_likelihood= with the occasion's effect as another parameter, or leave occasion=True out"
+        )
+    if whole(outcome.structural) is not None:
+        raise ValueError(
+            f"{which}, and a model by differential equations has one value a subject: parameters that change on the way are not "
+            "built; leave occasion=True out, or use a ready compartment model"
         )
     if "occ" not in data.roles:
         raise ValueError(f'{which}; name the column of the occasions: fit(data, ..., occ="OCC")')

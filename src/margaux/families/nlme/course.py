@@ -11,6 +11,7 @@ import pandas as pd
 
 from . import events
 from .dosing import Regimen
+from .dynamics import BEGINS
 from .regimen_text import written
 
 if TYPE_CHECKING:
@@ -140,7 +141,15 @@ def _on_clock(
     if len(doses) == 0:
         raise ValueError("the regimen has no doses")
     here = np.zeros(1, int)
-    given = events.given_to(found, here + len(table) - 1, np.asarray([np.inf]), here, here)
+    by_parts = receiving.administration.by_parts
+    if by_parts and doses["part"].nunique() > 1:
+        raise ValueError(
+            "a dose that begins a steady state (SS = 1) after other doses empties the compartments, and differential equations "
+            "are simulated from one beginning; let the regimen begin with it, or give the doses that lead there"
+        )
+    given = events.given_to(found, here + len(table) - 1, np.asarray([np.inf]), here, here, by_parts)
+    if by_parts:
+        given["doses"][BEGINS] = np.minimum(given["doses"][BEGINS], 0.0)
     padded = {name: values[0] for name, values in given["doses"].items()}
     time, part = doses["time"].to_numpy(float), doses["part"].to_numpy()
     count, width = len(time), len(padded["time"])
@@ -149,7 +158,7 @@ def _on_clock(
     last = float(time.max())
     interval = _interval(doses, last) or _follow_up(fitted, last, float(time.min()), times)
     _warn_of_units(fitted, doses["amount"].to_numpy(float)[doses["steady"].to_numpy() < 2], per_kg)
-    kinds = Regimen.of({name: values[:count] for name, values in padded.items()})
+    kinds = Regimen.of({name: values[:count] for name, values in padded.items() if name != BEGINS})
     return Course(
         records, unit, per_kg, padded, clock, first, kinds, count, float(time.min()), last, last + interval
     )  # fmt: skip

@@ -197,7 +197,9 @@ def _final(
     asked_for: dict[str, Any] = fitted.get_params() | {"individual": asked}
     final = type(fitted)(**asked_for)
     final.data_ = fitted.data_
-    build = functools.partial(specification.built, fitted.model_.outcome, specification.blocks(final, asked), final.data_)
+    build = functools.partial(
+        specification.built, specification.outcome_of(fitted), specification.blocks(final, asked), final.data_
+    )
     used = dict(fitted.model_.individual)
     there = {
         name: dataclasses.replace(one, random=used[name].random, occasion=used[name].occasion) for name, one in asked.items()
@@ -235,4 +237,4 @@ def _off_zero(model: MixedEffects, units: dict, params: dict[str, Any]) -> dict[
     for name in ("omega2", "gamma2"):
         if name in out:
             out[name] = np.maximum(out[name], 1e-3 * least[name])
-    return out
+    return model.held.imposed(out)

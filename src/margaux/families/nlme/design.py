@@ -88,6 +88,10 @@ class Design:
         out[data.codes[rows], places] = self._matrix(data.frame.iloc[rows], list(range(len(self.owner), len(self.labels))))
         return np.concatenate([first, out.reshape(len(out), -1)], axis=1)
 
+    def on_one_occasion(self, subjects: pd.DataFrame) -> np.ndarray:
+        """(n, P + q), the same of subjects with one occasion each, a row a subject."""
+        return self._matrix(subjects, list(range(len(self.labels))))
+
     def check(self, data: LongData) -> None:
         """Raises: ValueError: a covariate of other data is not there, or changes where that of the fit did not."""
         for name, formula in self._formulas.items():

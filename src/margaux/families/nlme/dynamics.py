@@ -141,10 +141,11 @@ class Dynamics(AbstractAdministration):
         given = jax.lax.stop_gradient(jnp.max(jnp.abs(inputs.amount) + jnp.abs(inputs.rate), initial=0.0))
         size = jnp.where(own > 0, own, jnp.maximum(jnp.max(own), given))
         atol = NEGLIGIBLE * self.rtol * jnp.where(size > 0, size, 1.0) if self.atol is None else jnp.full_like(own, self.atol)
+        times_more = max(1.0, (1e-5 / self.rtol) ** 0.25)
         return states_at(
             self._slope, psi, start, times, added, inputs,
             method=rodas if self.stiff else tsitouras(), rtol=self.rtol, atol=atol,
-            most=self.max_steps or STEPS * (len(times) + 2 * len(inputs.start)) + MORE,
+            most=self.max_steps or int(times_more * (STEPS * (len(times) + 2 * len(inputs.start)) + MORE)),
         )  # fmt: skip
 
     def _inputs(self, psi: Mapping[str, Any], doses: Any, start: Array) -> tuple[Array, Inputs, tuple[Array, Array] | None]:
@@ -213,14 +214,11 @@ class Dynamics(AbstractAdministration):
         if any(self.lag):
             left = jnp.where(lagged > 0, after(periodic, jnp.maximum(interval - lagged, 0.0)), periodic)
             left = jnp.where(lagged > interval, before(periodic, jnp.maximum(lagged - interval, 0.0)), left)
-        if self.regimen.infusions:
-            for_ever = fixed_point(lambda y: y + jnp.stack(self._slope(record, tuple(y), psi)) + held * into, start)
-            left = jnp.where(steady == UNTIL_NOW, for_ever, left)
+        for_ever = fixed_point(lambda y: y + jnp.stack(self._slope(record, tuple(y), psi)) + held * into, start)
+        left = jnp.where(steady == UNTIL_NOW, for_ever, left)
         some = steady != NEVER
         left = jnp.where(some, left - start, none)
         out = Inputs(record[None], record[None], left[None], none[None])
-        if not self.regimen.infusions:
-            return out
         earlier = jnp.arange(1, OVERLAPS + 1)
         ends = given + lasts - earlier * interval
         ends = jnp.where(some & slow & (ends > jnp.maximum(record, given - interval)), ends, record)
@@ -268,8 +266,8 @@ def ode(
         stiff: by an L-stable method, Rodas, which no rate is too fast for, however wild the parameters that a chain tries. False:
             by Tsitouras' explicit one, quicker for many states and mild rates.
         rtol, atol: tolerances of a step's error, relative and absolute; by default the latter is a ten-thousandth of `rtol` times
-            the initial value of each state, or where that is 0 the largest dose. max_steps: of a subject, by default 20 for each of
-            its rows and doses and 200 more; a solution that needs more counts as impossible.
+            the initial value of each state, or where that is 0 the largest dose. max_steps: of a subject, by default 20 for each
+            of its rows and doses and 200 more; a solution that needs more counts as impossible.
         lag, bioavailability, duration, rate: as in `margaux.nlme.dosed`, by number or name of a compartment.
         positive: parameters that are naturally positive, all by default.
 
@@ -360,6 +358,13 @@ class _Asked(dict):
         return 1.0
 
 
+class _Named(dict):
+    """A state, whose other names are errors."""
+
+    def __missing__(self, name: str) -> float:
+        raise ValueError(f"the functions ask for {name!r}, which is no state; they are {', '.join(self)}")
+
+
 class _Row(dict):
     def __missing__(self, name: str) -> float:
         return 1.0
@@ -367,7 +372,7 @@ class _Row(dict):
 
 def _read_by(model: Dynamics) -> tuple[str, ...]:
     """The individual parameters that a model's functions ask for, in the order in which they do."""
-    psi, state = _Asked(), dict.fromkeys(model.states, np.float64(1.0))
+    psi, state = _Asked(), _Named.fromkeys(model.states, np.float64(1.0))
     slopes = model.derivative(1.0, state, psi)
     if isinstance(slopes, Mapping):
         if unknown := [name for name in slopes if name not in model.states]:

@@ -19,6 +19,7 @@ import numpy as np
 from jaxtyping import Array, Float
 
 from .dosing import AT_INTERVALS, Administered
+from .dynamics import Dynamics
 
 _HALF = np.array([
     0.991455371120812639206854697526329, 0.949107912342758524526189684047851, 0.864864423359769072789712788640926,
@@ -66,18 +67,20 @@ class Exposure(NamedTuple):
 
 
 def exposure(
-    at: Callable[[Float[Array, " T"]], Float[Array, " T"]], breaks: Float[Array, " M"], begin: Any, last: Any, end: Any
-) -> Exposure:
+    at: Callable[[Float[Array, " T"]], Float[Array, " T"]], breaks: Float[Array, " M"], begin: Any, last: Any, end: Any,
+    forever: bool = True,
+) -> Exposure:  # fmt: skip
     """Exposure of one subject.
 
     Args:
         at: the curve, at times in order. breaks: where it is not smooth, besides `begin`, `last` and `end`.
         begin, last, end: of the doses, the first and the last, and the end of the last interval.
+        forever: whether the curve is followed until it vanishes; `AUC_inf` is None where it is not.
     """
     breaks = jnp.sort(jnp.concatenate([jnp.maximum(breaks, begin), jnp.stack([begin, last, end])]))
-    breaks = jnp.append(breaks, breaks[-1] + end - last)
-    tail = breaks[-1] + (end - last) * (2.0 ** np.arange(1, TAIL + 1) - 1)
-    starts = jnp.concatenate([(breaks[:-1, None] + jnp.diff(breaks)[:, None] * CUTS[:-1]).ravel(), breaks[-1:], tail[:-1]])
+    breaks = jnp.append(breaks, breaks[-1] + end - last) if forever else breaks
+    tail = breaks[-1] + (end - last) * (2.0 ** np.arange(TAIL + 1 if forever else 1) - 1)
+    starts = jnp.concatenate([(breaks[:-1, None] + jnp.diff(breaks)[:, None] * CUTS[:-1]).ravel(), tail[:-1]])
     stops = jnp.concatenate([starts[1:], tail[-1:]])
     width = stops - starts
     points = starts[:, None] + width[:, None] * jnp.concatenate([jnp.zeros(1), jnp.asarray(NODES)])
@@ -91,14 +94,15 @@ def exposure(
     whole = jnp.sum(jnp.where(inside, area, 0.0))
     every = jnp.sum(area)
     of_last = jnp.sum(jnp.where(inside & latest, area, 0.0))
-    vanishes = jnp.abs(area[-1]) <= VANISHED * jnp.abs(every)
+    vanishes = (jnp.abs(area[-1]) <= VANISHED * jnp.abs(every)) & forever
     place = points.ravel()
     seen = jnp.where(place <= end, values.ravel(), -jnp.inf)
     peak, when = _peak(at, place, seen)
     peak_last, when_last = _peak(at, place, jnp.where(place >= last, seen, -jnp.inf))
     trough = at(end[None])[0]
     return Exposure(
-        peak, when, peak_last, when_last, trough, of_last / (end - last), of_last, whole, jnp.where(vanishes, every, jnp.inf),
+        peak, when, peak_last, when_last, trough, of_last / (end - last), of_last, whole,
+        jnp.where(vanishes, every, jnp.inf) if forever else None,
         jnp.maximum(
             jnp.sum(jnp.where(inside, error, 0.0)) / jnp.maximum(whole, 1e-300),
             jnp.where(vanishes, jnp.sum(error) / jnp.maximum(every, 1e-300), 0.0),
@@ -129,14 +133,15 @@ def _peak(at: Callable[..., Any], place: Array, seen: Array) -> tuple[Array, Arr
 
 def breaks_of(structural: Any, psi: Mapping[str, Any], doses: Mapping[str, Any]) -> Float[Array, " M"]:
     """Where the curve after these doses is not smooth: as they begin to act, and as they end."""
-    start, function = doses["time"], getattr(structural, "function", None)
-    if not isinstance(function, Administered):
+    start = doses["time"]
+    function: Any = getattr(structural, "function", None)
+    if not isinstance(function, Administered | Dynamics):
         return start
     begins = start + function._of_dose(function.lag, psi, doses, 0.0)
     if not function.regimen.infusions:
         return begins
     amount = doses["amount"] * function._of_dose(function.bioavailability, psi, doses, 1.0)
-    lasts = function._lasts(psi, doses, amount)
+    lasts = function.lasts(psi, doses, amount)
     if function.regimen.steady:
         interval = jnp.where(doses["interval"] > 0, doses["interval"], 1.0)
         lasts = jnp.where(doses["steady"] == AT_INTERVALS, jnp.mod(lasts, interval), lasts)

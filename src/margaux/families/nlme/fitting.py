@@ -24,7 +24,7 @@ from ...problem.space import as_space
 from .data import LongData
 from .individual import Individual
 from .model import MixedEffects, carried_over
-from .outcomes import DOSES, PRESENT, Continuous
+from .outcomes import DOSES, PRESENT, Continuous, whole
 from .refusals import refuse_zero_predictions
 from .running import Build, Settings, saem
 from .screening import chosen, likelihood, screened
@@ -32,6 +32,8 @@ from .start import first_parameters, plausible, rows_at
 
 #: a correlation is one where the log-likelihood is no lower then to within this, and a variance zero to within that
 NEGLIGIBLE, NO_LOWER = 0.05, 0.001
+#: what is said of differential equations without a solution
+UNSOLVED = "the differential equations cannot be solved, in so many steps (ode(max_steps=...)) or at all,"
 #: what leaves an effect out
 WITHOUT = {"omega2": "random", "gamma2": "occasion"}
 #: share of a variance that is next to none
@@ -73,7 +75,8 @@ def check_structural(model: MixedEffects, units: dict, data: LongData) -> None:
     bad = ~np.isfinite(data.flat(rows_at(model, units, u)))
     if bad.any() and (given or bad.all()):
         at = int(np.flatnonzero(bad)[0])
-        raise ValueError(f"{what} is not finite at the starting values ({data.where(at)}): {_readable(psi)}")
+        told = f"{what} is not finite" if whole(function) is None else UNSOLVED
+        raise ValueError(f"{told} at the starting values ({data.where(at)}): {_readable(psi)}")
     refuse_zero_predictions(outcome, dict(model.individual), rows, data)
 
 

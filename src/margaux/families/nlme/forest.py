@@ -13,6 +13,7 @@ from ...numerics.wald import check_level
 from ...showing.axes import single
 from ...showing.panels import FEW
 from . import answers
+from .design import occasions
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -39,7 +40,7 @@ def covariate_effects(
     Args:
         parameters: with covariates; all by default. reference: values of covariates; by default the median over subjects of
             numbers of more than four values, the commonest value of others.
-        quantiles: of a covariate over subjects. level: of the intervals.
+        quantiles: of a covariate over subjects, or over occasions where it changes between them. level: of the intervals.
 
     Returns:
         A row an effect: `parameter`, `covariate`, `value`, `reference`, `ratio`, `low`, `high`.
@@ -54,23 +55,30 @@ def covariate_effects(
     if not 0 <= quantiles[0] < quantiles[1] <= 1:
         raise ValueError(f"quantiles must be two increasing numbers between 0 and 1, got {quantiles}")
     with_effects = _with_covariates(fitted, parameters)
-    subjects: Any = fitted.data_.subjects.reset_index(drop=True)
     columns = list(dict.fromkeys(column for of_one in with_effects.values() for column in of_one))
-    centre = {column: _centre(subjects[column]) for column in columns}
+    values = {column: _observed(fitted, column) for column in columns}
+    centre = {column: _centre(values[column]) for column in columns}
     for column, value in (reference or {}).items():
         if column not in centre:
             raise ValueError(f"reference names {column!r}, which is no covariate; they are {', '.join(columns)}")
-        centre[column] = _of_kind(column, value, subjects[column])
-    base = pd.DataFrame(subjects.iloc[:1]).assign(**centre)
+        centre[column] = _of_kind(column, value, values[column])
+    base = pd.DataFrame(fitted.data_.frame.iloc[:1]).assign(**centre)
     rows, changed = [], [base]
     for name, of_one in with_effects.items():
         for column in of_one:
-            for value in _values(subjects[column], centre[column], quantiles):
+            for value in _values(values[column], centre[column], quantiles):
                 rows.append({"parameter": name, "covariate": column, "value": value, "reference": centre[column]})
                 changed.append(base.assign(**{column: value}))
-    design = fitted._design.matrix(pd.concat(changed, ignore_index=True))
+    design = fitted._design.on_one_occasion(pd.concat(changed, ignore_index=True))
     ends = [_ratio(fitted, row["parameter"], design[k + 1], design[0], level) for k, row in enumerate(rows)]
     return pd.DataFrame(rows).assign(**dict(zip(("ratio", "low", "high"), np.asarray(ends).T, strict=True)))
+
+
+def _observed(fitted: NLME, column: str) -> pd.Series:
+    """The values of a covariate, of each subject, or of each occasion where it changes between them."""
+    data = fitted.data_
+    constant = not np.any(data.frame[column].to_numpy() != data.subjects[column].to_numpy()[data.codes])
+    return pd.Series((data.subjects if constant else occasions(data))[column].reset_index(drop=True))
 
 
 def _with_covariates(fitted: NLME, asked: Sequence[str] | None) -> dict[str, list[str]]:
@@ -78,7 +86,7 @@ def _with_covariates(fitted: NLME, asked: Sequence[str] | None) -> dict[str, lis
     import formulaic
 
     parse: Any = formulaic.Formula
-    known = fitted.data_.subjects.columns
+    known = fitted.data_.frame.columns
     found = {
         name: [str(column) for column in sorted(parse(one.covariates).required_variables) if column in known]
         for name, one in fitted.model_.individual
@@ -125,8 +133,8 @@ def _of_kind(column: str, value: Any, values: pd.Series) -> Any:
 
 def _ratio(fitted: NLME, name: str, changed: np.ndarray, reference: np.ndarray, level: float) -> tuple[float, float, float]:
     """The ratio of one parameter between two rows of the design, and its interval."""
-    model = fitted.model_
-    one, own = dict(model.individual)[name], model.coefficients(model.names.index(name))
+    model, j = fitted.model_, fitted.model_.names.index(name)
+    one, own = dict(model.individual)[name], model.coefficients(j) + [len(model.owner) + k for k in model.shifts(j)]
     named = [f"beta_{name}[{fitted._design.labels[k]}]" if fitted._design.labels[k] else name for k in own]
     values = np.asarray([fitted.params_[each] for each in named])
     gaussian = np.append(float(one.gaussian(values[0])), values[1:])
@@ -141,11 +149,19 @@ def _ratio(fitted: NLME, name: str, changed: np.ndarray, reference: np.ndarray, 
     slopes = (one.slope(phi) / top * changed[own] - one.slope(centre) / bottom * reference[own]) / np.append(
         one.slope(gaussian[0]), np.ones(len(own) - 1)
     )
-    covariance = fitted.cov_params().loc[named, named].to_numpy(float)
-    degrees = answers.degrees_of_freedom(fitted)[list(fitted.params_).index(named[-1])]
+    free = [k for k, each in enumerate(named) if each not in fitted.held_]
+    covariance = np.zeros((len(named), len(named)))
+    covariance[np.ix_(free, free)] = fitted.cov_params().loc[named, named].to_numpy(float)[np.ix_(free, free)]
+    # Of what moves, the coefficient of which least is known.
+    degrees = np.min([each for k, each in enumerate(_degrees(fitted, named)) if k in free and slopes[k] != 0], initial=np.inf)
     half = float(scipy.special.stdtrit(degrees, 0.5 + level / 2)) * float(np.sqrt(slopes @ covariance @ slopes))
     ratio = top / bottom
     return ratio, ratio * np.exp(-half), ratio * np.exp(half)
+
+
+def _degrees(fitted: NLME, names: list[str]) -> list[float]:
+    every = dict(zip(fitted.params_, answers.degrees_of_freedom(fitted), strict=True))
+    return [float(every[name]) for name in names]
 
 
 def draw(frame: pd.DataFrame, level: float, ax: Axes | None) -> Axes:

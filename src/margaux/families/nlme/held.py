@@ -41,6 +41,15 @@ class HeldValues(eqx.Module):
         """Which of the entries of a parameter are held."""
         return np.asarray(dict(self.masks).get(name, (False,) * size), bool)
 
+    def vector(self, name: str, size: int) -> np.ndarray:
+        """The values of a parameter that are held, NaN where none is."""
+        return np.where(self.mask(name, size), self.values.get(name, np.nan), np.nan)
+
+    @property
+    def names(self) -> set[str]:
+        """Of the entries that are held, as `beta[1]`."""
+        return {f"{name}[{place}]" for name, mask in self.masks for place in np.flatnonzero(mask)}
+
     @property
     def whole(self) -> tuple[str, ...]:
         """Names of the parameters of which every entry is held."""

@@ -156,6 +156,11 @@ class MixedEffects(
         sizes = {"beta": self.split, "fixed": len(self.owner) - self.split}
         return np.concatenate([self.held.mask(name, size) for name, size in sizes.items()])
 
+    @property
+    def held_shifts(self) -> np.ndarray:
+        """Which coefficients of occasions are held."""
+        return np.concatenate([self.held.mask("delta", self.followed), self.held.mask("drift", self.drifting)])
+
     def coefficients(self, j: int) -> list[int]:
         """Positions of the coefficients of parameter j, its intercept first."""
         return [k for k, owner in enumerate(self.owner) if owner == j]

@@ -50,7 +50,7 @@ class AbstractOutcome(abc.ABC):
     survival = False
 
 
-def _whole(function: Any) -> Callable[..., Array] | None:
+def whole(function: Any) -> Callable[..., Array] | None:
     """Of a structural model whose rows are predicted together, as those of a trajectory, how."""
     return getattr(getattr(function, "function", None), "over_rows", None)
 
@@ -60,9 +60,9 @@ def _by_row(function: RowFunction) -> Callable[..., Array]:
     """The function mapped over rows, which share their subject's doses, traced once for all the programs that use it. Of a
     parameter with a value an occasion, a row has that of its own."""
 
-    whole = _whole(function)
-    if whole is not None:
-        return jax.jit(whole, inline=True)
+    together = whole(function)
+    if together is not None:
+        return jax.jit(together, inline=True)
 
     def each(psi: dict[str, Array], rows: dict[str, Any]) -> Array:
         shared = {name: value for name, value in rows.items() if name == DOSES}
@@ -101,7 +101,7 @@ class Continuous(AbstractOutcome):
     def _solved(self, psi: dict[str, Array], rows: dict[str, Array]) -> tuple[Array, Array | bool]:
         """Predictions, and whether there are any: parameters whose differential equations have no solution are impossible."""
         f = self.prediction(psi, rows)
-        if _whole(self.structural) is None:
+        if whole(self.structural) is None:
             return f, True
         solved = jnp.isfinite(f)
         return jnp.where(solved, f, rows["y"]), solved

@@ -12,7 +12,8 @@ import numpy as np
 
 from ...numerics.precision import precision
 from . import curves
-from .dosing import FIRST, LAST, Administered, Regimen, administered, dosed
+from .dosing import FIRST, LAST, AbstractAdministration, Administered, Regimen, administered, dosed
+from .dynamics import Dynamics, _Asked
 from .outcomes import DOSES, Continuous, Custom
 from .pharmacokinetics import Compartments
 from .structural import Curve, _Constants, _Superposition
@@ -63,7 +64,7 @@ class Receiving:
     """
 
     outcome: AbstractOutcome
-    administration: Administered
+    administration: AbstractAdministration
     superposed: bool
     columns: tuple[str, ...]
     duration: float | None
@@ -88,6 +89,8 @@ def receiving(fitted: NLME) -> Receiving:
             "simulate(data) draws this outcome at the rows of a table"
         )
     ready = administered(outcome)
+    if isinstance(ready, Dynamics):
+        return _of_dynamics(fitted, outcome, ready)
     if ready is not None:
         return Receiving(outcome, ready, False, (), 0.0)
     found, constants = _compartments(outcome.structural)
@@ -108,6 +111,20 @@ def _compartments(curve: Any) -> tuple[Compartments | None, dict[str, float]]:
     return (curve, constants) if isinstance(curve, Compartments) else (None, {})
 
 
+def _of_dynamics(fitted: NLME, outcome: Any, function: Dynamics) -> Receiving:
+    read, roles = _Asked(), fitted.data_.roles
+    function.output(dict.fromkeys(function.states, np.float64(1.0)), _Asked(), read)
+    if lost := set(read) & {"y", "dose", roles["y"], roles.get("dose")}:
+        raise ValueError(f"the output of {outcome.structural!r} reads {sorted(lost)[0]}, which a new regimen has not")
+    if lost := set(read) - {"time"} - set(fitted.data_.subjects.columns.astype(str)):
+        raise ValueError(f"the output of {outcome.structural!r} reads {sorted(lost)[0]}, which is no column of subjects")
+    columns = tuple(sorted(set(read) - {"time"}))
+    _refuse_changing(fitted, outcome, columns)
+    # A limit of steps is for the rows of the data, and curves have more.
+    curve = dataclasses.replace(outcome.structural, function=dataclasses.replace(function, max_steps=None))
+    return Receiving(dataclasses.replace(outcome, structural=curve), function, False, columns, 0.0)
+
+
 def _of_any_curve(fitted: NLME, outcome: Any) -> Receiving:
     data = fitted.data_
     if data.columns is not None or "time" not in data.roles or "dose" not in data.roles:
@@ -122,15 +139,20 @@ def _of_any_curve(fitted: NLME, outcome: Any) -> Receiving:
     if read & {"y", data.roles["y"]}:
         raise ValueError(f"{outcome.structural!r} reads the outcome itself, which a new regimen has not yet")
     columns = tuple(sorted(read - set(time) - set(dose)))
+    _refuse_changing(fitted, outcome, columns)
+    function = Superposed(outcome.structural, time, dose)
+    stand_in = Administered(Compartments(1, "bolus"))
+    return Receiving(dataclasses.replace(outcome, structural=function), stand_in, True, columns, 0.0)
+
+
+def _refuse_changing(fitted: NLME, outcome: Any, columns: tuple[str, ...]) -> None:
+    data = fitted.data_
     for name in columns:
         if np.any(data.frame[name].to_numpy() != data.subjects[name].to_numpy()[data.codes]):
             raise ValueError(
                 f"{outcome.structural!r} reads the column {name}, which changes within a subject; a regimen is simulated for "
                 "curves of time, dose and what is constant within a subject"
             )
-    function = Superposed(outcome.structural, time, dose)
-    stand_in = Administered(Compartments(1, "bolus"))
-    return Receiving(dataclasses.replace(outcome, structural=function), stand_in, True, columns, 0.0)
 
 
 def check_superposed(fitted: NLME, receiving: Receiving, regimen: Regimen, n_doses: int) -> None:

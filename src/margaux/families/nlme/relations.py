@@ -10,7 +10,8 @@ import numpy as np
 import pandas as pd
 from jaxtyping import Bool, Float, Int
 
-from .design import check_covariates, formula_of
+from .design import changes, check_covariates, formula_of
+from .held import HeldValues
 from .model import MixedEffects
 from .whole import with_model
 
@@ -21,8 +22,8 @@ if TYPE_CHECKING:
 
 @dataclasses.dataclass(frozen=True)
 class Relation:
-    """A term in the formula of a parameter, with its columns, centred and scaled (n, c): as an intercept is always there, the
-    likelihood is the same."""
+    """A term in the formula of a parameter, with its columns, scaled, and centred unless the intercept is held (n, c): the
+    likelihood is the same as without."""
 
     parameter: str
     term: str
@@ -59,8 +60,13 @@ def relations(fitted: NLME, candidates: Mapping[str, Sequence[str]]) -> list[Rel
 
 
 def _columns(fitted: NLME, parameter: str, term: str) -> np.ndarray:
-    """Those of the term (n, c), centred and scaled; constant ones stay zero."""
-    data = fitted.data_
+    """Those of the term (n, c), scaled, and centred where the intercept is estimated; constant ones stay zero."""
+    data, model = fitted.data_, fitted.model_
+    if changes(term, data):
+        raise ValueError(
+            f"the candidate {term!r} of {parameter} changes between a subject's occasions, and the search is among what is "
+            f"constant within a subject; give it to the model that the search begins with, as covariates={term!r} of {parameter}"
+        )
     check_covariates(term, data, within_occasions=False)
     subjects = data.subjects
     table = pd.DataFrame(formula_of(term, subjects, parameter).get_model_matrix(subjects)).drop(
@@ -75,8 +81,9 @@ def _columns(fitted: NLME, parameter: str, term: str) -> np.ndarray:
             f"the candidate {term!r} of {parameter} is not finite for subject {data.labels[int(np.flatnonzero(bad)[0])]}; mend "
             "the column, or take another function of it"
         )
-    values = values - values.mean(axis=0)
     size = values.std(axis=0)
+    intercept = model.coefficients(model.names.index(parameter))[0]
+    values = values - (0.0 if model.held_coefficients[intercept] else values.mean(axis=0))
     # What rounding leaves of a constant is constant.
     constant = size <= 1e-10 * np.maximum(np.abs(table.to_numpy(float)).max(axis=0), 1e-300)
     return np.where(constant, 0.0, values / np.where(constant, 1.0, size))
@@ -93,26 +100,32 @@ class Together:
         model, fit = fitted.model_, fitted.result_
         design = np.asarray(fit.data["design"], float)
         values = np.concatenate([np.ravel(fit.params.get(name, ())) for name in ("beta", "fixed")])
+        kept = np.where(model.held_coefficients, values, np.nan)
         order = [*model.random, *(j for j in range(len(model.names)) if j not in model.random)]
         columns: list[np.ndarray] = []
         starts: list[float] = []
+        held: list[float] = []
         owner: list[int] = []
         self.places: list[Int[np.ndarray, " c"]] = [np.zeros(0, int)] * len(candidates)
         for j in order:
             own = model.coefficients(j)
             columns, starts, owner = columns + list(design[:, own].T), starts + list(values[own]), owner + [j] * len(own)
+            held += list(kept[own])
             for at, one in enumerate(candidates):
                 if one.parameter == model.names[j]:
                     self.places[at] = len(owner) + np.arange(one.columns.shape[1])
                     columns, starts = columns + list(one.columns.T), starts + [0.0] * one.columns.shape[1]
-                    owner += [j] * one.columns.shape[1]
+                    owner, held = owner + [j] * one.columns.shape[1], held + [np.nan] * one.columns.shape[1]
         wide: MixedEffects = dataclasses.replace(model, owner=tuple(owner))
+        others = {name: model.held.vector(name, len(mask)) for name, mask in model.held.masks}
+        coefficients = {"beta": np.asarray(held[: wide.split]), "fixed": np.asarray(held[wide.split :])}
+        wide = dataclasses.replace(wide, held=HeldValues.of(others | coefficients))
         params = dict(fit.params)
         if model.random:
             params["beta"] = np.asarray(starts[: wide.split])
         if wide.split < len(owner):
             params["fixed"] = np.asarray(starts[wide.split :])
-        units = dict(fit.data) | {"design": np.stack(columns, axis=1)}
+        units = dict(fit.data) | {"design": np.column_stack([*columns, design[:, len(model.owner) :]])}
         self.model, self.candidates = wide, candidates
         self.design = np.stack(columns, axis=1)
         self.fit: Fit = with_model(fit, wide, units, params)
@@ -147,7 +160,7 @@ class Together:
         return {name: self.design[:, at] @ values[at] for name, at in own.items()}
 
     def _coordinates(self, places: np.ndarray) -> list[int]:
-        """Of coefficients, which are coordinates of their own: everything before them is one, too."""
-        names = self.fit.names
+        """Of coefficients, which are coordinates of their own: everything before them that is not held is one, too."""
+        names = [name for name in self.fit.names if name not in self.model.held.names]
         split = self.model.split
         return [names.index(f"beta[{k}]" if k < split else f"fixed[{k - split}]") for k in places]

@@ -33,7 +33,7 @@ class SimulatedRegimen:
         exposure: a row a subject. Over the last interval: `Cmax_last` and its time `Tmax_last`, `Ctrough` (at its end), `AUC` and
             the average concentration `Cavg`. From the first dose to the end of the last interval: `Cmax`, its time `Tmax`, and
             `AUC_total`. From the first dose for ever, nothing else being given: `AUC_inf`, infinite where the curve does not
-            vanish. Curves are without residual error, and times on the clock of the regimen.
+            vanish, left out of differential equations. Curves are without residual error, and times on the clock of the regimen.
         uncertainty: whether each subject has its own draw of the estimates. labels: of time and outcome.
     """
 

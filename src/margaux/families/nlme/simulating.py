@@ -41,16 +41,18 @@ class Simulating:
         r"""Curves and exposure of virtual subjects under a regimen that need not be that of the data.
 
         Each subject has covariates of `subjects`, parameters $\psi_i = h(C_i\beta + \eta_i)$ with $\eta_i\sim N(0, \Omega)$, and
-        one occasion where parameters vary between them. Compartment models sum over the doses in closed form, at steady state
-        too; any other curve that reads `dose` is summed over doses if it is linear in them. Areas are by quadrature between
-        the doses, with a warning where its error exceeds 1e-4.
+        one occasion where parameters or covariates vary between them. Compartment models sum over the doses in closed form, at
+        steady state too; any other curve that reads `dose` is summed over doses if it is linear in them. Differential equations
+        are solved from time 0, or the first dose that is earlier, and their curves are not followed for ever (no `AUC_inf`).
+        Areas are by quadrature between the doses, with a warning where its error exceeds 1e-4.
 
         Args:
             regimen: in words: "100 mg q12h x 10", "load 200 mg then 100 mg q12h x 10", "60 q24h x 7 over 2 h", "steady state 100
                 q12h", "100 q12h x 10 + load 200", where "+" joins what begins at the same time and "then" what follows, at an
                 interval; or a frame of dose records, with the columns TIME, AMT, II, ADDL, SS, RATE, DUR, CMT of an event table.
             n: subjects, drawn with replacement; None for each of `subjects` once.
-            subjects: a row a subject, with the covariates that the model has; those of the fitted data by default.
+            subjects: a row a subject, with the covariates that the model has; those of the fitted data by default, on their
+                first occasion.
             times: of the curves; from the first dose to an interval after the last by default. One dose is followed until the
                 last of them, or as long as the data go on.
             infusion: how long a dose lasts that does not say "over", in the unit of time of the data.
@@ -122,10 +124,10 @@ def _gathered(
 ) -> SimulatedRegimen:  # fmt: skip
     from .simulated import SimulatedRegimen
 
-    measures = pd.DataFrame(exposure._asdict())
+    measures = pd.DataFrame({name: values for name, values in exposure._asdict().items() if values is not None})
     rough = measures.pop("error").to_numpy(float)
-    bad = ~np.isfinite(measures.drop(columns="AUC_inf").to_numpy(float)).all(axis=1) | measures["AUC_inf"].isna().to_numpy()
-    bad |= ~np.isfinite(individual).all(axis=1)
+    bad = ~np.isfinite(measures.drop(columns="AUC_inf", errors="ignore").to_numpy(float)).all(axis=1)
+    bad = bad | measures.isna().to_numpy().any(axis=1) | ~np.isfinite(individual).all(axis=1)
     parameters = pd.DataFrame(psi)
     if bad.any():
         first = parameters[bad].iloc[0]

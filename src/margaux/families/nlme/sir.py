@@ -188,7 +188,7 @@ def _narrow(fitted: NLME, frame: pd.DataFrame, weight: Float[np.ndarray, " n"]) 
     out = {}
     for name, one in answers.scales(fitted).items():
         values = np.asarray(one.gaussian(frame[name].to_numpy()), float)
-        if name in fitted._dropped or not np.all(np.isfinite(values)):
+        if name in (*fitted._dropped, *fitted.held_) or not np.all(np.isfinite(values)):
             continue
         ratio = float(np.sqrt(weight @ (values - weight @ values) ** 2) / values.std())
         if ratio > NARROW:
@@ -216,7 +216,9 @@ def _normal(fitted: NLME) -> tuple[Float[np.ndarray, " k"], Float[np.ndarray, "k
     """
     at = at_the_estimate(fitted.result_)
     inverse, trouble = guarded(at.matrix)
-    unknown = [name for name, se in fitted.stderr_.items() if not np.isfinite(se) and name not in fitted._dropped]
+    unknown = [
+        name for name, se in fitted.stderr_.items() if not np.isfinite(se) and name not in (*fitted._dropped, *fitted.held_)
+    ]
     if trouble or not np.all(np.isfinite(at.u)) or too_far(np.sqrt(np.diagonal(inverse)), np.diagonal(at.matrix)).any():
         raise ValueError(
             f"there is no asymptotic normal distribution to propose from: {', '.join(unknown) or 'some parameters'} have no "

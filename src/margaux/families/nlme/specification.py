@@ -45,6 +45,12 @@ def outcome(asked: NLME) -> AbstractOutcome:
     return Custom(log_likelihood)
 
 
+def outcome_of(fitted: NLME) -> AbstractOutcome:
+    """The outcome of a fitted model, with what of its error is held: the engine's has no numbers."""
+    own = fitted.model_.outcome
+    return dataclasses.replace(own, error=as_error(fitted.error)) if isinstance(own, Continuous) else own
+
+
 def individual(asked: NLME) -> dict[str, Individual]:
     """The individual parameters by name.
 

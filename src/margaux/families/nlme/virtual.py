@@ -17,7 +17,8 @@ from ...numerics.inverse import guarded
 from ...numerics.ladder import padded, rung
 from ...numerics.precision import precision
 from . import prediction
-from .dosing import FIRST, LAST, with_regimen
+from .dosing import FIRST, LAST, administered, with_regimen
+from .dynamics import PART, Dynamics
 from .exposure import Exposure, breaks_of, exposure
 from .outcomes import DOSES
 
@@ -47,9 +48,9 @@ def covariates(fitted: NLME, receiving: Receiving, subjects: pd.DataFrame | None
     """
     import formulaic
 
-    known = fitted.data_.subjects
+    known = fitted.data_.frame
     if subjects is None:
-        subjects = known
+        subjects = fitted.data_.subjects
     if not isinstance(subjects, pd.DataFrame):
         raise TypeError(f"subjects is a data frame with a row a subject, got {type(subjects).__name__}")
     if len(subjects) == 0:
@@ -94,7 +95,7 @@ def parameters(fitted: NLME, n: int, uncertainty: bool, key: int) -> Any:
     fit = fitted.result_
     if not uncertainty:
         return jax.tree.map(lambda leaf: np.broadcast_to(np.asarray(leaf, float), (n, *np.shape(leaf))), fit.params)
-    se = pd.Series(fitted.stderr_).drop(list(fitted._dropped))
+    se = pd.Series(fitted.stderr_).drop([*fitted._dropped, *fitted.held_])
     if lost := [str(name) for name in se.index[~np.isfinite(se)]]:
         raise ValueError(
             f"{', '.join(lost)} have no usable standard error, so their uncertainty is unknown; pass uncertainty=False, or see "
@@ -130,12 +131,12 @@ def simulated(
     """
     n = len(subjects)
     outcome = with_regimen(receiving.outcome, None if receiving.superposed else course.regimen)
-    model = dataclasses.replace(fitted.model_, outcome=outcome, **({"most": 1} if fitted.model_.varying else {}))
+    model = dataclasses.replace(fitted.model_, outcome=outcome, **({"most": 1} if fitted.model_.changing else {}))
     points = 80 * (len(course.clock) * (2 if course.regimen.infusions else 1) + 2) + len(times)
     at_once = 1 << max(int(np.log2(max(HELD // (points * len(course.clock)), 1))), 0)
     size = -(-rung(n) // at_once) * at_once
     units = {
-        "design": fitted._design.matrix(subjects),
+        "design": fitted._design.on_one_occasion(subjects),
         "rows": {name: subjects[name].to_numpy(float) for name in receiving.columns},
         "scale": scale,
         "params": params,
@@ -165,18 +166,20 @@ def _of_one(model: Any, shared: dict, unit: dict) -> Any:
     phi = model.init_latents(effect_key, params, unit) + root @ jax.random.normal(effect_key, (len(root),), root.dtype)
     psi = model.psi(params, phi, unit["design"])
     psi = {name: jnp.reshape(value, ()) for name, value in psi.items()}
+    dynamic = isinstance(administered(model.outcome), Dynamics)
 
     def rows(t):
         last = jnp.searchsorted(shared["clock"], t, side="right")
         first = jnp.where(last > 0, shared["first"][jnp.maximum(last - 1, 0)], 0.0)
         own = {name: jnp.broadcast_to(value, t.shape) for name, value in unit["rows"].items()}
+        own |= {PART: jnp.zeros_like(t)} if dynamic else {}
         return own | {"time": t, "y": jnp.zeros_like(t), FIRST: first, LAST: last.astype(t.dtype), DOSES: doses}
 
     def at(t):
         return model.outcome.prediction(psi, rows(t))
 
     breaks = breaks_of(model.outcome.structural, psi, doses)
-    exposed = exposure(at, breaks, shared["begin"], shared["last"], shared["end"])
+    exposed = exposure(at, breaks, shared["begin"], shared["last"], shared["end"], not dynamic)
     at_times = rows(shared["times"])
     curve = model.outcome.prediction(psi, at_times)
     error = params.get("error", jnp.zeros(0))

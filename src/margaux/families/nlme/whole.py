@@ -28,7 +28,7 @@ def whole(fitted: NLME) -> Fit:
         return fitted.result_
     asked = specification.individual(fitted)
     blocks = specification.blocks(fitted, asked)
-    model, units = specification.built(fitted.model_.outcome, blocks, fitted.data_, asked)
+    model, units = specification.built(specification.outcome_of(fitted), blocks, fitted.data_, asked)
     return with_model(fitted.result_, model, units, _restored(fitted.model_, model, units, fitted.result_.params))
 
 
@@ -49,6 +49,9 @@ def _restored(source: MixedEffects, target: MixedEffects, units: dict, params: d
     for place, j in enumerate(target.independent):
         if target.random[j] not in source.random:
             out["omega2"][place] = wide["omega2"][place]
+    shifts = np.concatenate([np.ravel(out.pop(name, ())) for name in ("delta", "drift")])
+    out |= {"delta": shifts[: target.followed]} if target.followed else {}
+    out |= {"drift": shifts[target.followed :]} if target.drifting else {}
     if target.varying:
         own = dict(zip(source.varying, np.ravel(params.get("gamma2", ())), strict=True))
         out["gamma2"] = np.asarray([own.get(j, wide["gamma2"][place]) for place, j in enumerate(target.varying)])
