@@ -133,10 +133,10 @@ def _peak(at: Callable[..., Any], place: Array, seen: Array) -> tuple[Array, Arr
 
 def breaks_of(structural: Any, psi: Mapping[str, Any], doses: Mapping[str, Any]) -> Float[Array, " M"]:
     """Where the curve after these doses is not smooth: as they begin to act, and as they end."""
-    start = doses["time"]
-    function: Any = getattr(structural, "function", None)
-    if not isinstance(function, Administered | Dynamics):
+    start, administration = doses["time"], getattr(structural, "function", None)
+    if not isinstance(administration, Administered | Dynamics):
         return start
+    function: Any = administration
     begins = start + function._of_dose(function.lag, psi, doses, 0.0)
     if not function.regimen.infusions:
         return begins

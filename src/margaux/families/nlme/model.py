@@ -18,7 +18,7 @@ from ...problem.space import Positive, PositiveDefinite, Real
 from . import derivatives
 from .held import NOTHING, HeldValues, least_squares
 from .individual import Individual
-from .outcomes import DOSES, AbstractOutcome, Continuous
+from .outcomes import DOSES, AbstractOutcome, Continuous, whole
 
 #: what a vanishing variance falls by an iteration
 VANISHING = 0.985
@@ -60,6 +60,10 @@ class MixedEffects(
     most: int = eqx.field(static=True, default=1)
     typical: Any = None
     held: HeldValues = NOTHING
+
+    @property
+    def costly(self):
+        return isinstance(self.outcome, Continuous) and whole(self.outcome.structural) is not None
 
     @property
     def random(self) -> list[int]:

@@ -126,8 +126,8 @@ def _gathered(
 
     measures = pd.DataFrame({name: values for name, values in exposure._asdict().items() if values is not None})
     rough = measures.pop("error").to_numpy(float)
-    bad = ~np.isfinite(measures.drop(columns="AUC_inf", errors="ignore").to_numpy(float)).all(axis=1)
-    bad = bad | measures.isna().to_numpy().any(axis=1) | ~np.isfinite(individual).all(axis=1)
+    numbers = np.hstack([measures.drop(columns="AUC_inf", errors="ignore").to_numpy(float), individual])
+    bad = np.asarray(~np.isfinite(numbers).all(axis=1) | measures.isna().to_numpy().any(axis=1))
     parameters = pd.DataFrame(psi)
     if bad.any():
         first = parameters[bad].iloc[0]
