@@ -19,7 +19,7 @@ from ..problem.model import AbstractDiscrete
 from .certify import COMPARED, fresh_draws
 from .polish import FEW_UNITS, LARGEST
 from .posterior import block_ahead, nothing, proposals_ahead
-from .rules import NODES, SAMPLE
+from .rules import NODES, SAMPLE, quadratures
 from .scores import evaluated_width, frozen, louis
 
 
@@ -44,7 +44,7 @@ def _quadratures_ahead(problem: Problem, params: PyTree, data: PyTree, compared:
     size, _ = flat_size(shapes_of(model.init_latents, key_of(0), params, first))
     if size not in NODES or n > SAMPLE:
         return
-    nodes, _, reach = NODES[size][0]
+    nodes, _, reach = quadratures(model, size)[0]
     grid = Quadrature(nodes, held=True, reach=reach)
     mixture = ModeMixture().blank(size)
     row = {name: mixture[name][0] for name in ("mean", "cholesky")}

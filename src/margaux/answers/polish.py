@@ -15,7 +15,7 @@ from ..esteps import MCMC, Exact, ImportanceSampling, Laplace, Quadrature
 from ..problem.penalty import NoPenalty
 from .likelihood import LogLikelihood, loglik
 from .posterior import UndefinedDensity, latent_size, where_undefined
-from .rules import NODES, Rule, best_rule
+from .rules import NODES, Rule, best_rule, quadratures
 from .scores import Coordinates, Evaluation
 from .search import CLOSE, RADIUS, Search, newton, noise
 
@@ -148,7 +148,7 @@ def polished(fit: Fit, wanted: bool | None = None) -> Any:
 def affordable(fit: Fit) -> bool:
     """Whether a polish takes about as long as a fit, not many times longer."""
     n, size = fit._model().n, latent_size(fit)
-    return n <= FEW_UNITS or (size in NODES and n * NODES[size][0][1] ** size <= MANY_POINTS)
+    return n <= FEW_UNITS or (size in NODES and n * quadratures(fit._model().model, size)[0][1] ** size <= MANY_POINTS)
 
 
 def _best_run(fit: Fit) -> Any:

@@ -16,7 +16,7 @@ from ..numerics.compiling import shapes_of
 from ..numerics.keys import key_of
 from ..numerics.ladder import rung
 from ..numerics.sampling import HEAVY
-from ..problem.model import AbstractConcave, AbstractConjugate, AbstractDiscrete
+from ..problem.model import AbstractConcave, AbstractConjugate, AbstractDiscrete, AbstractModel
 from .posterior import latent_size, proposals
 
 if TYPE_CHECKING:
@@ -30,6 +30,8 @@ NODES: dict[int, tuple[tuple[int, int, float | None], ...]] = {
     2: ((15, 21, None), (35, 45, 5.5)),
     3: ((9, 13, None), (17, 21, None)),
 }
+#: what precedes them for models whose densities take long
+COARSE: dict[int, tuple[tuple[int, int, float | None], ...]] = {1: ((11, 15, None),), 2: ((7, 11, None),), 3: ((5, 7, None),)}
 #: points over all units that a quadrature may have
 AFFORDABLE = 50_000_000
 #: draws a replicate over all units, the least and the most a unit has, and replicates
@@ -88,7 +90,7 @@ def best_rule(
     or by chains. More latents than can be drawn so stay approximated where the fit's own E-step is Laplace's.
 
     Args:
-        level: of the quadratures in `NODES`; beyond the last there are draws. proposal: of draws, and what quadratures are
+        level: of `quadratures`; beyond the last there are draws. proposal: of draws, and what quadratures are
             centred by, instead of a thorough one.
 
     Raises:
@@ -106,7 +108,7 @@ def best_rule(
     if size > TRIED or (isinstance(fit.estep, Exact) and continuous_trouble(fit)):
         return _by_draws(fit, size, draws)
     importance = ImportanceSampling(draws, proposal or ModeMixture(), quasi=True)
-    nodes, finer, reach = (*NODES.get(size, ())[level:], (0, 0, None))[0]
+    nodes, finer, reach = (*quadratures(problem.model, size)[level:], (0, 0, None))[0]
     affordable = nodes > 0 and problem.n * finer**size <= AFFORDABLE and n_draws is None
     if affordable and isinstance(problem.model, AbstractConcave) and problem.model.concave:
         grid = Quadrature(nodes, held=True, reach=reach)
@@ -123,6 +125,11 @@ def best_rule(
     rows = rows if some is None else proposals(fit, importance, params, key=key)
     rule = Rule(importance, rows, REPLICATES, draws * (size + 3), modes, away)
     return rule if size <= 20 or _even(fit, rule, params) else _by_draws(fit, size, draws)
+
+
+def quadratures(model: AbstractModel, size: int) -> tuple[tuple[int, int, float | None], ...]:
+    """Nodes a latent, those that they are to agree with, and their reach, one after the other."""
+    return (COARSE.get(size, ()) if model.costly else ()) + NODES.get(size, ())
 
 
 def sample(n: int, size: int = SAMPLE) -> np.ndarray | None:

@@ -36,6 +36,11 @@ class AbstractModel(eqx.Module):
     def init_latents(self, key: PRNGKeyArray, params: Params, y: Unit) -> Latents:
         """Starting latents of one unit: a pytree of float arrays."""
 
+    @property
+    def costly(self) -> bool:
+        """Whether a density takes so long, as the solution of a differential equation, that quadratures try few nodes first."""
+        return False
+
 
 class AbstractAveraged(AbstractModel):
     """What exponential families and surrogates share: statistics of units whose posterior means an M-step maximises with."""

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
@@ -14,9 +14,12 @@ from jaxtyping import Array, Float
 
 from ...numerics.integration import Inputs, fixed_point, states_at, transposable
 from ...numerics.steps import State, rodas, tsitouras
-from .dosing import LAST, NEVER, UNTIL_NOW, AbstractAdministration, Regimen, read_of_dose
+from .dosing import LAST, NEVER, UNTIL_NOW, AbstractAdministration, Regimen, administered, read_of_dose
 from .outcomes import DOSES
 from .structural import Curve
+
+if TYPE_CHECKING:
+    from .data import LongData
 
 #: of a row and of a dose, the number of the part of its subject's record, between two resets; of a subject, when each begins
 PART, BEGINS = "part", "begins"
@@ -78,7 +81,7 @@ class Dynamics(AbstractAdministration):
         x = jnp.stack([jnp.asarray(parameters[name]) for name in names])
 
         def predictions(x: Array, rows: Mapping[str, Any]) -> Array:
-            psi = dict(zip(names, x, strict=True))
+            psi = _WithColumns(zip(names, x, strict=True), rows)
             states = self._states(psi, rows)
             own = {name: leaf for name, leaf in rows.items() if name != DOSES}
             return jax.vmap(lambda state, row: self.output(self._named(state), psi, row))(states, own)
@@ -259,7 +262,7 @@ def ode(
 
     Args:
         derivative: (t, state, psi) -> derivatives, a mapping by name of a state, or all of them in order. `state` and `psi` map
-            names to numbers, of the individual parameters on their natural scale.
+            names to numbers: individual parameters on their natural scale, and columns that are constant within a subject.
         states: names. output: the name of the state that is observed, or (state, psi) -> number, or (state, psi, row) -> number.
         initial: psi -> state before any dose, a mapping by name; what is not named is 0, as all is by default.
         parameters: names of individual parameters; found by calling the functions where None.
@@ -309,6 +312,38 @@ def ode(
     found = tuple(parameters) if parameters is not None else _read_by(function)
     found = tuple(dict.fromkeys((*found, *function.names)))
     return Curve(function, found, ("time",), positive=found if positive is None else tuple(positive), name=name)
+
+
+class _WithColumns(dict):
+    """Individual parameters, and where a name is none of them the column of a subject's rows that is called so, a constant."""
+
+    def __init__(self, parameters: Iterable[tuple[str, Any]], rows: Mapping[str, Any]) -> None:
+        super().__init__(parameters)
+        self._rows = rows
+
+    def __missing__(self, name: str) -> Any:
+        return self._rows[name][0]
+
+
+def with_constants(outcome: Any, individual: Collection[str], data: LongData) -> Any:
+    """An outcome whose differential equations read what is no individual parameter from columns; any other as it is.
+
+    Raises:
+        ValueError: such a column changes within a subject.
+    """
+    if not isinstance(administered(outcome), Dynamics):
+        return outcome
+    curve, rows = outcome.structural, data.units["rows"]
+    read = [name for name in curve.parameters if name not in individual and name in rows]
+    for name in read:
+        moved = data.flat(rows[name] != rows[name][:, :1])
+        if moved.any():
+            raise ValueError(
+                f"{name} is no individual parameter and is read from the data, where it changes within a subject "
+                f"({data.where(int(np.flatnonzero(moved)[0]))}); what differential equations read is a constant of the subject"
+            )
+    left = {field: tuple(name for name in getattr(curve, field) if name not in read) for field in ("parameters", "positive")}
+    return dataclasses.replace(outcome, structural=dataclasses.replace(curve, **left))
 
 
 @dataclasses.dataclass(frozen=True)

@@ -25,6 +25,7 @@ from .censoring import with_limits
 from .data import LongData, group
 from .design import Design
 from .dosing import with_regimen
+from .dynamics import with_constants
 from .error import ResidualError
 from .events import named_by_default, reading_events
 from .fitting import Settings, check_structural, estimate
@@ -185,7 +186,7 @@ class NLME(ModelBuilding, Simulating, Parameters, Fitted):
         if roles["y"] is None:
             raise ValueError("name the column of the outcome: fit(data, id=..., time=..., y=...)")
         self.data_: LongData = group(data, roles, outcome, columns=table, lloq=lloq)
-        outcome = with_regimen(outcome, self.data_.regimen, individual)
+        outcome = with_constants(with_regimen(outcome, self.data_.regimen, individual), individual, self.data_)
         if self.data_.censored:
             outcome = with_limits(outcome, self.censoring, self.data_)
         self.data_ = by_occasion.with_occasions(self.data_, individual, outcome)

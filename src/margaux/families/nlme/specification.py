@@ -17,7 +17,7 @@ from .error import as_error
 from .individual import Individual
 from .model import MixedEffects
 from .occasions import BetweenOccasions
-from .outcomes import DOSES, PRESENT, AbstractOutcome, Continuous, Custom
+from .outcomes import DOSES, PRESENT, AbstractOutcome, Continuous, Custom, whole
 
 if TYPE_CHECKING:
     from .estimator import NLME
@@ -92,7 +92,7 @@ def built(
 
 def check_parameters(asked: NLME, outcome: AbstractOutcome, individual: Mapping[str, Individual]) -> None:
     """Raises: ValueError: a ready model's parameters are others; names of `dosed` may be columns of the doses instead."""
-    needed = getattr(asked.structural, "parameters", None)
+    needed = getattr(getattr(outcome, "structural", None) if whole(asked.structural) else asked.structural, "parameters", None)
     if needed is None:
         return
     administration = administered(outcome)
