@@ -32,6 +32,8 @@ NODES: dict[int, tuple[tuple[int, int, float | None], ...]] = {
 }
 #: what precedes them for models whose densities take long
 COARSE: dict[int, tuple[tuple[int, int, float | None], ...]] = {1: ((11, 15, None),), 2: ((7, 11, None),), 3: ((5, 7, None),)}
+#: and searches for modes of theirs: from the starts, and from five standard deviations to both sides
+SEARCHES = 5
 #: points over all units that a quadrature may have
 AFFORDABLE = 50_000_000
 #: draws a replicate over all units, the least and the most a unit has, and replicates
@@ -107,7 +109,7 @@ def best_rule(
     draws = n_draws or int(np.clip(DRAWS // rung(problem.n), LEAST, MOST))
     if size > TRIED or (isinstance(fit.estep, Exact) and continuous_trouble(fit)):
         return _by_draws(fit, size, draws)
-    importance = ImportanceSampling(draws, proposal or ModeMixture(), quasi=True)
+    importance = ImportanceSampling(draws, proposal or thorough(problem.model), quasi=True)
     nodes, finer, reach = (*quadratures(problem.model, size)[level:], (0, 0, None))[0]
     affordable = nodes > 0 and problem.n * finer**size <= AFFORDABLE and n_draws is None
     if affordable and isinstance(problem.model, AbstractConcave) and problem.model.concave:
@@ -130,6 +132,11 @@ def best_rule(
 def quadratures(model: AbstractModel, size: int) -> tuple[tuple[int, int, float | None], ...]:
     """Nodes a latent, those that they are to agree with, and their reach, one after the other."""
     return (COARSE.get(size, ()) if model.costly else ()) + NODES.get(size, ())
+
+
+def thorough(model: AbstractModel) -> ModeMixture:
+    """A search of each unit's posterior for modes, not from as far away where a density takes long."""
+    return ModeMixture(searches=SEARCHES) if model.costly else ModeMixture()
 
 
 def sample(n: int, size: int = SAMPLE) -> np.ndarray | None:

@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 
 #: places of the first search, and of the local ones
 MANY, FEW = 4096, 6
+#: and of the first where a curve takes long
+FEWER = 512
 #: share of a variance between subjects that the one between occasions starts from
 BETWEEN_OCCASIONS = 0.5
 #: subjects that starts are found and screened on, at most
@@ -128,7 +130,7 @@ def find_starts(model: MixedEffects, units: dict, seed: int, most: int) -> list[
     """
     individual, outcome = dict(model.individual), model.outcome
     data = {name: units[name] for name in ("rows", "mask", "design")}
-    grid = spread(individual, MANY, seed)
+    grid = spread(individual, FEWER if model.costly else MANY, seed)
     given = {j: one.gaussian(model.typical[j]) for j, one in enumerate(individual.values()) if np.isfinite(model.typical[j])}
     fixed = fixed_typical(model)
     grid[:, fixed] = [given[j] for j in np.flatnonzero(fixed).tolist()]
