@@ -7,6 +7,8 @@ from pathlib import Path
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 os.environ.setdefault("MPLBACKEND", "Agg")
 os.environ.setdefault("MARGAUX_THREADS", "1")  # most fits here are never asked for what would be compiled ahead
+# Threads of BLAS wait for each other awake, which is many times the work where processes share cores.
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 if "xla_force_host_platform_device_count" not in os.environ.get("XLA_FLAGS", ""):
     os.environ["XLA_FLAGS"] = os.environ.get("XLA_FLAGS", "") + " --xla_force_host_platform_device_count=4"
 if os.environ["JAX_PLATFORMS"] == "cpu" and int(metadata.version("jax").split(".")[1]) < 12:
@@ -21,6 +23,7 @@ import json
 
 import jax
 import pytest
+from threadpoolctl import threadpool_limits
 
 if "cuda" in os.environ["JAX_PLATFORMS"] and jax.default_backend() != "gpu":
     pytest.exit("JAX_PLATFORMS asks for cuda, and jax finds no GPU here (is jax[cuda13] installed?): nothing was tested", 0)
@@ -30,6 +33,8 @@ from margaux.numerics import compiling, programs
 
 ROOT = Path(__file__).resolve().parents[1]
 
+# NumPy's own BLAS: a plugin of pytest may have imported it before the variable was set.
+threadpool_limits(int(os.environ["OPENBLAS_NUM_THREADS"]), user_api="blas")
 
 # Statistical tests must hold for nearly every seed: MARGAUX_SEED=7 shifts the seed of every fit by 7.
 if SHIFT := int(os.environ.get("MARGAUX_SEED", "0")):

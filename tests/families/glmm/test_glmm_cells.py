@@ -39,22 +39,25 @@ def test_factors_are_those_of_dense_edges(formula, monkeypatch):
     rng = np.random.default_rng(1)
     with precision(np.dtype("float64")):
         z, b = jnp.asarray(0.3 * rng.normal(size=dense.width)), jnp.asarray(rng.normal(size=dense.width))
-        factors, slopes = [], []
-        for layout in (dense, few):
-            unit = jax.tree.map(lambda leaf: jnp.asarray(leaf[0]), layout.units)
-            structure = model.structure(jax.tree.map(jnp.asarray, start.params), unit)
+
+        @jax.jit
+        def answers(params, unit):
+            structure = model.structure(params, unit)
             curvature = structure.curvature(None, z)
             factor = structure.factor(curvature, 0.25)
-            factors.append(factor)
-            np.testing.assert_allclose(
-                sum(jnp.vdot(a, b) for a, b in zip(factor.slope_of_log_det(), curvature, strict=True)),
-                jax.jvp(lambda c, s=structure: s.factor(c, 0.25).log_det(), (curvature,), (curvature,))[1],
-                rtol=1e-10,
-            )
-            slopes.append(factor.slope_of_log_det())
-        np.testing.assert_allclose(factors[1].log_det(), factors[0].log_det(), rtol=1e-12)
-        np.testing.assert_allclose(factors[1].solve(b), factors[0].solve(b), atol=1e-12)
-        np.testing.assert_allclose(factors[1].coloured(b), factors[0].coloured(b), atol=1e-12)
+            change = jax.jvp(lambda c: structure.factor(c, 0.25).log_det(), (curvature,), (curvature,))[1]
+            return (factor.log_det(), factor.solve(b), factor.coloured(b)), factor.slope_of_log_det(), curvature, change
+
+        both, slopes = [], []
+        for layout in (dense, few):
+            unit = jax.tree.map(lambda leaf: jnp.asarray(leaf[0]), layout.units)
+            numbers, slope, curvature, change = answers(jax.tree.map(jnp.asarray, start.params), unit)
+            np.testing.assert_allclose(sum(np.vdot(a, b) for a, b in zip(slope, curvature, strict=True)), change, rtol=1e-10)
+            both.append(numbers)
+            slopes.append(slope)
+        np.testing.assert_allclose(both[1][0], both[0][0], rtol=1e-12)
+        np.testing.assert_allclose(both[1][1], both[0][1], atol=1e-12)
+        np.testing.assert_allclose(both[1][2], both[0][2], atol=1e-12)
         np.testing.assert_allclose(slopes[1].blocks, slopes[0].blocks, atol=1e-12)
         np.testing.assert_allclose(slopes[1].rest, slopes[0].rest, atol=1e-12)
         place, group = few.units["cells"]["place"][0], few.units["cells"]["group"][0]

@@ -39,7 +39,7 @@ def test_two_derivatives(family, formula):
         first = model.init_latents(None, params, jax.tree.map(lambda leaf: leaf[0], units))
         z = {name: jnp.asarray(rng.normal(size=(3, b, *one.shape))) for name, one in first.items()}
         w = jnp.asarray(rng.uniform(size=(3, b)))
-        ours = model.derivatives(back(flat), z, w, units)
-        theirs = differentiated(model, back, flat, z, w, units)
+        ours = jax.jit(lambda flat: model.derivatives(back(flat), z, w, units))(flat)
+        theirs = jax.jit(lambda flat: differentiated(model, back, flat, z, w, units))(flat)
         for one, other in zip(ours, theirs, strict=True):
             np.testing.assert_allclose(one, other, rtol=1e-9, atol=1e-9)
