@@ -35,15 +35,14 @@ NAMED = {"m": "m", "sex": "beta_m[sex]", "w": "beta_m[w]", "omega2": "omega2_m",
 def table() -> pd.DataFrame:
     """Subjects of one or two occasions, which a grid has nodes for."""
     whole = _table(30, seed=1)
-    return whole[whole["visit"] != "day 2"].reset_index(drop=True)
+    return pd.DataFrame(whole[whole["visit"] != "day 2"]).reset_index(drop=True)
 
 
 def _fit(table: pd.DataFrame, case: str, **changed: Any) -> Any:
     asked, _, held = CASES[case]
     error = ConstantError(fixed=held.get("a"))
-    model = mx.NLME(
-        structural=_level, individual={"m": Normal(**{"start": 1.0} | asked | changed)}, error=error, n_starts=1, verbose=False
-    )
+    settings: dict[str, Any] = {"start": 1.0} | asked | changed
+    model = mx.NLME(structural=_level, individual={"m": Normal(**settings)}, error=error, n_starts=1, verbose=False)
     return model.fit(table, **COLUMNS)
 
 
@@ -86,9 +85,9 @@ def test_a_resample_in_which_no_covariate_changes_tells_no_effect_of_it(table):
 def test_an_error_that_is_held_beside_a_variance_that_vanished():
     """The model that is asked for again holds it, too."""
     rng = np.random.default_rng(4)
-    table = pd.DataFrame({"id": np.repeat(np.arange(16), 3), "t": np.tile(np.arange(3.0), 16), "visit": 1})
-    table["y"] = 2.0 + 0.5 * rng.normal(size=48)
-    table["y"] -= table.groupby("id")["y"].transform("mean") - 2.0
+    y = 0.5 * rng.normal(size=(16, 3))
+    y = 2.0 + y - y.mean(axis=1, keepdims=True)
+    table = pd.DataFrame({"id": np.repeat(np.arange(16), 3), "t": np.tile(np.arange(3.0), 16), "visit": 1, "y": y.ravel()})
     fitted = mx.NLME(
         structural=_level, individual={"m": Normal(1.0)}, error=ConstantError(fixed=0.45), n_starts=1, verbose=False
     ).fit(table, **COLUMNS)

@@ -140,18 +140,12 @@ def _on_clock(
     doses = found.doses
     if len(doses) == 0:
         raise ValueError("the regimen has no doses")
-    here = np.zeros(1, int)
-    by_parts = receiving.administration.by_parts
-    if by_parts and doses["part"].nunique() > 1:
-        raise ValueError(
-            "a dose that begins a steady state (SS = 1) after other doses empties the compartments, and differential equations "
-            "are simulated from one beginning; let the regimen begin with it, or give the doses that lead there"
-        )
+    here, by_parts = np.zeros(1, int), receiving.administration.by_parts
     given = events.given_to(found, here + len(table) - 1, np.asarray([np.inf]), here, here, by_parts)
-    if by_parts:
-        given["doses"][BEGINS] = np.minimum(given["doses"][BEGINS], 0.0)
     padded = {name: values[0] for name, values in given["doses"].items()}
     time, part = doses["time"].to_numpy(float), doses["part"].to_numpy()
+    if by_parts:
+        padded[BEGINS] = _beginning(time, part, doses["steady"].to_numpy(), times)
     count, width = len(time), len(padded["time"])
     clock, first = np.full(width, np.inf), np.zeros(width)
     clock[:count], first[:count] = time, np.searchsorted(part, part)
@@ -162,6 +156,28 @@ def _on_clock(
     return Course(
         records, unit, per_kg, padded, clock, first, kinds, count, float(time.min()), last, last + interval
     )  # fmt: skip
+
+
+def _beginning(time: np.ndarray, part: np.ndarray, steady: np.ndarray, times: np.ndarray | None) -> np.ndarray:
+    """When differential equations leave their initial state, (1,): at time 0, with the first dose where that is earlier, or
+    with one at steady state.
+
+    Raises:
+        ValueError: they begin anew on the way, or after the first time that is asked for.
+    """
+    if len(np.unique(part)) > 1:
+        raise ValueError(
+            "a dose that begins a steady state (SS = 1) after other doses empties the compartments, and differential equations "
+            "are simulated from one beginning; let the regimen begin with it, or give the doses that lead there"
+        )
+    first = float(time.min())
+    begin = first if np.any(steady > 0) else min(first, 0.0)
+    if times is not None and times[0] < begin:
+        raise ValueError(
+            f"the differential equations are at steady state from the dose at {begin:g} on, and times begin at {times[0]:g}; "
+            "let times begin with that dose"
+        )
+    return np.asarray([begin])
 
 
 def _numbers(frame: pd.DataFrame, column: str) -> np.ndarray:
