@@ -173,7 +173,7 @@ def test_coordinates_that_are_held_stay_where_they_begin():
     groups, _ = simulate_intercepts(40, 3)
     for r, name, other, value in ((1, "mu", "tau2", 0.3), (2, "tau2", "mu", 1.5)):
         assert fits.params[name][r] == pytest.approx(value, rel=1e-12) and fits.stderr[name][r] == 0.0
-        best = optimize.minimize_scalar(
+        best: Any = optimize.minimize_scalar(
             lambda x, name=name, other=other, value=value: intercept_negative_loglik(groups, {name: value, other: x}),
             bounds=(0.01, 3.0), method="bounded", options={"xatol": 1e-9},
         )  # fmt: skip

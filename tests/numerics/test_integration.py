@@ -55,7 +55,7 @@ def test_states_are_those_of_a_general_solver(name):
     found = np.asarray(_at(METHODS[name][0], _driven, None, times))
     term = diffrax.ODETerm(lambda t, y, args: jnp.stack(_driven(t, y)))
     other = diffrax.diffeqsolve(
-        term, diffrax.Dopri8(), 0.0, 4.0, 0.01, jnp.array([1.0, 0.5]), saveat=diffrax.SaveAt(ts=times),
+        term, diffrax.Dopri8(), 0.0, 4.0, 0.01, jnp.array([1.0, 0.5]), saveat=diffrax.SaveAt(ts=jnp.asarray(times)),
         stepsize_controller=diffrax.PIDController(rtol=1e-11, atol=1e-12),
     )  # fmt: skip
     np.testing.assert_allclose(found, np.asarray(other.ys), rtol=2e-7)

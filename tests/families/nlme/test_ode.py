@@ -1,6 +1,7 @@
 """Models by differential equations: every kind of event, against closed forms; fits; refusals."""
 
 import dataclasses
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -13,7 +14,7 @@ import margaux as mx
 from margaux.families.nlme import LogNormal, dosed, ode, oral1cpt
 from margaux.families.nlme.pharmacokinetics import Compartments
 
-TIGHT = {"rtol": 1e-9, "atol": 1e-10}
+TIGHT: dict[str, Any] = {"rtol": 1e-9, "atol": 1e-10}
 
 
 def absorbed(t, state, psi):
@@ -36,7 +37,7 @@ def test_parameters_are_those_that_the_functions_ask_for():
 
 def test_every_record_of_nonmem_is_the_closed_forms(data_folder):
     frame = pd.read_csv(data_folder / "clinic" / "nmtest.csv.gz").assign(dv=1.0)
-    read = {"duration": "dur2", "rate": "rat2"}
+    read: dict[str, Any] = {"duration": "dur2", "rate": "rat2"}
     closed = predicted(frame, dosed(oral1cpt, lag={2: "lagt"}, bioavailability={2: "bioav"}, **read), ORAL)
     by_steps = ode(
         absorbed,
@@ -134,8 +135,8 @@ def study():
 
 def test_a_fit_is_that_of_the_closed_form(study):
     individual = {"ka": LogNormal(1.0), "V": LogNormal(15.0), "CL": LogNormal(3.0)}
-    kwargs = {"individual": individual, "error": "proportional", "n_starts": 2, "verbose": False}
-    roles = {"id": "id", "time": "time", "y": "conc", "dose": "dose"}
+    kwargs: dict[str, Any] = {"individual": individual, "error": "proportional", "n_starts": 2, "verbose": False}
+    roles: dict[str, Any] = {"id": "id", "time": "time", "y": "conc", "dose": "dose"}
     curve = ode(absorbed, ["depot", "central"], concentration)
     by_steps = mx.NLME(structural=curve, **kwargs).fit(study, **roles)
     closed = mx.NLME(structural=oral1cpt, **kwargs).fit(study, **roles)
@@ -173,4 +174,5 @@ def test_occasions_are_refused(study):
 def test_equal_models_are_equal():
     again = ode(absorbed, ["depot", "central"], concentration, **TIGHT)
     assert again == ORAL_BY_ODE and hash(again) == hash(ORAL_BY_ODE)
-    assert dataclasses.replace(again.function, stiff=False) != ORAL_BY_ODE.function
+    dynamics: Any = again.function
+    assert dataclasses.replace(dynamics, stiff=False) != ORAL_BY_ODE.function

@@ -266,7 +266,7 @@ def _with_parts(
     known = pd.DataFrame({"subject": subject, "part": events.part[rows], "begins": events.begins[rows]})
     parts = known.drop_duplicates(["subject", "part"]).sort_values(["subject", "part"], ignore_index=True)
     parts["number"] = parts.groupby("subject").cumcount()
-    begins = np.zeros((n, int(parts["number"].max()) + 1))
+    begins = np.zeros((n, int(np.max(parts["number"].to_numpy())) + 1))
     begins[parts["subject"], parts["number"]] = parts["begins"]
     number = parts.set_index(["subject", "part"])["number"]
     pairs = pd.MultiIndex.from_arrays([np.repeat(np.arange(n), of_doses.shape[1]), of_doses.ravel()])
