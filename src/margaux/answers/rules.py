@@ -131,12 +131,12 @@ def best_rule(
 
 def quadratures(model: AbstractModel, size: int) -> tuple[tuple[int, int, float | None], ...]:
     """Nodes a latent, those that they are to agree with, and their reach, one after the other."""
-    return (COARSE.get(size, ()) if model.costly else ()) + NODES.get(size, ())
+    return (COARSE.get(size, ()) if getattr(model, "costly", False) else ()) + NODES.get(size, ())
 
 
 def thorough(model: AbstractModel) -> ModeMixture:
     """A search of each unit's posterior for modes, not from as far away where a density takes long."""
-    return ModeMixture(searches=SEARCHES) if model.costly else ModeMixture()
+    return ModeMixture(searches=SEARCHES) if getattr(model, "costly", False) else ModeMixture()
 
 
 def sample(n: int, size: int = SAMPLE) -> np.ndarray | None:
