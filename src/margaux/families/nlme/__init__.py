@@ -2,7 +2,7 @@
 
 from .comparison import compare, lr_test
 from .dosing import dosed
-from .dynamics import ode
+from .equations import ode
 from .error import Combined, ConstantError, Exponential, Power, Proportional, ResidualError
 from .individual import Individual, LogitNormal, LogNormal, Normal, ProbitNormal
 from .outcomes import (

@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any, Literal
 
-from .dynamics import ode
+from .equations import ode
 from .structural import Curve
 
 _State = Mapping[str, Any]

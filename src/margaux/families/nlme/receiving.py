@@ -13,7 +13,8 @@ import numpy as np
 from ...numerics.precision import precision
 from . import curves
 from .dosing import FIRST, LAST, AbstractAdministration, Administered, Regimen, administered, dosed
-from .dynamics import Dynamics, _Asked, _read_by
+from .dynamics import Dynamics
+from .equations import Asked, read_by
 from .outcomes import DOSES, Continuous, Custom
 from .pharmacokinetics import Compartments
 from .structural import Curve, _Constants, _Superposition
@@ -112,11 +113,11 @@ def _compartments(curve: Any) -> tuple[Compartments | None, dict[str, float]]:
 
 
 def _of_dynamics(fitted: NLME, outcome: Any, function: Dynamics) -> Receiving:
-    row, roles = _Asked(), fitted.data_.roles
-    function.output(dict.fromkeys(function.states, np.float64(1.0)), _Asked(), row)
+    row, roles = Asked(), fitted.data_.roles
+    function.output(dict.fromkeys(function.states, np.float64(1.0)), Asked(), row)
     if lost := set(row) & {"y", "dose", roles["y"], roles.get("dose")}:
         raise ValueError(f"the output of {outcome.structural!r} reads {sorted(lost)[0]}, which a new regimen has not")
-    constants = set(_read_by(function)) - {*fitted.model_.names, *function.names}
+    constants = set(read_by(function)) - {*fitted.model_.names, *function.names}
     columns = tuple(sorted(constants | (set(row) - {"time"})))
     if lost := set(columns) - set(map(str, fitted.data_.frame.columns)):
         raise ValueError(f"{outcome.structural!r} reads {sorted(lost)[0]}, which is no column of subjects")

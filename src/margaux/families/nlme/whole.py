@@ -45,13 +45,13 @@ def _restored(source: MixedEffects, target: MixedEffects, units: dict, params: d
     lost = [j for j in target.varying if j not in source.varying]
     known = dataclasses.replace(target, varying=source.varying) if lost else target
     out = carried_over(source, known, params)
+    shifts = np.concatenate([np.ravel(out.pop(name, ())) for name in ("delta", "drift")])
+    out |= {"delta": shifts[: target.followed]} if target.followed else {}
+    out |= {"drift": shifts[target.followed :]} if target.drifting else {}
     wide = plausible(target, units, out)
     for place, j in enumerate(target.independent):
         if target.random[j] not in source.random:
             out["omega2"][place] = wide["omega2"][place]
-    shifts = np.concatenate([np.ravel(out.pop(name, ())) for name in ("delta", "drift")])
-    out |= {"delta": shifts[: target.followed]} if target.followed else {}
-    out |= {"drift": shifts[target.followed :]} if target.drifting else {}
     if target.varying:
         own = dict(zip(source.varying, np.ravel(params.get("gamma2", ())), strict=True))
         out["gamma2"] = np.asarray([own.get(j, wide["gamma2"][place]) for place, j in enumerate(target.varying)])
