@@ -140,3 +140,19 @@ def test_a_candidate_that_changes_between_occasions_is_refused(table):
     fitted = _fit(table, "a covariate of occasions", covariates="sex")
     with pytest.raises(ValueError, match=r"'w' of m changes between a subject's occasions, .* covariates='w' of m"):
         fitted.covariates({"m": ["w"]})
+
+
+def test_a_variance_between_occasions_that_vanished_leaves_the_effect_of_a_covariate():
+    """It is asked for again, and the coefficient is then of another kind; resamples without it have the same maxima."""
+    whole = _table(30, seed=2, gamma=0.0)
+    table = pd.DataFrame(whole[whole["visit"] != "day 2"]).reset_index(drop=True)
+    fitted = _fit(table, "a covariate of occasions", occasion=True)
+    assert fitted._dropped == ("gamma2_m",)
+    found = fitted.bootstrap(4, key=5)
+    zero = found.replicates["gamma2_m"] == 0
+    assert zero.any()
+    for counts, values, loglik, none in zip(found.counts, found.replicates.to_numpy(), found.loglik, zero, strict=True):
+        own = _drawn(table, counts)
+        best, top, errors = _exact(own, _mean(own), ("omega2", "a") if none else ("omega2", "gamma2", "a"))
+        assert np.all(np.abs((np.delete(values, 4) if none else values) - best) < 0.05 * errors)
+        assert loglik == pytest.approx(top, abs=0.02)
