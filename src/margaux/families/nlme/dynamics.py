@@ -3,20 +3,21 @@ r"""Structural models by ordinary differential equations, whose doses are an eve
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Float
 
 from ...numerics.integration import Inputs, fixed_point, states_at, transposable
 from ...numerics.steps import State, rodas, tsitouras
-from .dosing import LAST, NEVER, UNTIL_NOW, AbstractAdministration, Regimen, read_of_dose
+from .dosing import LAST, NEVER, UNTIL_NOW, AbstractAdministration, Regimen, administered, read_of_dose
 from .outcomes import DOSES
 
 if TYPE_CHECKING:
-    pass
+    from .data import LongData
 
 #: of a row and of a dose, the number of the part of its subject's record, between two resets; of a subject, when each begins
 PART, BEGINS = "part", "begins"
@@ -232,3 +233,51 @@ class Dynamics(AbstractAdministration):
             jnp.concatenate([out.amount, jnp.zeros((every, len(start)))]),
             jnp.concatenate([out.rate, jnp.broadcast_to(running * into, (every, len(start)))]),
         )
+
+
+class _WithColumns(dict):
+    """Individual parameters, and where a name is none of them the column of a subject's rows that is called so, a constant."""
+
+    def __init__(self, parameters: Iterable[tuple[str, Any]], rows: Mapping[str, Any]) -> None:
+        super().__init__(parameters)
+        self._rows = rows
+
+    def __missing__(self, name: str) -> Any:
+        return self._rows[name][0]
+
+
+def with_constants(outcome: Any, individual: Collection[str], data: LongData) -> Any:
+    """An outcome whose differential equations read what is no individual parameter from columns; any other as it is.
+
+    Raises:
+        ValueError: such a column changes within a subject.
+    """
+    if not isinstance(administered(outcome), Dynamics):
+        return outcome
+    curve, rows = outcome.structural, data.units["rows"]
+    read = [name for name in curve.parameters if name not in individual and name in rows]
+    for name in read:
+        moved = data.flat(rows[name] != rows[name][:, :1])
+        if moved.any():
+            raise ValueError(
+                f"{name} is no individual parameter and is read from the data, where it changes within a subject "
+                f"({data.where(int(np.flatnonzero(moved)[0]))}); what differential equations read is a constant of the subject"
+            )
+    left = {field: tuple(name for name in getattr(curve, field) if name not in read) for field in ("parameters", "positive")}
+    return dataclasses.replace(outcome, structural=dataclasses.replace(curve, **left))
+
+
+@dataclasses.dataclass(frozen=True)
+class _Backwards:
+    slope: Callable[..., State]
+    rates: Array
+
+    def __call__(self, t: Any, state: Mapping[str, Any], psi: Mapping[str, Any]) -> State:
+        slopes = self.slope(t, tuple(state.values()), psi)
+        return tuple(-slope - rate for slope, rate in zip(slopes, self.rates, strict=True))
+
+
+def _nothing(states: int) -> tuple[Array, Inputs]:
+    """No inputs, and nothing added at one time."""
+    none = jnp.zeros((1, states))
+    return none, Inputs(jnp.full(1, jnp.inf), jnp.full(1, jnp.inf), none, none)
