@@ -120,8 +120,12 @@ def states_at(
     return jnp.stack(jax.lax.while_loop(going_on, to_next_event, (begun, out))[1], axis=1)
 
 
-def fixed_point(function: Callable[[Array], Array], start: Array, most: int = 30) -> Array:
-    """y = function(y) by Newton's method, whose derivatives are those of the solution; NaN where it is not found."""
+def fixed_point(function: Callable[[Array], Array], start: Array, tolerance: float = 1e-9, most: int = 30) -> Array:
+    """y = function(y) by Newton's method, whose derivatives are those of the solution; NaN where it is not found.
+
+    Args:
+        tolerance: of the last step beside y; where steps of a solver are in the function, it is not smoother than they are exact.
+    """
 
     def newton(y: Array) -> Array:
         def twice(y: Array) -> tuple[Array, Array]:
@@ -133,7 +137,7 @@ def fixed_point(function: Callable[[Array], Array], start: Array, most: int = 30
 
     def moving(state: tuple[Array, Array, Any]) -> Any:
         y, before, turns = state
-        return (turns < most) & ~jnp.all(jnp.abs(y - before) <= 1e-9 * (jnp.abs(y) + jnp.max(jnp.abs(y))))
+        return (turns < most) & ~jnp.all(jnp.abs(y - before) <= tolerance * (jnp.abs(y) + jnp.max(jnp.abs(y))))
 
     y, before, turns = jax.lax.while_loop(moving, lambda s: (newton(s[0]), s[0], s[2] + 1), (newton(start), start, 0))
     # Derivatives of the solution are a step of Newton's behind it, each order by one.

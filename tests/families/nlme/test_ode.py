@@ -11,7 +11,10 @@ import pytest
 from test_events import ORAL, predicted, table
 
 import margaux as mx
-from margaux.families.nlme import LogNormal, dosed, ode, oral1cpt
+from margaux.families.nlme import LogNormal, dosed, iv1cpt_mm, ode, oral1cpt
+from margaux.families.nlme.censoring import BETWEEN, CENSORED, LIMIT, Censored
+from margaux.families.nlme.error import ConstantError
+from margaux.families.nlme.outcomes import Continuous
 from margaux.families.nlme.pharmacokinetics import Compartments
 
 TIGHT: dict[str, Any] = {"rtol": 1e-9, "atol": 1e-10}
@@ -71,6 +74,20 @@ def test_events_and_their_derivatives_are_the_closed_forms(name):
         return predicted(frame, curve, ORAL)
 
     np.testing.assert_allclose(of(ORAL_BY_ODE), of(oral1cpt), rtol=1e-6, atol=1e-9)
+
+
+def test_long_regimens_and_steady_states_are_solved_by_default_whatever_the_parameters():
+    """Saturable elimination after 200 doses, which is the steady state; a linear model with rates of 1e-4 to 1e3."""
+    after = [0.001, 1.0, 3.0, 7.0, 11.0]
+    psi = {"V": 12.0, "Vm": 45.0, "Km": 1.2}
+    last = table({"TIME": [0.0], "AMT": [100.0], "ADDL": [200], "II": [12.0]}, [2400 + t for t in after])
+    steady = table({"TIME": [0.0], "AMT": [100.0], "SS": [1], "II": [12.0]}, after)
+    np.testing.assert_allclose(predicted(steady, iv1cpt_mm, psi), predicted(last, iv1cpt_mm, psi), rtol=1e-4)
+    rough, rng = ode(absorbed, ["depot", "central"], concentration), np.random.default_rng(0)
+    for _ in range(40):
+        wild = {name: value * np.exp(2 * rng.normal()) for name, value in ORAL.items()}
+        exact = predicted(steady, oral1cpt, wild)
+        np.testing.assert_allclose(predicted(steady, rough, wild), exact, rtol=1e-4, atol=1e-6 * exact.max(), err_msg=str(wild))
 
 
 def test_two_subjects_with_other_resets_are_each_as_if_alone():
@@ -151,6 +168,28 @@ def test_doses_that_change_within_a_subject_need_records_of_their_own(study):
     model = mx.NLME(structural=ORAL_BY_ODE, individual=dict.fromkeys(("ka", "V", "CL"), LogNormal(1.0)), verbose=False)
     with pytest.raises(ValueError, match="changes within a subject .subject 0.*differential equations take one dose"):
         model.fit(twice, id="id", time="time", y="conc", dose="dose")
+
+
+def test_a_column_called_dose_is_the_dose_and_may_not_change_either(study):
+    twice = study.assign(dose=np.where(study["time"] > 2, 50.0, 100.0))
+    model = mx.NLME(structural=ORAL_BY_ODE, individual=dict.fromkeys(("ka", "V", "CL"), LogNormal(1.0)), verbose=False)
+    with pytest.raises(ValueError, match="changes within a subject"):
+        model.fit(twice, id="id", time="time", y="conc")
+
+
+@pytest.mark.usefixtures("double")
+def test_where_there_is_no_solution_the_density_is_zero_censored_or_not():
+    explosive = ode(lambda t, state, psi: {"y": psi["a"] * state["y"] ** 2}, ["y"], "y", initial=lambda psi: {"y": 1.0})
+    rows = {"time": jnp.array([0.5, 2.0]), "y": jnp.array([2.0, 1.0])}
+    limits = {CENSORED: jnp.array([0.0, 1.0]), LIMIT: jnp.zeros(2), BETWEEN: jnp.zeros(2)}
+    for outcome in (Continuous(explosive, ConstantError()), Censored(explosive, ConstantError())):
+
+        def density(a, outcome=outcome):
+            return outcome.log_density(jnp.ones(1), {"a": a}, rows | limits)
+
+        found = np.asarray(density(1.0))
+        assert np.isfinite(found[0]) and found[1] == -np.inf
+        assert np.isfinite(np.asarray(jax.jacrev(density)(1.0))).all()
 
 
 def test_what_cannot_be_solved_at_the_start_is_said(study):

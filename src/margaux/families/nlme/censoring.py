@@ -33,8 +33,8 @@ class Censored(Continuous):
     method: str = "M3"
     censored = True
 
-    def log_density(self, error, psi, rows):
-        f, y, how = self.prediction(psi, rows), rows["y"], rows[CENSORED]
+    def density_at(self, f, error, rows):
+        y, how = rows["y"], rows[CENSORED]
         scale, sd = self.error.transformed, self.error.sd(error, f)
         at = (scale(y) - scale(f)) / sd
         between = rows[BETWEEN] > 0

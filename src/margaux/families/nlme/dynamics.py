@@ -24,7 +24,7 @@ PART, BEGINS = "part", "begins"
 #: of a subject, which of its doses are at steady state
 STEADY = "places at steady state"
 #: steps between two events, on average, and more, that a subject is given by default
-STEPS, MORE = 20, 200
+STEPS, MORE = 100, 1000
 #: of the size of a state, its initial value or the largest dose, what is negligible
 NEGLIGIBLE = 1e-4
 #: infusions of a regimen at steady state that can overlap, where their duration is a parameter
@@ -211,7 +211,7 @@ class Dynamics(AbstractAdministration):
             return backwards._solve(psi, (0.0, y + at_once), jnp.reshape(time, 1), *_nothing(len(y)))[0]
 
         lagged = given - record
-        left = periodic = fixed_point(lambda y: after(y, interval), start)
+        left = periodic = fixed_point(lambda y: after(y, interval), start, self.rtol)
         if any(self.lag):
             left = jnp.where(lagged > 0, after(periodic, jnp.maximum(interval - lagged, 0.0)), periodic)
             left = jnp.where(lagged > interval, before(periodic, jnp.maximum(lagged - interval, 0.0)), left)

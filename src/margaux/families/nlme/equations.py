@@ -46,8 +46,8 @@ def ode(
         stiff: by an L-stable method, Rodas, which no rate is too fast for, however wild the parameters that a chain tries. False:
             by Tsitouras' explicit one, quicker for many states and mild rates.
         rtol, atol: tolerances of a step's error, relative and absolute; by default the latter is a ten-thousandth of `rtol` times
-            the initial value of each state, or where that is 0 the largest dose. max_steps: of a subject, by default 20 for each
-            of its rows and doses and 200 more; a solution that needs more counts as impossible.
+            the initial value of each state, or where that is 0 the largest dose. max_steps: of a subject, by default 100 for each
+            of its rows and doses and 1000 more; a solution that needs more counts as impossible.
         lag, bioavailability, duration, rate: as in `margaux.nlme.dosed`, by number or name of a compartment.
         positive: parameters that are naturally positive, all by default.
 

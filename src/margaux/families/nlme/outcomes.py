@@ -93,7 +93,11 @@ class Continuous(AbstractOutcome):
 
     def log_density(self, error, psi, rows):
         f, solved = self._solved(psi, rows)
-        return jnp.where(solved, self.error.log_density(error, f, rows["y"]), -jnp.inf)
+        return jnp.where(solved, self.density_at(f, error, rows), -jnp.inf)
+
+    def density_at(self, f: Array, error: Array, rows: dict[str, Array]) -> Array:
+        """log p(y_j | psi) of each row with these predictions, (T,)."""
+        return self.error.log_density(error, f, rows["y"])
 
     def prediction(self, psi, rows):
         return _each(self.structural, psi, rows)

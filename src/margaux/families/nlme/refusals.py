@@ -92,14 +92,14 @@ def refuse_rows(data: LongData, outcome: AbstractOutcome) -> None:
             f"{roles['time']} = {time[at]:g} {what} ({data.where(at)}); count the time from its origin, or drop the row"
         )
     dose = roles.get("dose", "dose")
-    if whole(curve) is not None and "dose" in roles:
+    if whole(curve) is not None and data.columns is None and pd.api.types.is_numeric_dtype(frame.get(dose)):
         first = frame[dose].to_numpy(float)[np.flatnonzero(data.column == 0)][data.codes]
         other = frame[dose].to_numpy(float) != first
         if other.any():
             at = int(np.flatnonzero(other)[0])
             raise ValueError(
                 f"{dose} = {frame[dose].iloc[at]:g} changes within a subject ({data.where(at)}), and differential equations take "
-                "one dose of dose=, at time 0; give doses rows of their own (AMT, EVID), and leave dose= out"
+                f"one dose of {dose}, at time 0; give doses rows of their own (AMT, EVID), and leave dose= out"
             )
     if pharmacokinetic and "dose" in getattr(curve, "columns", ()) and pd.api.types.is_numeric_dtype(frame.get(dose)):
         lost = (frame[dose].to_numpy(float) == 0) & (y != 0)
