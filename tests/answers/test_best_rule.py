@@ -10,9 +10,9 @@ import pytest
 
 import margaux as mx
 from margaux.answers import rules as module
-from margaux.answers.rules import Rule, _by_draws, _even, best_rule, sample
+from margaux.answers.rules import Rule, _by_draws, _even, best_rule, sample, thorough
 from margaux.esteps import ModeMixture
-from margaux.problem.model import AbstractConcave, AbstractConjugate, AbstractDiscrete
+from margaux.problem.model import AbstractConcave, AbstractConjugate, AbstractCostly, AbstractDiscrete
 
 
 class Discrete(AbstractDiscrete):
@@ -32,6 +32,10 @@ class Concave(AbstractConcave):
 
     def log_joint(self, params, z, y): ...
     def init_latents(self, key, params, y): ...
+
+
+class Costly(AbstractCostly):
+    costly: bool = True
 
 
 def fit(n=100, model=None, estep=None):
@@ -119,7 +123,7 @@ def test_a_quadrature_is_taken_as_long_as_the_finer_one_is_affordable(size, poin
 )
 def test_uneven_weights_of_many_latents_leave_chains(size, even, sampled, found):
     found.size, found.even = size, even
-    rule = best_rule(fit(model=SimpleNamespace()))
+    rule = best_rule(fit())
     assert isinstance(rule.estep, mx.ImportanceSampling if sampled else mx.MCMC) and rule.has_likelihood == sampled
 
 
@@ -137,10 +141,10 @@ def test_draws_are_of_the_model_or_of_the_kernel_of_the_fit():
     assert (exact.rows, exact.replicates, exact.width) == (None, 4, 3000) and not exact.has_likelihood
     kernel = mx.RandomWalk(0.5)
     for draws, steps in ((300, 300), (900, 500)):
-        chains = _by_draws(fit(model=SimpleNamespace(), estep=mx.MCMC(kernel)), 7, draws)
+        chains = _by_draws(fit(estep=mx.MCMC(kernel)), 7, draws)
         assert chains.estep.kernel is kernel and (chains.estep.n_steps, chains.estep.burn_in) == (steps, steps // 4)
         assert (chains.replicates, chains.width) == (4, steps * 10) and not chains.has_likelihood
-    assert isinstance(_by_draws(fit(model=SimpleNamespace(), estep=mx.Quadrature(3)), 7, 300).estep.kernel, mx.MALA)
+    assert isinstance(_by_draws(fit(estep=mx.Quadrature(3)), 7, 300).estep.kernel, mx.MALA)
 
 
 @pytest.mark.parametrize(("ess", "pareto", "even"), [
@@ -176,3 +180,11 @@ def test_no_further_modes_are_looked_for_where_the_log_density_is_concave(found,
 
 def test_draws_take_over_beyond_the_finest_quadrature_also_of_a_concave_log_density(found):
     assert isinstance(best_rule(fit(model=Concave()), level=2).estep, mx.ImportanceSampling)
+
+
+def test_where_a_density_takes_long_few_nodes_come_first(found, monkeypatch):
+    found.size = 3
+    nodes = [best_rule(fit(model=Costly()), level=level).estep.n_nodes for level in range(3)]
+    assert nodes == [5, 9, 17] and best_rule(fit()).estep.n_nodes == 9
+    assert isinstance(best_rule(fit(model=Costly()), level=3).estep, mx.ImportanceSampling)
+    assert int(thorough(Costly()).searches) < int(thorough(None).searches)

@@ -16,7 +16,7 @@ from ..numerics.compiling import shapes_of
 from ..numerics.keys import key_of
 from ..numerics.ladder import rung
 from ..numerics.sampling import HEAVY
-from ..problem.model import AbstractConcave, AbstractConjugate, AbstractDiscrete, AbstractModel
+from ..problem.model import AbstractConcave, AbstractConjugate, AbstractCostly, AbstractDiscrete, AbstractModel
 from .posterior import latent_size, proposals
 
 if TYPE_CHECKING:
@@ -131,12 +131,16 @@ def best_rule(
 
 def quadratures(model: AbstractModel, size: int) -> tuple[tuple[int, int, float | None], ...]:
     """Nodes a latent, those that they are to agree with, and their reach, one after the other."""
-    return (COARSE.get(size, ()) if getattr(model, "costly", False) else ()) + NODES.get(size, ())
+    return (COARSE.get(size, ()) if _costly(model) else ()) + NODES.get(size, ())
 
 
 def thorough(model: AbstractModel) -> ModeMixture:
     """A search of each unit's posterior for modes, not from as far away where a density takes long."""
-    return ModeMixture(searches=SEARCHES) if getattr(model, "costly", False) else ModeMixture()
+    return ModeMixture(searches=SEARCHES) if _costly(model) else ModeMixture()
+
+
+def _costly(model: AbstractModel) -> bool:
+    return isinstance(model, AbstractCostly) and model.costly
 
 
 def sample(n: int, size: int = SAMPLE) -> np.ndarray | None:

@@ -10,6 +10,9 @@ from .model import (
     AbstractConjugate as AbstractConjugate,
 )
 from .model import (
+    AbstractCostly as AbstractCostly,
+)
+from .model import (
     AbstractDifferentiated as AbstractDifferentiated,
 )
 from .model import (

@@ -36,11 +36,6 @@ class AbstractModel(eqx.Module):
     def init_latents(self, key: PRNGKeyArray, params: Params, y: Unit) -> Latents:
         """Starting latents of one unit: a pytree of float arrays."""
 
-    @property
-    def costly(self) -> bool:
-        """Whether a density takes so long, as the solution of a differential equation, that quadratures try few nodes first."""
-        return False
-
 
 class AbstractAveraged(AbstractModel):
     """What exponential families and surrogates share: statistics of units whose posterior means an M-step maximises with."""
@@ -165,6 +160,16 @@ class AbstractConcave(eqx.Module):
     @abc.abstractmethod
     def concave(self) -> bool:
         """Whether it is, at all parameters."""
+
+
+class AbstractCostly(eqx.Module):
+    """Capability: a density that may take long, as one of a differential equation's solution, so that quadratures try few nodes
+    first and modes are searched for in fewer places. Inherit it beside a model class."""
+
+    @property
+    @abc.abstractmethod
+    def costly(self) -> bool:
+        """Whether it does."""
 
 
 class AbstractStructured(eqx.Module):

@@ -13,7 +13,14 @@ from jaxtyping import Array, Float
 
 from ...algorithms.curved import AbstractCurvedFamily
 from ...numerics.keys import key_of
-from ...problem.model import AbstractDifferentiated, AbstractPointwise, AbstractPopulation, AbstractPredictive, AbstractUneven
+from ...problem.model import (
+    AbstractCostly,
+    AbstractDifferentiated,
+    AbstractPointwise,
+    AbstractPopulation,
+    AbstractPredictive,
+    AbstractUneven,
+)
 from ...problem.space import Positive, PositiveDefinite, Real
 from . import derivatives
 from .held import NOTHING, HeldValues, least_squares
@@ -25,7 +32,13 @@ VANISHING = 0.985
 
 
 class MixedEffects(
-    AbstractCurvedFamily, AbstractDifferentiated, AbstractPopulation, AbstractUneven, AbstractPointwise, AbstractPredictive
+    AbstractCurvedFamily,
+    AbstractDifferentiated,
+    AbstractPopulation,
+    AbstractUneven,
+    AbstractPointwise,
+    AbstractPredictive,
+    AbstractCostly,
 ):
     r"""$y_{ij}\sim p(\cdot\mid\psi_i)$, $\psi_i = h(\phi_i)$, $\phi_i\sim N(C_i\beta, \Omega)$.
 
