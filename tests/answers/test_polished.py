@@ -34,9 +34,10 @@ class Stub:
     names: tuple = ("a",)
     note: str = ""
     polished: object = None
+    model: object = None
 
     def _model(self):
-        return SimpleNamespace(n=self.n, penalty=self.penalty)
+        return SimpleNamespace(n=self.n, penalty=self.penalty, model=self.model)
 
     def at(self, params):
         return dataclasses.replace(self, params=params)

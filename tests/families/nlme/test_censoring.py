@@ -30,7 +30,7 @@ def _read(psi, row):
     return psi["a"] * row["f"]
 
 
-def _log_density(error, method, values, a=1.0, rows=ROWS):
+def _log_density(error, method, values, a: Any = 1.0, rows=ROWS):
     return Censored(_read, error, method).log_density(jnp.asarray(values), {"a": a}, rows)
 
 
