@@ -17,6 +17,7 @@ from .outcomes import (
     WeibullSurvival,
     ZeroInflatedPoisson,
 )
+from .priors import InverseWishart, NormalPrior
 from .ready_odes import friberg, iv1cpt_mm, oral1cpt_mm, transit1cpt, turnover
 from .structural import (
     CURVES,

@@ -9,6 +9,8 @@ import numpy as np
 import pandas as pd
 import scipy
 
+from .informed import refuse
+
 if TYPE_CHECKING:
     from .estimator import NLME
 
@@ -36,8 +38,10 @@ def lr_test(reduced: NLME, full: NLME) -> LikelihoodRatioTest:
     References: Self and Liang, J. Am. Stat. Assoc. 82 (1987), 605-610; Stram and Lee, Biometrics 50 (1994), 1171-1177.
 
     Raises:
-        ValueError: different data, models that are not nested, or the full model has no more parameters.
+        ValueError: different data, models that are not nested or have priors, or the full model has no more parameters.
     """
+    for one in (reduced, full):
+        refuse(one, "a likelihood-ratio test")
     if reduced.n_observations_ != full.n_observations_ or not np.array_equal(
         reduced.data_.units["rows"]["y"], full.data_.units["rows"]["y"]
     ):
@@ -73,11 +77,13 @@ def compare(*fits: Any, **named: Any) -> pd.DataFrame:
     """Fits to the same data side by side: parameters, log-likelihood with its error, AIC, AICc, BIC, BICc; best AIC first.
 
     Raises:
-        ValueError: fewer than two fits, or different data.
+        ValueError: fewer than two fits, different data, or priors.
     """
     every = {f"model {j + 1}": one for j, one in enumerate(fits)} | named
     if len(every) < 2:
         raise ValueError("compare needs at least two fits")
+    for one in every.values():
+        refuse(one, "a comparison by criteria")
     if len({one.n_observations_ for one in every.values()}) > 1:
         raise ValueError("the fits are to different numbers of observations; their likelihoods do not compare")
     rows = {

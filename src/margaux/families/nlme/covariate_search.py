@@ -19,6 +19,7 @@ from ...engine.share import alone
 from ...numerics.precision import precision
 from . import specification
 from .fitting import refined
+from .informed import refuse
 from .maxima import Maxima, maxima
 from .model import MixedEffects
 from .relations import Relation, Together, relations
@@ -76,6 +77,7 @@ def searched(
     for name, level in (("forward", forward), ("backward", backward)):
         if not 0 < level < 1:
             raise ValueError(f"{name} must be a p-value between 0 and 1, got {level!r}")
+    refuse(fitted, "a search for covariates")
     alone(fitted.result_.share, "a search for covariates")
     steps = _Steps(fitted, relations(fitted, candidates))
     steps.begin()

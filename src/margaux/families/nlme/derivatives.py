@@ -23,7 +23,11 @@ def of_draws(model: MixedEffects, params: dict, z: Any, w: Float[Array, "m b"], 
     """As `margaux.problem.AbstractDifferentiated` has it: (m, b, p) and (p, p)."""
     units = mapped(lambda z, w, y: _of_unit(model, params, z, w, y), leading(batch))
     each, hessians = units(jnp.moveaxis(z, 1, 0), w.T, batch)
-    return jnp.moveaxis(each, 0, 1), jnp.sum(hessians, axis=0)
+    each, hessian = jnp.moveaxis(each, 0, 1), jnp.sum(hessians, axis=0)
+    if not model.prior.places:
+        return each, hessian
+    slope, bend = model.prior.derivatives(params)
+    return each + slope, hessian + jnp.sum(w) * bend
 
 
 def _of_unit(

@@ -19,7 +19,7 @@ from ...numerics.compiling import keep_compilations
 from ...numerics.precision import precision
 from ...showing.parts import check_fitted
 from ..sharing import pooled
-from . import answers, by_occasion, comparison, flipflop, prediction, specification, verdict
+from . import answers, by_occasion, comparison, flipflop, informed, prediction, specification, verdict
 from .building import ModelBuilding
 from .censoring import with_limits
 from .data import LongData, group
@@ -30,12 +30,14 @@ from .error import ResidualError
 from .events import named_by_default, reading_events
 from .fitting import Settings, check_structural, estimate
 from .individual import Individual
+from .informed import Criteria
 from .model import MixedEffects
 from .outcomes import AbstractOutcome
+from .prior_places import Priors, checked
 from .simulating import Simulating
 
 
-class NLME(ModelBuilding, Simulating, Parameters, Fitted):
+class NLME(ModelBuilding, Criteria, Simulating, Parameters, Fitted):
     r"""Nonlinear mixed effects by MCMC-SAEM.
 
     $y_{ij} = f(\psi_i, x_{ij}) + g\,\epsilon_{ij}$ with $h^{-1}(\psi_i)\sim N(C_i\beta, \Omega)$ for subject i.
@@ -49,6 +51,9 @@ class NLME(ModelBuilding, Simulating, Parameters, Fitted):
             columns of the data by name, and by role "time", "dose", "y".
         individual: name -> distribution: `Normal LogNormal LogitNormal ProbitNormal` of `margaux.nlme`.
         omega: "diagonal", "full", or a list of tuples of names whose effects are correlated.
+        priors: what is known beforehand, by the names of `params_`, as {"ka": NormalPrior(1.5, cv=0.3), "omega2_ka":
+            InverseWishart(0.09, df=20)}, or by a block of omega, ("V", "CL"). Estimates are then MAP, of log-likelihood + log
+            prior, and standard errors by the information of both; `loglik_` is without the prior.
         error: `ConstantError Proportional Combined Power Exponential` of `margaux.nlme`, or a name.
         log_likelihood: instead of `structural` and `error`: f(parameters, row) -> log p(y | parameters), or an
             outcome such as `margaux.nlme.Poisson(...)`.
@@ -91,6 +96,7 @@ class NLME(ModelBuilding, Simulating, Parameters, Fitted):
         structural: Callable[..., Any] | None = None,
         individual: Mapping[str, Individual] | None = None,
         omega: str | Sequence[Sequence[str]] = "diagonal",
+        priors: Priors | None = None,
         error: ResidualError | str = "constant",
         log_likelihood: Callable[..., Any] | AbstractOutcome | None = None,
         censoring: str = "M3",
@@ -114,6 +120,7 @@ class NLME(ModelBuilding, Simulating, Parameters, Fitted):
         self.structural = structural
         self.individual = individual
         self.omega = omega
+        self.priors = priors
         self.error = error
         self.log_likelihood = log_likelihood
         self.censoring = censoring
@@ -191,14 +198,15 @@ class NLME(ModelBuilding, Simulating, Parameters, Fitted):
             outcome = with_limits(outcome, self.censoring, self.data_)
         self.data_ = by_occasion.with_occasions(self.data_, individual, outcome)
         specification.check_parameters(self, outcome, individual)
-        build = functools.partial(specification.built, outcome, specification.blocks(self, individual), self.data_)
+        build = functools.partial(specification.built, outcome, specification.blocks(self, individual), self.data_,
+                                  priors=checked(self.priors))  # fmt: skip
         settings = Settings.of(self, shared)
         with precision(settings.dtype):
             check_structural(*build(individual), self.data_)
         return self._ended(*estimate(build, individual, settings))
 
     def _ended(self, result: Fit, starts: pd.DataFrame) -> NLME:
-        self.starts_ = starts
+        result, self.starts_ = informed.noted(self, result, starts)
         self.model_: MixedEffects = result._model().model  # type: ignore[assignment]
         self._design = Design(dict(self.model_.individual), self.data_)
         self.n_observations_, self.n_subjects_ = len(self.data_.codes), len(self.data_.labels)
@@ -254,7 +262,7 @@ class NLME(ModelBuilding, Simulating, Parameters, Fitted):
         """
         check_fitted(self)
         frame = self._table if method == "louis" else answers.table(self, method)
-        return answers.with_intervals(self, frame, level)
+        return informed.summarised(self, answers.with_intervals(self, frame, level))
 
     def cov_params(self) -> pd.DataFrame:
         """Covariance of the natural parameters, named as `params_` both ways; NaN where it is not to be trusted."""
@@ -282,47 +290,26 @@ class NLME(ModelBuilding, Simulating, Parameters, Fitted):
         """By adaptive Gauss-Hermite "quadrature" or "importance" sampling, or the better of them ("auto"), each with its error
         `.se`; see `Fit.loglik`."""
         check_fitted(self)
-        return answers.loglik(self, method, n_draws, n_nodes)
+        return informed.without_prior(self, answers.loglik(self, method, n_draws, n_nodes))
 
     def profile(self, name: str, grid: ArrayLike, level: float = 0.95) -> pd.DataFrame:
         """The profile likelihood of one parameter of `params_` over a grid of its values, maximised over all others, on the
         natural scale: `loglik`, `mc_error`, `away` and the maximisers; `attrs["interval"]` is the likelihood interval. See
         `margaux.answers.profile`."""
         check_fitted(self)
+        informed.refuse(self, "a likelihood profile")
         return answers.along(self, name, grid, True, level)
 
     def slice(self, name: str, grid: ArrayLike) -> pd.DataFrame:
         """The log-likelihood over a grid of one parameter, the others held: see `margaux.answers.profile.slice`."""
         check_fitted(self)
+        informed.refuse(self, "a slice of the likelihood")
         return answers.along(self, name, grid, False)
 
     @property
     def n_params_(self) -> int:
         """Free scalar parameters."""
         return len(self.params_) - len(self.held_)
-
-    @property
-    def aic_(self) -> float:
-        """-2 log-likelihood + 2 k."""
-        return -2 * float(self.loglik_) + 2 * self.n_params_
-
-    @property
-    def aicc_(self) -> float:
-        """AIC corrected for n subjects: + 2 k (k + 1) / (n - k - 1)."""
-        k, n = self.n_params_, self.n_subjects_
-        return self.aic_ + (2 * k * (k + 1) / (n - k - 1) if n > k + 1 else np.inf)
-
-    @property
-    def bic_(self) -> float:
-        """-2 log-likelihood + k log(number of subjects)."""
-        return -2 * float(self.loglik_) + self.n_params_ * float(np.log(self.n_subjects_))
-
-    @property
-    def bicc_(self) -> float:
-        """Hybrid BIC: log(subjects) for what random effects carry, log(observations) for the rest (Delattre et al. 2014)."""
-        few = answers.carried_by_observations(self)
-        penalty = (self.n_params_ - few) * np.log(self.n_subjects_) + few * np.log(self.n_observations_)
-        return -2 * float(self.loglik_) + float(penalty)
 
     @functools.cached_property
     def individual_(self) -> pd.DataFrame:
@@ -381,6 +368,7 @@ class NLME(ModelBuilding, Simulating, Parameters, Fitted):
     def wald_test(self, names: str | list[str], value: ArrayLike = 0.0) -> Any:
         """Wald test that the named parameters equal `value`."""
         check_fitted(self)
+        informed.refuse_named(self, [names] if isinstance(names, str) else names)
         return answers.wald_test(self, names, value)
 
     @property

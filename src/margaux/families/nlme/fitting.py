@@ -177,7 +177,7 @@ def _falls_without(fit: Fit, kind: str, place: int) -> bool:
 def _least_used(fit: Fit) -> tuple[str, str, int] | None:
     """The parameter whose effects between subjects, or between occasions, the data use least, if they hardly do: where subjects'
     posteriors lie spreads much less than omega2, or gamma2. With the name of that variance among the engine's parameters, and the
-    place in it."""
+    place in it. One that has a prior is not looked at: at zero its density is zero."""
     model: Any = fit._model().model
     if fit.result.failed or not (model.independent or model.varying):
         return None
@@ -189,14 +189,14 @@ def _least_used(fit: Fit) -> tuple[str, str, int] | None:
     if model.independent:
         spread = (every[:, :d] - model.means(fit.params, np.asarray(fit.data["design"]))).var(axis=0)
         for place, j in enumerate(model.independent):
-            if not model.held.mask("omega2", len(model.independent))[place]:
+            if not model.held.mask("omega2", len(model.independent))[place] and place not in model.prior.of("omega2"):
                 used[model.names_of_random[j], "omega2", place] = spread[j] / fit.params["omega2"][place]
     for place, j in enumerate(model.varying):
         kappa = every[:, d:].reshape(len(every), len(model.varying), -1) - model.centres(
             fit.params, np.asarray(fit.data["design"])
         )
         own = kappa[:, place][np.asarray(fit.data[PRESENT]) > 0]
-        if not model.held.mask("gamma2", len(model.varying))[place]:
+        if not model.held.mask("gamma2", len(model.varying))[place] and place not in model.prior.of("gamma2"):
             used[model.names[j], "gamma2", place] = np.mean(own**2) / fit.params["gamma2"][place]
     least = min(used, key=used.__getitem__, default=None)
     return least if least is not None and used[least] < SHRUNK else None

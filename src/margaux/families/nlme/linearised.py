@@ -24,7 +24,7 @@ def linearised_information(model: Any, space: AbstractSpace, params: dict, modes
     $\sum_i\log N(y_i; f_i - J_i(\hat\phi_i - C_i\beta), J_i\Omega J_i^\top + \Sigma_i)$.
 
     The curve of subject i is replaced by its tangent at the conditional mode, $f(\phi)\approx f_i + J_i(\phi - \hat\phi_i)$;
-    modes and residual weights stay where they are while parameters move (Monolix and saemix do the same).
+    modes and residual weights stay where they are while parameters move (Monolix and saemix do the same). A prior adds its own.
     """
     u, back = ravel_pytree(space.to_unconstrained(params))
 
@@ -48,7 +48,8 @@ def linearised_information(model: Any, space: AbstractSpace, params: dict, modes
         return -jnp.sum(white**2) / 2 - jnp.sum(jnp.log(jnp.diagonal(factor)))
 
     def total(u):
-        return jnp.sum(jax.vmap(unit, (0, 0, None))(modes, units, u))
+        prior = model.prior.value(space.from_unconstrained(back(u)))
+        return jnp.sum(jax.vmap(unit, (0, 0, None))(modes, units, u)) + prior
 
     return -jax.hessian(total)(u)
 

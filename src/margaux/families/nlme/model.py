@@ -26,6 +26,7 @@ from . import derivatives
 from .held import NOTHING, HeldValues, least_squares
 from .individual import Individual
 from .outcomes import DOSES, AbstractOutcome, Continuous, whole
+from .prior_density import NO_PRIOR, PriorDensity
 
 #: what a vanishing variance falls by an iteration
 VANISHING = 0.985
@@ -59,6 +60,7 @@ class MixedEffects(
         groups: how many subjects, in the order of their data, have at most so many rows: see `by_size`.
         varying, shifted, most: see `margaux.families.nlme.occasions.BetweenOccasions`.
         typical: starting values of typical parameters on the natural scale, NaN where none is given. held: what is not estimated.
+        prior: of the parameters; with one, sums over subjects are of the posterior density of theta instead of the likelihood.
     """
 
     outcome: AbstractOutcome = eqx.field(static=True)
@@ -73,6 +75,7 @@ class MixedEffects(
     most: int = eqx.field(static=True, default=1)
     typical: Any = None
     held: HeldValues = NOTHING
+    prior: PriorDensity = NO_PRIOR
 
     @property
     def costly(self):
@@ -120,7 +123,8 @@ class MixedEffects(
 
     @property
     def closed_error(self) -> bool:
-        return isinstance(self.outcome, Continuous) and self.outcome.error.closed and not self.outcome.censored
+        closed = isinstance(self.outcome, Continuous) and self.outcome.error.closed and not self.outcome.censored
+        return closed and not self.prior.of("error")
 
     @property
     def numerical(self) -> tuple[str, ...]:
@@ -244,7 +248,7 @@ class MixedEffects(
         return jnp.sum(self.log_likelihoods(params, phi, unit))
 
     def log_joint(self, params, z, y):
-        return self.log_likelihood(params, z, y) + self.log_effects(params, z, y)
+        return self.log_likelihood(params, z, y) + self.log_effects(params, z, y) + self.prior.share(params)
 
     def log_effects(self, params: dict, z: Array, y: dict) -> Any:
         """log p of the latents."""
@@ -299,15 +303,17 @@ class MixedEffects(
         return self.held.kept(new, params)
 
     def _gaussian_step(self, s: dict, params: dict) -> dict:
-        """Generalised least squares of what is not held of beta at the current Omega, then Omega at the new beta."""
+        """Generalised least squares of what is not held of beta at the current Omega, then Omega at the new beta, by
+        their posterior."""
         owners = np.asarray([self.random.index(j) for j in self.owner[: self.split]])
-        if self.blocks:
+        if self.blocks or self.prior.of("beta"):
             precision = jnp.linalg.inv(self.covariance(params))
             gram = s["gram"] * precision[np.ix_(owners, owners)]
             moment = jnp.sum(s["cross"] * precision[owners], axis=1)
         else:
             gram = s["gram"] * jnp.asarray(owners[:, None] == owners[None], s["gram"].dtype)
             moment = s["cross"][np.arange(len(owners)), owners]
+        gram, moment = self.prior.in_normal_equations("beta", gram, moment)
         beta = least_squares(gram, moment, self.held.mask("beta", len(owners)), params["beta"])
         spread = beta[:, None] * jnp.asarray(self._onehot(owners.tolist(), list(range(len(self.random)))), beta.dtype)
         fitted = spread.T @ s["cross"]
@@ -316,12 +322,12 @@ class MixedEffects(
         own = np.asarray(self.independent, int)
         if len(own):
             fading = jnp.asarray([self.names[self.random[j]] in self.vanishing for j in own])
-            out["omega2"] = jnp.diagonal(omega)[own]
+            out["omega2"] = self.prior.in_variances("omega2", jnp.diagonal(omega)[own])
             if self.vanishing:
                 held = jnp.maximum(VANISHING * params["omega2"], self.vanished)
                 out["omega2"] = jnp.where(fading, held, out["omega2"])
         if self.blocks:
-            out["omega"] = tuple(omega[np.ix_(block, block)] for block in self.blocks)
+            out["omega"] = self.prior.in_blocks(tuple(omega[np.ix_(block, block)] for block in self.blocks))
         return out
 
 

@@ -105,10 +105,14 @@ class BetweenOccasions(MixedEffects):
         """Least squares of delta, parameter by parameter, then gamma2 at the new delta."""
         squares = s["kappa2"]
         if not self.followed:
-            return {"gamma2": squares / s["n_occasions"]}
+            return {"gamma2": self.prior.in_variances("gamma2", squares, s["n_occasions"])}
         owners = np.asarray([self.varying.index(j) for j in self.shifted[: self.followed]])
         gram = s["x_x"] * jnp.asarray(owners[:, None] == owners[None], s["x_x"].dtype)
         moment = s["x_kappa"][np.arange(len(owners)), owners]
-        delta = least_squares(gram, moment, self.held.mask("delta", len(owners)), params["delta"])
+        equations = gram, moment
+        if self.prior.of("delta"):
+            each = 1 / params["gamma2"][owners]
+            equations = self.prior.in_normal_equations("delta", gram * each[:, None], moment * each)
+        delta = least_squares(*equations, self.held.mask("delta", len(owners)), params["delta"])
         squares = squares.at[owners].add(delta * (gram @ delta) - 2 * delta * moment)
-        return {"delta": delta, "gamma2": squares / s["n_occasions"]}
+        return {"delta": delta, "gamma2": self.prior.in_variances("gamma2", squares, s["n_occasions"])}

@@ -10,11 +10,12 @@ import pandas as pd
 from ...answers import fit_page as of_fit
 from ...answers import fitted_page as fitted
 from ...answers.ending import ending
-from ...showing import convergence
+from ...showing import convergence, facts
 from ...showing.figures import drawn
 from ...showing.page import Paragraph, Part, Section, Verdict, attempt, framed, listed, nats, probability, section
 from . import words
 from .answers import engine_names
+from .informed import has_priors, own_priors
 
 if TYPE_CHECKING:
     from .estimator import NLME
@@ -42,6 +43,11 @@ def sections(model: NLME, command: str | None = None) -> list[Section]:
             ("Structural model", _curve(model)),
             ("Outcome", type(model.model_.outcome).__name__),
             ("Individual parameters", _individual(model)),
+            *(
+                [("Priors (the estimates are MAP)", listed([f"{name}: {told}" for name, told in own_priors(model).items()]))]
+                if has_priors(model)
+                else []
+            ),
             ("Subjects", f"{model.n_subjects_:,}"),
             ("Between subjects", words.effects(model)),
             ("Residual error", words.error(model)),
@@ -56,9 +62,7 @@ def sections(model: NLME, command: str | None = None) -> list[Section]:
             model, "Estimates on their natural scale; intervals by Student's t, on the scale they are normal on.", against
         ),
         _convergence(model),
-        fitted.criteria(
-            model, ("AICc", _criterion(model, "aicc_")), ("Hybrid BIC", _criterion(model, "bicc_")), more=_goodness(model)
-        ),
+        _criteria(model),
         section("latents", "The latent posterior: individual parameters", _individuals(model)),
         fitted.reproduce(
             model, command, lambda: data.frame, "margaux.report.checksum(frame), its rows sorted by subject", f"data, {roles}"
@@ -76,6 +80,18 @@ def _individual(model: NLME) -> str:
         f"{name} ({type(one).__name__}{'' if one.random else ', no random effect'})" for name, one in model.model_.individual
     ]
     return listed(kinds)
+
+
+def _criteria(model: NLME) -> Section:
+    if not has_priors(model):
+        extra = ("AICc", _criterion(model, "aicc_")), ("Hybrid BIC", _criterion(model, "bicc_"))
+        return fitted.criteria(model, *extra, more=_goodness(model))
+
+    def densities() -> Part:
+        return facts.facts(("Log-likelihood", nats(model.loglik_)), ("Log prior", nats(model.log_prior_)))
+
+    told = [] if model.result_.result.failed else attempt("The marginal log-likelihood", densities)
+    return section("goodness", "Goodness of fit", told, *_goodness(model))
 
 
 def _criterion(model: NLME, name: str) -> str:

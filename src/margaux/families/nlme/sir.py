@@ -21,6 +21,7 @@ from ...numerics.precision import precision
 from ...numerics.sampling import HEAVY, pareto_shapes
 from ...numerics.wald import check_level
 from . import answers
+from .informed import refuse
 from .maxima import at_the_estimate
 from .places import logliks
 
@@ -122,6 +123,7 @@ def _quantiles(values: Float[np.ndarray, " n"], weight: Float[np.ndarray, " n"],
 def sir(fitted: NLME, n: int, resamples: int | None, inflate: float | None, level: float, key: int) -> SIR:
     """See `NLME.sir`."""
     count = _checked(n, resamples, inflate, level)
+    refuse(fitted, "sampling importance resampling")
     alone(fitted.result_.share, "sampling importance resampling")
     u, root = _normal(fitted)
     rng = np.random.default_rng(key)

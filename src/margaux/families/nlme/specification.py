@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from . import held
+from . import held, prior_places
 from .censoring import METHODS
 from .data import LongData
 from .design import Design
@@ -69,9 +69,14 @@ def individual(asked: NLME) -> dict[str, Individual]:
 
 
 def built(
-    outcome: AbstractOutcome, blocks: list[tuple[str, ...]], data: LongData, individual: dict[str, Individual]
+    outcome: AbstractOutcome,
+    blocks: list[tuple[str, ...]],
+    data: LongData,
+    individual: dict[str, Individual],
+    priors: prior_places.Priors | None = None,
 ) -> tuple[MixedEffects, dict]:
-    """The model of these individual parameters, and the data as its units."""
+    """The model of these individual parameters, with their priors, and the data as its units."""
+    known_before = prior_places.checked(priors)
     design = Design(individual, data)
     random = [name for name, one in individual.items() if one.random]
     placed = [tuple(random.index(name) for name in block if name in random) for block in blocks]
@@ -86,8 +91,11 @@ def built(
         model, units = MixedEffects(*args), {name: part for name, part in units.items() if name != PRESENT}
     else:
         model = BetweenOccasions(*args, varying=varying, shifted=design.shifted, most=units[PRESENT].shape[1])
-    typical = np.asarray([one.start for one in individual.values()], float)
-    return dataclasses.replace(model, typical=typical, held=held.values(model, individual, outcome, design.labels)), units
+    starts = prior_places.starts(known_before, individual)
+    typical = np.asarray([starts.get(name, one.start) for name, one in individual.items()], float)
+    model = dataclasses.replace(model, typical=typical, held=held.values(model, individual, outcome, design.labels))
+    density = prior_places.density(model, individual, known_before, design.labels, len(data.labels))
+    return dataclasses.replace(model, prior=density), units
 
 
 def check_parameters(asked: NLME, outcome: AbstractOutcome, individual: Mapping[str, Individual]) -> None:

@@ -8,13 +8,15 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ...answers.certificate import Certificate, Check
-from . import answers, flipflop, residuals
+from . import answers, flipflop, informed, residuals
 
 if TYPE_CHECKING:
     from .estimator import NLME
 
 
 NAN = float("nan")
+#: what is said of the engine's likelihood, and what it is with priors
+LIKELIHOOD, POSTERIOR = "The log-likelihood is", "The log-likelihood with the log prior is"
 #: by how much modes that starts reached may differ in log-likelihood before it is told
 APART = 2.0
 #: p-values of the npde, corrected for their number, below which the model is to be looked at
@@ -40,7 +42,7 @@ def renamed(certificate: Certificate, fitted: NLME) -> Certificate:
     def told(sentence: str) -> str:
         for engine in order:
             sentence = sentence.replace(engine, names[engine])
-        return sentence
+        return sentence.replace(LIKELIHOOD, POSTERIOR) if informed.has_priors(fitted) else sentence
 
     return Certificate(tuple(check._replace(sentence=told(check.sentence)) for check in certificate.checks))
 
@@ -51,7 +53,7 @@ def starts(fitted: NLME) -> Check | None:
     reached = reached[np.isfinite(reached)]
     if len(reached) < 2:
         return None
-    spread, below = float(np.ptp(reached)), float(reached.max() - fitted.loglik_)
+    spread, below = float(np.ptp(reached)), float(reached.max() - fitted.result_.loglik())
     if below > APART:
         sentence = (
             f"Another mode has a log-likelihood {below:.1f} higher; the one on the side of the starting values was kept "

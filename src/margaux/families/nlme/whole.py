@@ -28,7 +28,7 @@ def whole(fitted: NLME) -> Fit:
         return fitted.result_
     asked = specification.individual(fitted)
     blocks = specification.blocks(fitted, asked)
-    model, units = specification.built(specification.outcome_of(fitted), blocks, fitted.data_, asked)
+    model, units = specification.built(specification.outcome_of(fitted), blocks, fitted.data_, asked, fitted.priors)
     return with_model(fitted.result_, model, units, _restored(fitted.model_, model, units, fitted.result_.params))
 
 
