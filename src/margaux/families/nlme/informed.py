@@ -68,7 +68,8 @@ def refuse(fitted: Any, what: str) -> None:
     if has_priors(fitted):
         raise ValueError(
             f"{what} is for estimates of maximum likelihood, and this fit has priors: it maximises the log-likelihood and "
-            "the log prior together, and counts no free parameters; fit it without priors=, or read summary() and its standard errors"
+            "the log prior together, and counts no free parameters; fit it without priors=, or read summary() and its standard "
+            "errors"
         )
 
 

@@ -63,7 +63,8 @@ def density(model: MixedEffects, individual: Mapping[str, Individual], priors: P
     """
     if not priors:
         return NO_PRIOR
-    named = {name: place for place, name in engine_names(model, labels).items() if not place.startswith("omega.")}
+    every = [(name, place) for place, name in engine_names(model, labels).items() if not place.startswith("omega.")]
+    named = dict(every)
     spaceless = {"".join(name.split()): name for name in named}
     found: dict[str, dict[int, tuple[Any, Any]]] = {}
     constant, names = 0.0, model.names_of_random
@@ -86,6 +87,8 @@ def density(model: MixedEffects, individual: Mapping[str, Individual], priors: P
                 f"priors names {asked!r}, which is no parameter of this model; they are {', '.join(map(str, known))}"
             )
         parameter, place = named[name].removesuffix("]").split("[")
+        if int(place) in found.get(parameter, {}) or sum(other == name for other, _ in every) > 1:
+            raise ValueError(f"priors names {name} twice, or two parameters are called so: rename one of them")
         if named[name] in model.held.names:
             raise ValueError(f"{name} is held and has a prior: leave one of them out")
         numbers, more = _numbers(parameter, name, prior, dict(individual).get(name))
