@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     from .individual import Individual
     from .model import MixedEffects
 
-#: what `NLME(priors=)` is
-Priors = Mapping[str | tuple[str, ...], NormalPrior | InverseWishart]
+#: what `NLME(priors=)` is: by names, and tuples of them
+Priors = Mapping[Any, NormalPrior | InverseWishart]
 
 EXAMPLE = '{"ka": margaux.nlme.NormalPrior(1.5, cv=0.3), "omega2_ka": margaux.nlme.InverseWishart(0.09, df=20)}'
 

@@ -16,7 +16,11 @@ if TYPE_CHECKING:
 
 NAN = float("nan")
 #: what is said of the engine's likelihood, and what it is with priors
-LIKELIHOOD, POSTERIOR = "The log-likelihood is", "The log-likelihood with the log prior is"
+POSTERIOR = {
+    "The log-likelihood is": "The log-likelihood with the log prior is",
+    "maximum of the likelihood": "maximum of the posterior density",
+    "The likelihood falls": "The posterior density falls",
+}
 #: by how much modes that starts reached may differ in log-likelihood before it is told
 APART = 2.0
 #: p-values of the npde, corrected for their number, below which the model is to be looked at
@@ -42,7 +46,9 @@ def renamed(certificate: Certificate, fitted: NLME) -> Certificate:
     def told(sentence: str) -> str:
         for engine in order:
             sentence = sentence.replace(engine, names[engine])
-        return sentence.replace(LIKELIHOOD, POSTERIOR) if informed.has_priors(fitted) else sentence
+        for words, those in POSTERIOR.items() if informed.has_priors(fitted) else ():
+            sentence = sentence.replace(words, those)
+        return sentence
 
     return Certificate(tuple(check._replace(sentence=told(check.sentence)) for check in certificate.checks))
 
