@@ -162,7 +162,7 @@ class Bounded(Individual):
 
 
 class LogitNormal(Bounded):
-    """h(phi) = low + (high - low) / (1 + exp(-phi))."""
+    """h(phi) = low + (high - low) / (1 + exp(-phi)): with random=False, a fixed effect between bounds."""
 
     def natural(self, phi):
         return self.low + (self.high - self.low) * jax.nn.sigmoid(phi)

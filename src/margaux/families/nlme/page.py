@@ -109,7 +109,8 @@ def _convergence(model: NLME) -> Section:
     )
     starts: list[Part] = []
     if isinstance(model.starts_, pd.DataFrame) and len(model.starts_) > 1:
-        starts = [framed(model.starts_, "The starts that were screened, and their log-likelihoods.", "start", most=10)]
+        added = " with the log prior added" if has_priors(model) else ""
+        starts = [framed(model.starts_, f"The starts that were screened, and their log-likelihoods{added}.", "start", most=10)]
     return section(convergence.ID, convergence.TITLE, checks, convergence.course(model.result_), trace, starts)
 
 
