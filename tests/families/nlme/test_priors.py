@@ -1,6 +1,7 @@
 """Priors of a nonlinear mixed-effects model: densities by SciPy, exact posterior modes of Gaussian models, what is refused."""
 
 import dataclasses
+from types import SimpleNamespace
 from typing import Any
 
 import jax
@@ -11,7 +12,7 @@ import pytest
 from jax.flatten_util import ravel_pytree
 from scipy import stats
 
-from margaux.families.nlme import InverseWishart, LogitNormal, LogNormal, Normal, NormalPrior, compare
+from margaux.families.nlme import InverseWishart, LogitNormal, LogNormal, Normal, NormalPrior, bounds, compare
 from margaux.families.nlme.error import as_error
 from margaux.families.nlme.occasions import BetweenOccasions
 from margaux.families.nlme.outcomes import OCCASION, PRESENT, Continuous
@@ -203,3 +204,14 @@ def test_what_is_no_prior_is_refused(make, message):
 def test_priors_of_what_there_is_not_are_refused(table, priors, settings, message):
     with pytest.raises((ValueError, TypeError), match=message):
         fit_lines(table, priors, **settings)
+
+
+def test_fixed_effects_at_a_bound_are_told():
+    individual = (("k", LogitNormal(low=0.5, high=1.0, random=False)), ("c", LogitNormal(random=False)), ("r", LogitNormal()))
+    fitted: Any = SimpleNamespace(
+        model_=SimpleNamespace(individual=individual), held_={}, params_={"k": 0.5 + 1e-9, "c": 0.999, "r": 1.0}
+    )
+    assert bounds.reached(fitted) == {"k": 0.5}
+    assert "k = 0.5 at a bound of its distribution" in bounds.note(fitted)
+    fitted.held_ = {"k": 0.5}
+    assert bounds.note(fitted) == ""

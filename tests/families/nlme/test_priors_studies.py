@@ -1,4 +1,4 @@
-"""Studies of priors: limits, curves by quadrature, occasions, the bootstrap."""
+"""Studies of priors and bounds: limits, curves by quadrature, occasions, the bootstrap, programs."""
 
 from typing import Any
 
@@ -9,7 +9,11 @@ import pytest
 from scipy import optimize, stats
 
 import margaux as mx
-from margaux.families.nlme import ConstantError, InverseWishart, LogNormal, Normal, NormalPrior
+from margaux.answers.posterior import _block, _proposals
+from margaux.engine.loop import full_chunk
+from margaux.families.nlme import ConstantError, InverseWishart, LogitNormal, LogNormal, Normal, NormalPrior
+from margaux.families.nlme.answers import natural_jacobian
+from margaux.families.nlme.start import _at_point
 from prior_modes import COLUMNS, check_mode, exact_mode, fit_lines, lines
 
 
@@ -123,3 +127,40 @@ def test_occasions_and_the_bootstrap():
         exact = exact_mode(drawn, {"m": NormalPrior(1.0, sd=0.02), "s": NormalPrior(-0.6, sd=0.05)})
         for name, value in exact[0].items():
             assert abs(replicates.replicates[name].to_numpy()[r] - value) < 0.03 * exact[2][name]
+
+
+@pytest.mark.slow
+def test_another_prior_of_the_same_parameters_compiles_nothing():
+    def answered(by: float) -> None:
+        known: dict[Any, Any] = {"m": NormalPrior(1.0 + by, sd=0.1 + by), ("m", "s"): InverseWishart(np.eye(2) + by, df=5 + by)}
+        model = fit_lines(lines(), known, omega="full")
+        assert np.isfinite(model.summary()["se"]).all() and np.isfinite(model.loglik_)
+
+    every = _proposals, _block, full_chunk, natural_jacobian, _at_point
+    answered(0.0)
+    before = [program.programs() for program in every]
+    answered(0.1)
+    assert [program.programs() for program in every] == before and min(before) > 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("low", "high", "bound"), [(0.5, 1.0, 0.5), (0.1, 0.35, 0.35)])
+def test_a_fixed_effect_that_runs_into_its_bound(low, high, bound):
+    """The others are those of the model with the bound written in."""
+    rng = np.random.default_rng(0)
+    rows = [(i, t, 5 * np.exp(0.2 * e - 0.4 * t) + 0.1 * rng.normal())
+            for i, e in enumerate(rng.normal(size=20)) for t in (0.5, 1.0, 2.0, 4.0)]  # fmt: skip
+    table = pd.DataFrame(rows, columns=["id", "t", "y"])
+
+    def fitted(curve, **individual):
+        asked = {"A": LogNormal(5.0), **individual}
+        return mx.NLME(structural=curve, individual=asked, n_starts=1, verbose=False).fit(table, **COLUMNS)
+
+    own = fitted(_decay, k=LogitNormal(low=low, high=high, random=False))
+    written = fitted(lambda psi, row: _decay(psi | {"k": bound}, row))
+    frame = own.summary()
+    assert own.params_["k"] == pytest.approx(bound) and frame.loc["k", ["se", "ci_low", "p"]].isna().all()
+    assert f"k = {bound} at a bound of its distribution" in frame.attrs["message"]
+    for name, value in written.params_.items():
+        assert abs(own.params_[name] - value) < 0.03 * written.stderr_[name]
+        assert own.stderr_[name] == pytest.approx(written.stderr_[name], rel=0.01)

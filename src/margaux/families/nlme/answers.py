@@ -23,7 +23,7 @@ from ...numerics.compiling import compiled
 from ...numerics.inverse import guarded
 from ...numerics.precision import precision
 from ...numerics.wald import check_level
-from . import held
+from . import bounds, held
 from .individual import Individual, LogNormal, Normal
 from .linearised import check_linearisable, linearised_information
 from .model import MixedEffects
@@ -126,15 +126,18 @@ def _computed_covariances(fitted: NLME) -> tuple[np.ndarray, np.ndarray, str]:
         jacobian = np.asarray(natural_jacobian(model, params, fitted._dropped)[1])
     message = info.message
     unknown = np.asarray([name in fitted._dropped for name in fitted.params_])
-    if singular:
+    at_bound = bounds.reached(fitted)
+    if singular or at_bound:
         # On the boundary the last Cholesky entry of a singular block is held: the data say nothing of it.
-        unknown |= np.asarray([name.startswith("cov_") for name in fitted.params_])
-        unknown |= np.asarray([name in fitted.held_ for name in fitted.params_])
+        unknown |= np.asarray([singular and name.startswith("cov_") for name in fitted.params_])
+        unknown |= np.asarray([name in fitted.held_ or name in at_bound for name in fitted.params_])
         coordinates = Coordinates(fit)
         u = coordinates.to(params)
-        inward, free = coordinates.jacobian(u), _off_the_edge(params, model)
+        inward = coordinates.jacobian(u)
+        free = bounds.moving(fitted, inward, engine_names(model, fitted._design.labels))
+        free &= _off_the_edge(params, model) if singular else free
         covariances = [guarded(matrix, free)[0] for matrix in (info.matrix, *info.matrices)]
-        message = "correlations are on the boundary (one or minus one) and have no standard error"
+        message = "correlations are on the boundary (one or minus one) and have no standard error" if singular else ""
         moved = [jacobian @ inward @ c @ inward.T @ jacobian.T for c in covariances]
     else:
         lost = np.isnan(np.diagonal(info.covariance))

@@ -19,7 +19,7 @@ from ...numerics.compiling import keep_compilations
 from ...numerics.precision import precision
 from ...showing.parts import check_fitted
 from ..sharing import pooled
-from . import answers, by_occasion, comparison, flipflop, informed, prediction, specification, verdict
+from . import answers, bounds, by_occasion, comparison, flipflop, informed, prediction, specification, verdict
 from .building import ModelBuilding
 from .censoring import with_limits
 from .data import LongData, group
@@ -223,8 +223,8 @@ class NLME(ModelBuilding, Criteria, Simulating, Parameters, Fitted):
             values = np.asarray(answers.natural_jacobian(self.model_, params, self._dropped)[0])
         names = answers.natural_names(self.model_, self._design.labels, self._dropped)
         self.params_ = dict(zip(names, values.tolist(), strict=True))
-        if about := flipflop.note(self.structural, self.params_):
-            self.message_ = f"{fit.message.rstrip('.')}; {about}."
+        for about in filter(None, (flipflop.note(self.structural, self.params_), bounds.note(self))):
+            self.message_ = f"{self.message_.rstrip('.')}; {about}."
 
     @property
     def _dropped(self) -> tuple[str, ...]:

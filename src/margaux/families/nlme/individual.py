@@ -162,7 +162,8 @@ class Bounded(Individual):
 
 
 class LogitNormal(Bounded):
-    """h(phi) = low + (high - low) / (1 + exp(-phi)): with random=False, a fixed effect between bounds."""
+    """h(phi) = low + (high - low) / (1 + exp(-phi)): with random=False, a fixed effect between bounds; at one
+    of them it has no standard error, and `summary()` says so."""
 
     def natural(self, phi):
         return self.low + (self.high - self.low) * jax.nn.sigmoid(phi)
