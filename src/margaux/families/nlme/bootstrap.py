@@ -48,7 +48,8 @@ class Bootstrap:
         replicates: a row a replicate, a column a parameter as `params_` names it; zero where a variance vanishes. status: of
             each "converged", "boundary" (a variance vanishes, or nothing is known of a correlation: an estimate too),
             "flip-flop" (the other parameters of the same curve), "not identified" (the resample has no such covariate values),
-            "not converged"; the first two are used. loglik: their maxima. counts: how often each subject was drawn (R, n).
+            "not converged"; the first two are used. loglik: their maxima (of fits with priors,
+            with the log prior added). counts: how often each subject was drawn (R, n).
         estimate: that of the data themselves, by the same search. acceleration: of BCa intervals, NaN where there is none.
         level: of intervals. note: what is to be said of the fit itself.
     """
