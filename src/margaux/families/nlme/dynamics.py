@@ -27,6 +27,8 @@ STEADY = "places at steady state"
 STEPS, MORE = 100, 1000
 #: of the size of a state, its initial value or the largest dose, what is negligible
 NEGLIGIBLE = 1e-4
+#: the tolerance of a solution from which a fit is started
+ROUGH = 1e-3
 #: infusions of a regimen at steady state that can overlap, where their duration is a parameter
 OVERLAPS = 8
 
@@ -72,6 +74,10 @@ class Dynamics(AbstractAdministration):
     @property
     def compartments(self) -> int:
         return len(self.states)
+
+    def rough(self) -> Dynamics:
+        """The same equations solved near enough for a start."""
+        return dataclasses.replace(self, rtol=max(self.rtol, ROUGH))
 
     def over_rows(self, parameters: Mapping[str, Any], rows: Mapping[str, Any]) -> Float[Array, " T"]:
         """The predictions of one subject's rows."""

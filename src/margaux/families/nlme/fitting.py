@@ -72,12 +72,14 @@ def check_structural(model: MixedEffects, units: dict, data: LongData) -> None:
                 f"({data.where(0)})"
             )
     u = np.asarray([one.gaussian(psi[name]) for name, one in model.individual])
-    bad = ~np.isfinite(data.flat(rows_at(model, units, u)))
+    tried = data.flat(rows_at(model, units, u))
+    bad = ~np.isfinite(tried)
     if bad.any() and (given or bad.all()):
         at = int(np.flatnonzero(bad)[0])
         told = f"{what} is not finite" if whole(function) is None else UNSOLVED
         raise ValueError(f"{told} at the starting values ({data.where(at)}): {_readable(psi)}")
-    refuse_zero_predictions(outcome, dict(model.individual), rows, data)
+    if bad.any() or np.any(tried == 0):
+        refuse_zero_predictions(outcome, dict(model.individual), rows, data)
 
 
 def _middle(one: Individual) -> float:

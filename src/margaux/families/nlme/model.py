@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import equinox as eqx
@@ -80,6 +81,14 @@ class MixedEffects(
     @property
     def costly(self):
         return isinstance(self.outcome, Continuous) and whole(self.outcome.structural) is not None
+
+    def rough(self) -> MixedEffects:
+        """The model with predictions near enough to be started from, where they take long."""
+        if not self.costly:
+            return self
+        outcome: Any = self.outcome
+        curve = dataclasses.replace(outcome.structural, function=outcome.structural.function.rough())
+        return dataclasses.replace(self, outcome=dataclasses.replace(outcome, structural=curve))
 
     @property
     def random(self) -> list[int]:

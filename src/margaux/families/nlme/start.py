@@ -24,14 +24,14 @@ if TYPE_CHECKING:
     from .model import MixedEffects
 
 
-#: places of the first search, and of the local ones
-MANY, FEW = 4096, 6
-#: and of the first where a curve takes long
-FEWER = 512
+#: places of the first search, local ones from the best of them, and turns of these
+MANY, FEW, TURNS = 4096, 6, 200
+#: and where a curve takes long
+FEWER, FEWEST, FEWER_TURNS = 256, 3, 30
 #: share of a variance between subjects that the one between occasions starts from
 BETWEEN_OCCASIONS = 0.5
-#: subjects that starts are found and screened on, at most
-ENOUGH = 100
+#: subjects that starts are found and screened on, at most, and where a curve takes long
+ENOUGH, SOME = 100, 25
 
 
 class Point(NamedTuple):
@@ -55,7 +55,7 @@ def at_point(model: MixedEffects, units: dict, u: np.ndarray, params: dict | Non
         names = model.outcome.error_names
         params = coefficients(model, u) | ({"error": np.ones(len(names))} if names else {})
     own = {name: np.asarray(params[name], float) for name in ("beta", "fixed", "delta", "drift", "error") if name in params}
-    found = _at_point(model, u, own, _on_the_ladder(units))
+    found = _at_point(model.rough(), u, own, _on_the_ladder(units))
     return found._replace(rows=np.asarray(found.rows)[: len(units["mask"])])
 
 
@@ -181,7 +181,7 @@ def _different(individual: dict[str, Individual], places: list) -> list:
 def _minima(model: MixedEffects, data: dict, grid: np.ndarray, held: np.ndarray) -> list[np.ndarray]:
     """Local minima of the pooled misfit from the best places of a grid, coordinates that are held as they are; best first."""
     data = _on_the_ladder(data)
-    misfit = np.asarray(_misfits(model, grid, data), float)
+    misfit = np.asarray(_misfits(model.rough(), grid, data), float)
     misfit = np.where(np.isfinite(misfit), misfit, np.inf)
 
     def value(u: np.ndarray) -> tuple[float, np.ndarray]:
@@ -190,9 +190,10 @@ def _minima(model: MixedEffects, data: dict, grid: np.ndarray, held: np.ndarray)
         return (value, slope) if np.isfinite(value) and np.all(np.isfinite(slope)) else (1e300, np.zeros_like(slope))
 
     minima = []
-    for place in _apart(grid, misfit):
+    for place in _apart(grid, misfit)[: FEWEST if model.costly else FEW]:
         with np.errstate(all="ignore"):
-            minimum = scipy.optimize.minimize(value, place, jac=True, method="BFGS", options={"maxiter": 200})
+            turns = {"maxiter": FEWER_TURNS if model.costly else TURNS}
+            minimum = scipy.optimize.minimize(value, place, jac=True, method="BFGS", options=turns)
         if np.isfinite(minimum.fun) and minimum.fun < 1e300:
             minima.append((float(minimum.fun), minimum.x))
     return [u for _, u in sorted(minima, key=lambda pair: pair[0])]
@@ -306,7 +307,7 @@ def first_parameters(model: MixedEffects, units: dict, settings: Settings) -> li
     `n_starts`. One start alone is the user's, if there is one."""
     rng = np.random.default_rng(settings.seed)
     individual = dict(model.individual)
-    units = some_subjects(units, settings.seed)
+    units = some_subjects(units, settings.seed, SOME if model.costly else ENOUGH)
     places = find_starts(model, units, settings.seed, -(-settings.n_starts // 2))
     if settings.n_starts == 1:
         places = [pair for pair in places if pair[0] == "given"][:1] or places[:1]
@@ -325,10 +326,10 @@ def first_parameters(model: MixedEffects, units: dict, settings: Settings) -> li
     return out
 
 
-def some_subjects(units: dict, seed: int) -> dict:
-    """At most `ENOUGH` subjects."""
+def some_subjects(units: dict, seed: int, most: int = ENOUGH) -> dict:
+    """At most so many subjects."""
     n = len(units["mask"])
-    if n <= ENOUGH:
+    if n <= most:
         return units
-    some = np.sort(np.random.default_rng(seed).choice(n, ENOUGH, replace=False))
+    some = np.sort(np.random.default_rng(seed).choice(n, most, replace=False))
     return jax.tree.map(lambda leaf: leaf[some], units)
