@@ -5,6 +5,7 @@ from .dosing import dosed
 from .equations import ode
 from .error import Combined, ConstantError, Exponential, Power, Proportional, ResidualError
 from .individual import Individual, LogitNormal, LogNormal, Normal, ProbitNormal
+from .model_file import ModelFile, from_toml
 from .outcomes import (
     AbstractOutcome,
     Bernoulli,

@@ -33,9 +33,10 @@ from .individual import Individual
 from .model import MixedEffects
 from .outcomes import AbstractOutcome
 from .simulating import Simulating
+from .writing import Writing
 
 
-class NLME(ModelBuilding, Simulating, Parameters, Fitted):
+class NLME(ModelBuilding, Simulating, Writing, Parameters, Fitted):
     r"""Nonlinear mixed effects by MCMC-SAEM.
 
     $y_{ij} = f(\psi_i, x_{ij}) + g\,\epsilon_{ij}$ with $h^{-1}(\psi_i)\sim N(C_i\beta, \Omega)$ for subject i.
