@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 
-from ...showing.inputs import check_file, read_table
 from . import error as errors
 from . import specification
 from .censoring import METHODS
@@ -85,6 +84,8 @@ class ModelFile:
         Raises:
             ValueError: no such file, no table, or a column that it does not have.
         """
+        from ...showing.inputs import read_table
+
         if path is None and self.data is None:
             raise self.source.problem(
                 ["data"], 'file is missing; add file = "table.csv", or name the table when the model is fitted'
@@ -158,6 +159,8 @@ def from_toml(path: str | Path) -> ModelFile:
     ...     from_toml(file).model.structural
     equations(V, CL | time)
     """
+    from ...showing.inputs import check_file
+
     path = Path(path)
     check_file(path)
     try:
