@@ -25,9 +25,10 @@ class ControlStream:
     """The model of a control stream, which `from_control` reads.
 
     Attributes:
-        path: of the file. title: of $PROBLEM. model: the estimator, not yet fitted. names: what THETA, OMEGA and SIGMA are called in
-            `params_`. warnings: of each line that was not understood or counts otherwise than there, a sentence. scale: what
-            amounts and rates of the data are divided by, c of S = c V.
+        path: of the file. title: of $PROBLEM. model: the estimator, not yet fitted. names: what THETA, OMEGA and SIGMA are
+            called in `params_`. warnings: a sentence of each line that was not understood or counts otherwise than there.
+        scale: what amounts and rates of the data are divided by, c of S = c V. input: what $INPUT and $DATA say. central: number
+            of the observed compartment. covariates: columns that parameters read.
     """
 
     path: Path
@@ -38,6 +39,7 @@ class ControlStream:
     scale: float
     input: control_data.Input = dataclasses.field(repr=False)
     central: int = dataclasses.field(repr=False)
+    covariates: tuple[str, ...] = dataclasses.field(repr=False)
 
     def table(self, path: str | Path | None = None) -> pd.DataFrame:
         """The data of $DATA, or of another file in their place, with the rows and columns that count.
@@ -46,20 +48,29 @@ class ControlStream:
             ValueError: a row that is not what $INPUT says, or an observation of another compartment. OSError: no such file.
         """
         frame = control_data.table(self.input, Path(path) if path is not None else self.input.path)
-        if "CMT" in frame:
-            event = frame["EVID"] if "EVID" in frame else frame.get("MDV", pd.Series(0.0, frame.index))
-            other = (event.fillna(0) == 0) & ~frame["CMT"].fillna(0).isin([0, self.central])
-            if other.any():
-                at = int(np.flatnonzero(other)[0])
-                raise ValueError(
-                    f"row {at + 1} of those that count observes compartment {frame['CMT'].iloc[at]:g} (subject "
-                    f"{frame['ID'].iloc[at]:g}), and the model that of number {self.central}; keep the observations of that one"
-                )
+        self._check_observed(frame)
+        for name in self.covariates:
+            values: Any = frame.groupby("ID")[name].nunique(dropna=False)
+            if (values > 1).any():
+                raise ValueError(f"{name} changes within subject {values.idxmax():g}, and covariates are constant here")
         if self.scale != 1:
             frame["AMT"] = frame["AMT"] / self.scale
             if "RATE" in frame:
                 frame["RATE"] = frame["RATE"].where(~(frame["RATE"] > 0), frame["RATE"] / self.scale)
         return frame
+
+    def _check_observed(self, frame: pd.DataFrame) -> None:
+        if "CMT" not in frame:
+            return
+        kind = next((name for name in ("EVID", "MDV") if name in frame), None)
+        seen = pd.Series(True, frame.index) if kind is None else frame[kind].fillna(0) == 0
+        other = (seen & (frame["AMT"].fillna(0) == 0) & ~frame["CMT"].fillna(0).isin([0, self.central])).to_numpy()
+        if other.any():
+            at = int(np.flatnonzero(other)[0])
+            raise ValueError(
+                f"row {at + 1} of those that count observes compartment {frame['CMT'].iloc[at]:g} (subject "
+                f"{frame['ID'].iloc[at]:g}), and the model that of number {self.central}; keep the observations of that one"
+            )
 
     def fit(self, data: pd.DataFrame | None = None) -> NLME:
         """The model fitted to its data, or to a table such as `table()` gives.
@@ -73,8 +84,8 @@ class ControlStream:
 def from_control(path: str | Path) -> ControlStream:
     """The model of a NONMEM control stream, as far as it has a counterpart here.
 
-    Read are $PROBLEM, $INPUT, $DATA (IGNORE, ACCEPT), $SUBROUTINES (ADVAN1 to 4, 11, 12 by clearances or rates), $PK, $ERROR, $THETA,
-    $OMEGA (BLOCK, FIX), $SIGMA. Parameters are THETA * EXP(ETA), log-normal, with covariates in powers or exponentials;
+    Read are $PROBLEM, $INPUT, $DATA (IGNORE, ACCEPT), $SUBROUTINES (ADVAN1 to 4, 11, 12 by clearances or rates), $PK, $ERROR,
+    $THETA, $OMEGA (BLOCK, FIX), $SIGMA. Parameters are THETA * EXP(ETA), log-normal, with covariates in powers or exponentials;
     THETA + ETA, normal, with linear ones; or logistic ones. Errors are additive, proportional, both, or exponential. $ESTIMATION
     has no counterpart: the maximum is that of the likelihood itself.
 
@@ -120,31 +131,32 @@ def from_control(path: str | Path) -> ControlStream:
     _look_aside(stream)
     given = control_data.described(stream, path.parent)
     pk = control_code.read(stream, stream.only("PK", "it assigns the parameters"))
-    error = control_code.read(stream, stream.only("ERROR", "it assigns Y"))
     elements = {one.number: one for one in thetas(stream)}
     columns = tuple(name for name in given.columns if name is not None)
-    for code in (pk, error):
-        _rename(code, given.synonyms)
+    _rename(pk, given.synonyms)
     reading = Reading(stream, elements, variances(stream, "OMEGA"), columns, _binary(given))
     found = structure(stream, pk)
+    error = control_code.read(stream, stream.only("ERROR", "it assigns Y"), _of_thetas(pk, found))
     parameters = {}
     for ours in found.curve.parameters:
         name = found.variables[ours]
         parameters[ours] = individual(reading, name, ours, pk.values[name], pk.lines[name])
-    etas = {
-        int(key[4:-1]): ours for key in reading.owners if key.startswith("ETA(") for ours in _ours(found, reading.owners[key])
-    }
+    ours_of = {theirs: ours for ours, theirs in found.variables.items()}
+    etas = {int(key[4:-1]): ours_of[name] for key, name in reading.owners.items() if key.startswith("ETA(")}
     sized, scale = residual(reading, error, found, variances(stream, "SIGMA"))
     _tell_unused(reading, etas)
     _tell_scale(stream, found, scale)
     omega = blocks(reading, etas)
     model = NLME(structural=found.curve, individual=parameters, omega=omega or "diagonal", error=sized)
     title = stream.only("PROBLEM", "").text
-    return ControlStream(path, title, model, reading.names, stream.warnings, scale, given, found.central)
+    return ControlStream(path, title, model, reading.names, stream.warnings, scale, given, found.central, reading.covariates)
 
 
-def _ours(found: Structure, name: str) -> list[str]:
-    return [ours for ours, theirs in found.variables.items() if theirs == name]
+def _of_thetas(pk: control_code.Code, found: Structure) -> dict[str, ast.expr]:
+    """Variables of $PK that are functions of THETAs alone, and no parameters of the structural model."""
+    own = {*found.variables.values(), f"S{found.central}", "SC"}
+    known = {name: value for name, value in pk.values.items() if isinstance(value, ast.expr) and name not in own}
+    return {name: value for name, value in known.items() if all(one.startswith("THETA_") for one in control_code.names(value))}
 
 
 def _look_aside(stream: Stream) -> None:

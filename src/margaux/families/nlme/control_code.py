@@ -44,21 +44,27 @@ class Code:
     lines: dict[str, int] = dataclasses.field(default_factory=dict)
 
 
-def read(stream: Stream, record: Record) -> Code:
+def read(stream: Stream, record: Record, known: Mapping[str, ast.expr] | None = None) -> Code:
     """The variables of a record of code.
+
+    Args:
+        known: what variables from before come down to.
 
     Raises:
         ValueError: verbatim code, or a call.
     """
-    out, inside = Code(), 0
+    out, inside = Code(dict(known or {})), 0
     for line in record.lines:
         text = line.text.strip()
         if not text:
             continue
         if text.startswith('"') or re.match(r"(CALL|INCLUDE)\b", text, re.IGNORECASE):
             raise stream.problem(line.number, f"{text[:40]!r} may do anything, and is not read; write it as assignments")
-        if re.match(r"(END\s*IF|ELSE\b)", text, re.IGNORECASE):
+        if re.match(r"(END\s*(IF|DO)|ELSE(\s*IF)?)\b", text, re.IGNORECASE):
             inside -= text.upper().startswith("END")
+            continue
+        if re.match(r"DO\b", text, re.IGNORECASE):
+            inside += 1
             continue
         if found := _IF.match(text):
             condition, rest = _closed(text, found.end())
@@ -68,6 +74,8 @@ def read(stream: Stream, record: Record) -> Code:
                 _conditional(stream, out, condition, rest.strip(), line.number)
             continue
         assigned = _ASSIGNMENT.fullmatch(text)
+        if assigned is None and re.match(r"(A_0|MTIME|MTDIFF|P|Y)\s*\(", text, re.IGNORECASE):
+            raise stream.problem(line.number, f"{text!r} is a part of the model that is not read")
         if assigned is None:
             stream.warn(line.number, f"{text!r} was not understood, and is left out")
             continue
@@ -244,6 +252,8 @@ def product(tree: ast.expr, whole: Collection[str] = ()) -> Product:
             return Product(1.0, [(tree.left, tree.right)])
         if is_call(tree, "exp"):
             return Product(exponent=[(1.0, tree.args[0])])  # type: ignore[attr-defined]
+        if is_call(tree, "sqrt"):
+            return Product(1.0, [(tree.args[0], ast.Constant(0.5))])  # type: ignore[attr-defined]
         return atom
     if isinstance(tree, ast.UnaryOp) and isinstance(tree.op, ast.USub | ast.UAdd):
         return product(tree.operand, whole).times(Product(-1.0 if isinstance(tree.op, ast.USub) else 1.0))

@@ -27,6 +27,10 @@ _COMPARED: dict[str, Callable[[Any, Any], Any]] = {
 }  # fmt: skip
 
 
+_EQUAL = ("EQ", "NE", "==", "=", "/=")
+_NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?")
+
+
 @dataclasses.dataclass(frozen=True)
 class Condition:
     """A condition of IGNORE or ACCEPT."""
@@ -39,11 +43,11 @@ class Condition:
         """Of each row: numbers where both are, texts otherwise, of which only equality can be asked."""
         own = frame[self.column].astype(str).str.strip()
         compare = _COMPARED[self.relation]
-        try:
-            value = float(self.value)
-        except ValueError:
+        if not _NUMBER.fullmatch(self.value):
             return np.asarray(compare(own, self.value))
-        numbers = pd.to_numeric(own.replace({"": "0", ".": "0"}), errors="coerce").to_numpy(float)
+        value = float(self.value)
+        read: Any = pd.to_numeric(own.replace({"": "0", ".": "0"}), errors="coerce")
+        numbers = np.asarray(read, float)
         return np.asarray(compare(numbers, value)) & (np.isfinite(numbers) | (compare is operator.ne))
 
 
@@ -84,8 +88,9 @@ def described(stream: Stream, folder: Path) -> Input:
         if name in every:
             raise stream.problem(record.number, f"$INPUT has {name} twice")
         if not dropped and name in REFUSED:
-            raise stream.problem(record.number, f"$INPUT has {name}, which is not followed; drop it, as {name}=DROP, if it does not "
-                                                "matter, and recode it if it does")  # fmt: skip
+            raise stream.problem(
+                record.number, f"$INPUT has {name}, which is not followed; drop it, as {name}=DROP, or recode it"
+            )
         every.append(name)
         columns.append(None if dropped else name)
     for name in ("ID", "TIME", "DV", "AMT"):
@@ -140,11 +145,8 @@ def _condition(stream: Stream, line: int, text: str, every: tuple[str, ...], syn
     name = name if name in every else synonyms.get(name, name)
     if name not in every:
         raise stream.problem(line, f"$DATA: {text.strip()!r} is about {name}, which is no column of $INPUT")
-    try:
-        float(found[4])
-    except ValueError as problem:
-        if relation not in ("EQ", "NE", "==", "=", "/="):
-            raise stream.problem(line, f"$DATA: {text.strip()!r} compares with what is no number") from problem
+    if not _NUMBER.fullmatch(found[4]) and not (re.fullmatch(r"\w+|\.", found[4]) and relation in _EQUAL):
+        raise stream.problem(line, f"$DATA: {text.strip()!r} is no comparison with a number; write one condition each")
     return Condition(name, relation, found[4].strip())
 
 
@@ -184,8 +186,8 @@ def table(given: Input, path: Path) -> pd.DataFrame:
     begun = frame["ID"].ne(frame["ID"].shift())
     again = frame.loc[begun, "ID"].duplicated()
     if again.any():
-        raise ValueError(f"{path.name}: ID {frame.loc[begun, 'ID'][again].iloc[0]:g} begins a second time after another, which is "
-                         "another individual there; number individuals anew")  # fmt: skip
+        first = frame.loc[begun, "ID"][again].iloc[0]
+        raise ValueError(f"{path.name}: ID {first:g} begins a second time, as another individual; number individuals anew")
     return frame
 
 

@@ -40,8 +40,9 @@ def residual(reading: Reading, code: Code, found: Structure, sigma: Variances) -
             raise stream.problem(code.lines[flag], f"{flag} changes what Y means; censored data are NLME.fit(lloq=...) or CENS")
     y = code.values["Y"]
     if isinstance(y, Unknown):
-        raise stream.problem(y.line, f"{y.why}, and Y depends on it; of logarithms of data, fit the data and error='exponential'; "
-                                     "of censored ones, NLME.fit(lloq=...)")  # fmt: skip
+        mend = "censored data are NLME.fit(lloq=...) or CENS, and an error of logarithms is error='exponential'"
+        raise stream.problem(y.line, f"{y.why}, and Y depends on it; {mend}")
+    y = _Scaled(found.central).visit(y)
     if any(is_call(node, "log") and _reads(node, found) for node in ast.walk(y)):
         raise stream.problem(line, "Y is a logarithm; exponentiate DV in the data, and write Y = F*EXP(EPS(1))")
     exponential = _exponential(y)
@@ -58,6 +59,19 @@ def residual(reading: Reading, code: Code, found: Structure, sigma: Variances) -
     if not weights:
         raise stream.problem(line, "Y has no EPS")
     return _error(reading, weights, found, sigma, line), scale
+
+
+class _Scaled(ast.NodeTransformer):
+    """A over S of the observed compartment, which is F."""
+
+    def __init__(self, central: int) -> None:
+        self._amount, self._scale = f"A_{central}", f"S{central}"
+
+    def visit_BinOp(self, node: ast.BinOp) -> ast.AST:
+        ends = [one.id if isinstance(one, ast.Name) else "" for one in (node.left, node.right)]
+        if isinstance(node.op, ast.Div) and ends == [self._amount, self._scale]:
+            return ast.Name(_F)
+        return self.generic_visit(node)
 
 
 def _reads(node: ast.AST, found: Structure) -> bool:
@@ -227,5 +241,6 @@ def _held(reading: Reading, sigma: Variances, eps: int, sizes: list[_Size], labe
         if len(held) < len(sizes):
             stream.warn(line, f"SIGMA({eps},{eps}) and a THETA say the same; write 1 FIX")
         held = {}
-    reading.names[f"SIGMA({eps},{eps})"] = " and ".join(f"{label}**2" for label in labels)
+    if all(size.theta is None for size in sizes):
+        reading.names[f"SIGMA({eps},{eps})"] = " and ".join(f"{label}**2" for label in labels)
     return held

@@ -19,7 +19,7 @@ class Reading:
 
     Attributes:
         binary: whether a column is 0 or 1 everywhere, None where that cannot be told. owners: the parameter that each THETA and
-            ETA belongs to. names: what the elements of the stream are called here.
+            ETA belongs to. names: what the elements of the stream are called here. read: columns that parameters read.
     """
 
     stream: Stream
@@ -29,6 +29,12 @@ class Reading:
     binary: Callable[[str], bool | None]
     owners: dict[str, str] = dataclasses.field(default_factory=dict)
     names: dict[str, str] = dataclasses.field(default_factory=dict)
+    read: set[str] = dataclasses.field(default_factory=set)
+
+    @property
+    def covariates(self) -> tuple[str, ...]:
+        """Columns that parameters read."""
+        return tuple(sorted(self.read))
 
     def theta(self, node: ast.AST) -> Theta | None:
         """The THETA that an expression is."""
@@ -79,6 +85,7 @@ def individual(reading: Reading, name: str, ours: str, value: ast.expr | Unknown
         if one not in known:
             shown = text(ast.Name(one))
             raise stream.problem(line, f"{name} reads {shown}, which is no column of $INPUT, element or variable before it")
+    reading.read |= set(names(value)) & set(reading.columns)
     found = _logit(reading, value)
     kind: type[Individual] = LogNormal if found is None else LogitNormal
     found = found or _product(reading, name, value, line)

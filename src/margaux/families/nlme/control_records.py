@@ -14,6 +14,10 @@ KNOWN = (
 ASIDE = ("ESTIMATION", "ESTM", "COVARIANCE", "TABLE", "SCATTERPLOT", "SIZES", "WARNINGS", "SIMULATION", "SIMULATE", "SIML")
 
 
+_FIXED, _ROOTS = {"FIX", "FIXED"}, {"SD", "STANDARD"}
+_OPTIONS = _FIXED | _ROOTS | {"VARIANCE", "CORRELATION", "CORRELATON", "COVARIANCE", "CHOLESKY"}
+
+
 @dataclasses.dataclass(frozen=True)
 class Line:
     """A line of a record, its comment cut off, and its number in the file."""
@@ -167,17 +171,14 @@ def _theta(stream: Stream, line: int, text: str, fixed: bool, number: int) -> Th
     values = [_number(stream, part, line, "$THETA") for part in parts]
     if not values or len(values) > 3:
         raise stream.problem(line, f"$THETA ({text}) is no (low, initial, high)")
-    low, initial, high = (
-        values[0] if len(values) > 1 else None,
-        values[0] if len(values) == 1 else values[1],
-        (values + [None] * 3)[2],
-    )
+    low, initial, high = values[0] if len(values) > 1 else None, values[min(len(values), 2) - 1], (*values, None, None)[2]
     if initial is None and (fixed or inner):
         raise stream.problem(line, f"THETA({number}) is fixed without a value; write it")
-    bounds = float("-inf") if low is None else low, float("inf") if high is None else high
-    return Theta(
-        number, line, max(bounds[0], -1e6) if abs(bounds[0]) < 1e6 else float("-inf"), initial, bounds[1], fixed or bool(inner)
-    )
+    infinite = float("inf")
+    # What NONMEM holds for no bound.
+    low = -infinite if low is None or low <= -1e6 else low
+    high = infinite if high is None or high >= 1e6 else high
+    return Theta(number, line, low, initial, high, fixed or bool(inner))
 
 
 def _number(stream: Stream, text: str, line: int, record: str) -> float | None:
@@ -201,53 +202,58 @@ def variances(stream: Stream, name: str) -> Variances:
         text, at = record.text, len(out.values)
         block = re.search(r"\bBLOCK\s*\(\s*(\d+)\s*\)", text, re.IGNORECASE)
         rest = re.sub(r"\b(BLOCK|DIAGONAL)\s*\(\s*\d+\s*\)", " ", text, flags=re.IGNORECASE)
-        words = set(re.findall(r"[A-Z]{2,}", rest.upper()))
-        if word := words - {"FIX", "FIXED", "SD", "STANDARD", "VARIANCE", "CORRELATION", "CORRELATON", "COVARIANCE", "CHOLESKY"}:
-            what = "effects of occasions" if word & {"SAME"} else "that option"
-            raise stream.problem(record.number, f"${name} has {', '.join(sorted(word))}: {what} is not read from streams; write the "
-                                                "model in Python, as LogNormal(occasion=True)")  # fmt: skip
-        whole = bool(words & {"FIX", "FIXED"})
-        sd = bool(words & {"SD", "STANDARD"})
+        told = set(re.findall(r"[A-Z]{2,}", rest.upper()))
+        if unread := told - _OPTIONS:
+            mend = "write occasions in Python, as LogNormal(occasion=True)" if "SAME" in unread else "leave it out"
+            raise stream.problem(record.number, f"${name} has {', '.join(sorted(unread))}, which is not read; {mend}")
         items = _elements(stream, record, rest)
         if block:
-            size = int(block[1])
-            if len(items) != size * (size + 1) // 2:
-                raise stream.problem(
-                    record.number, f"${name} BLOCK({size}) has {len(items)} values, not {size * (size + 1) // 2}"
-                )
-            items = [items[k * (k + 3) // 2] for k in range(size)]
-            if "CHOLESKY" in words and whole:
-                raise stream.problem(record.number, f"${name} BLOCK CHOLESKY FIX is not read; write variances and covariances")
+            items = _diagonal(stream, record, int(block[1]), items, told)
         for number, (value, fixed) in enumerate(items, at + 1):
-            own = value**2 if sd or fixed == "sd" else value
-            if own < 0:
-                raise stream.problem(record.number, f"{name}({number},{number}) = {own:g} is negative; a variance is not")
-            out.values[number], out.lines[number] = own, record.number
-            if (whole and block) or fixed in ("fixed", "sd fixed") or own == 0:
+            if value < 0:
+                raise stream.problem(record.number, f"{name}({number},{number}) = {value:g} is negative; a variance is not")
+            out.values[number], out.lines[number] = value, record.number
+            if fixed or value == 0:
                 out.fixed.add(number)
         if block and len(items) > 1:
             out.blocks.append(tuple(range(at + 1, at + len(items) + 1)))
     return out
 
 
-def _elements(stream: Stream, record: Record, text: str) -> list[tuple[float, str]]:
-    """Values, each with what is said of it alone: "fixed", or ""."""
-    out: list[tuple[float, str]] = []
-    alone = re.sub(r"\b(SD|STANDARD|VARIANCE|CORRELATI?ON|COVARIANCE|CHOLESKY)\b", " ", text, flags=re.IGNORECASE)
-    for found in re.finditer(r"\(([^()]*)\)(?:\s*[xX](\d+))?|(\bFIX(?:ED)?\b)|([^\s,()]+)", alone, re.IGNORECASE):
-        if found[3]:
-            if not out:
-                continue
-            out[-1] = (out[-1][0], "fixed")
-            continue
-        inside = found[1] if found[1] is not None else found[4]
-        fixed = "fixed" if re.search(r"\bFIX(?:ED)?\b", inside, re.IGNORECASE) else ""
-        for word in re.sub(r"\bFIX(?:ED)?\b", " ", inside, flags=re.IGNORECASE).replace(",", " ").split():
-            value = _number(stream, word, record.number, f"${record.name}")
+def _diagonal(
+    stream: Stream, record: Record, size: int, items: list[tuple[float, bool]], told: set[str]
+) -> list[tuple[float, bool]]:
+    """Variances of a block, by the lower triangle of its matrix."""
+    if len(items) != size * (size + 1) // 2:
+        raise stream.problem(record.number, f"${record.name} BLOCK({size}) has {len(items)} values, not {size * (size + 1) // 2}")
+    fixed = any(one for _, one in items)
+    if "CHOLESKY" in told and fixed:
+        raise stream.problem(record.number, f"${record.name} BLOCK CHOLESKY FIX is not read; write variances and covariances")
+    return [(items[k * (k + 3) // 2][0] ** (2 if told & _ROOTS else 1), fixed) for k in range(size)]
+
+
+def _elements(stream: Stream, record: Record, text: str) -> list[tuple[float, bool]]:
+    """Variances, each with whether it is fixed; of blocks the numbers as they stand."""
+    out: list[tuple[float, bool]] = []
+    block = re.search(r"BLOCK", record.text, re.IGNORECASE) is not None
+    leading = False
+    for found in re.finditer(r"\(([^()]*)\)(?:\s*[xX](\d+))?|([^\s,()]+)", text):
+        inside = (found[1] if found[1] is not None else found[3]).upper()
+        parts = inside.replace(",", " ").split()
+        numbers, told = [part for part in parts if part not in _OPTIONS], {part for part in parts if part in _OPTIONS}
+        if not numbers and not out:
+            leading = leading or bool(told & _FIXED)
+            if told & _ROOTS and not block:
+                raise stream.problem(record.number, f"${record.name}: write {inside} behind its number, as (0.3 {inside})")
+        elif not numbers:
+            value, fixed = out[-1]
+            out[-1] = (value**2 if told & _ROOTS and not block else value, fixed or bool(told & _FIXED))
+        for part in numbers:
+            value = _number(stream, part, record.number, f"${record.name}")
             assert value is not None  # a word is not empty
-            out += [(value, fixed)] * int(found[2] or 1)
-    leading = re.match(r"\s*FIX(?:ED)?\b", alone, re.IGNORECASE)
-    return [(value, "fixed") for value, _ in out] if leading else out
+            value = value**2 if told & _ROOTS and not block else value
+            out += [(value, bool(told & _FIXED))] * int(found[2] or 1)
+    return [(value, True) for value, _ in out] if leading else out
 
 
 def words(record: Record) -> list[str]:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from .error import ERRORS, as_error
+from .events import NAMES
 from .individual import Bounded, Individual, LogitNormal, LogNormal, Normal, ProbitNormal
 from .model_structure import described
 
@@ -98,7 +99,7 @@ def _roles(asked: NLME) -> dict[str, Any]:
     data = asked.data_
     out: dict[str, Any] = dict(data.roles)
     if data.columns:
-        out["columns"] = dict(data.columns)
+        out["columns"] = {NAMES[role][0]: column for role, column in data.columns.items()}
     if data.lloq is None:
         return out
     if np.all(data.lloq == data.lloq[0]):
