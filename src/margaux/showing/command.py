@@ -50,6 +50,8 @@ class Run:
     strict: bool
     #: a sentence of the library in the words of the command line
     spoken: Callable[[str], str] = str
+    #: options that were typed, by the names of their parameters, as they are typed
+    typed: dict[str, str] = dataclasses.field(default_factory=dict)
     #: what is to be said of the data on stderr
     notes: list[str] = dataclasses.field(default_factory=list)
     seconds: float = 0.0
@@ -116,7 +118,9 @@ def fit_command(family: Callable[..., Answer]) -> Callable[..., None]:
             check_folder(out)
         typed = context.find_root().obj
         line = typed.line if isinstance(typed, Typed) else context.command_path
-        return Run(line, seed, level, out, json, quiet, strict, functools.partial(spoken, options=options(context)))
+        known = options(context)
+        given = {name: option for name, option in known.items() if was_typed(context, name)}
+        return Run(line, seed, level, out, json, quiet, strict, functools.partial(spoken, options=known), given)
 
     every = inspect.signature(shared, eval_str=True).parameters
 
@@ -145,6 +149,12 @@ def fit_command(family: Callable[..., Answer]) -> Callable[..., None]:
 def options(context: typer.Context) -> dict[str, str]:
     """Options of a command by the names of their parameters."""
     return {one.name: one.opts[0] for one in context.command.params if one.name and one.opts[0].startswith("--")}
+
+
+def was_typed(context: typer.Context, name: str) -> bool:
+    """Whether an option's value is not its default."""
+    source = context.get_parameter_source(name)
+    return source is not None and source.name != "DEFAULT"
 
 
 def spoken(text: str, options: dict[str, str]) -> str:

@@ -11,22 +11,22 @@ from .answer import Answer, to_json
 from .errors import UserError
 
 
-def check_folder(folder: Path) -> None:
+def check_folder(folder: Path, option: str = "--out") -> None:
     """Nothing is made here: a folder that can be written to must exist, or one that it can be made in.
 
     Raises:
         UserError: it is a file, or it cannot be written to.
     """
     if folder.exists() and not folder.is_dir():
-        raise UserError(f"--out {folder} is a file; name a folder")
+        raise UserError(f"{option} {folder} is a file; name a folder")
     there = next(one for one in (folder, *folder.absolute().parents) if one.exists())
     if not there.is_dir():
-        raise UserError(f"--out {folder} lies in {there}, which is a file; name another folder")
+        raise UserError(f"{option} {folder} lies in {there}, which is a file; name another folder")
     try:
         with tempfile.TemporaryFile(dir=there):
             pass
     except OSError as problem:
-        raise UserError(f"--out {folder} cannot be written to ({problem.strerror}); name another folder") from problem
+        raise UserError(f"{option} {folder} cannot be written to ({problem.strerror}); name another folder") from problem
 
 
 def written(answer: Answer, folder: Path) -> Iterator[tuple[str, str | None]]:

@@ -1,10 +1,12 @@
 """Nonlinear mixed-effects models: distributions, errors, outcomes, structural models, comparisons."""
 
 from .comparison import compare, lr_test
+from .control import ControlStream, from_control
 from .dosing import dosed
 from .equations import ode
 from .error import Combined, ConstantError, Exponential, Power, Proportional, ResidualError
 from .individual import Individual, LogitNormal, LogNormal, Normal, ProbitNormal
+from .model_file import ModelFile, from_toml
 from .outcomes import (
     AbstractOutcome,
     Bernoulli,

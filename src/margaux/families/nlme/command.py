@@ -10,9 +10,10 @@ import typer
 
 from ...showing.answer import Answer
 from ...showing.command import Run
-from ...showing.errors import UserError
-from ...showing.inputs import among, check_column, check_numeric, read_table
-from ...showing.options import Data, Iterations, Y, words
+from ...showing.errors import UserError, asked
+from ...showing.files import check_folder
+from ...showing.inputs import among, check_column, check_numeric, checksum, read_table
+from ...showing.options import TABLES, Iterations, files, words
 
 if TYPE_CHECKING:
     from .estimator import NLME
@@ -31,12 +32,29 @@ def curves(incomplete: str) -> list[str]:
 
 
 def nlme(
-    data: Data,
-    model: Annotated[str, typer.Option(help="Structural model, such as oral1cpt.", show_default=False, autocompletion=curves)],
-    id: Annotated[str, typer.Option(help="Column of the subject.", show_default=False)],
-    time: Annotated[str, typer.Option(help="Column of the time, or other independent variable.", show_default=False)],
-    y: Y,
+    data: Annotated[
+        Path,
+        typer.Argument(
+            help="The table: CSV, TSV or Parquet, one row an observation; or a model file, model.toml.",
+            show_default=False,
+            autocompletion=files(*TABLES, ".toml"),
+        ),
+    ],
     run: Run,
+    table: Annotated[
+        Path | None,
+        typer.Argument(
+            help="The table, in place of the one that model.toml names.", show_default=False, autocompletion=files(*TABLES)
+        ),
+    ] = None,
+    model: Annotated[
+        str | None, typer.Option(help="Structural model, such as oral1cpt.", show_default=False, autocompletion=curves)
+    ] = None,
+    id: Annotated[str | None, typer.Option(help="Column of the subject.", show_default=False)] = None,
+    time: Annotated[
+        str | None, typer.Option(help="Column of the time, or other independent variable.", show_default=False)
+    ] = None,
+    y: Annotated[str | None, typer.Option("--y", help="Column of the outcome.", show_default=False)] = None,
     dose: Annotated[
         str | None,
         typer.Option(
@@ -66,23 +84,36 @@ def nlme(
         typer.Option(help="Parameter whose typical value is held at its --start; may be repeated.", show_default=False),
     ] = None,
     n_iter: Iterations = None,
+    tables: Annotated[
+        Path | None,
+        typer.Option(help="Folder for sdtab.csv, patab.csv and populationParameters.txt.", show_default=False),
+    ] = None,
 ) -> Answer:
     """Fit a nonlinear mixed-effects model by SAEM: one row an observation of a subject, or an event table of doses and
-    observations."""
+    observations. A text file can hold the whole model, `margaux fit nlme model.toml`, in place of the options."""
     from .estimator import NLME
     from .individual import LogNormal, Normal
     from .structural import curve
 
+    if tables is not None:
+        check_folder(tables, "--tables")
+    if data.suffix.lower() == ".toml":
+        return _with_tables(of_file(data, table, run), tables, run)
+    if table is not None:
+        raise UserError(f"{table} is one argument too many: a table beside the first belongs to a model file, model.toml")
+    needed = {"--model": model, "--id": id, "--time": time, "--y": y}
+    if absent := [option for option, value in needed.items() if value is None]:
+        raise UserError(f"give {' '.join(absent)} as well; or write a model file, and margaux fit nlme model.toml")
     frame = read_table(data)
     roles: dict[str, Any] = {"id": id, "time": time, "y": y, "dose": dose, "occ": occ}
     for role, name in roles.items():
         if name is not None:
             check_column(frame, name, f"--{role}", data)
-    check_numeric(frame, [name for name in (time, dose) if name is not None], "code it as numbers")
-    check_numeric(frame, [y], "leave cells without an observation empty", filled=False)
+    check_numeric(frame, [str(name) for name in (time, dose) if name is not None], "code it as numbers")
+    check_numeric(frame, [str(y)], "leave cells without an observation empty", filled=False)
     among(error, ERRORS, "--error")
     with run.fitting():
-        structural = curve(model)
+        structural = curve(str(model))
         covariates = _pairs(covariate, structural.parameters, "--covariate")
         starts = {
             name: _number(value, f"--start {name}") for name, value in _pairs(start, structural.parameters, "--start").items()
@@ -105,7 +136,42 @@ def nlme(
         more: dict[str, Any] = {} if n_iter is None else {"n_iter": n_iter, "n_burn": min(200, n_iter // 2)}
         fitted = NLME(structural=structural, individual=individual, omega=omega, error=error, **run.settings, **more)
         fitted.fit(frame, **roles, lloq=lloq)
-    return answer(fitted, f"{model} on {data.name}", run.level)
+    return _with_tables(answer(fitted, f"{model} on {data.name}", run.level), tables, run)
+
+
+#: options that go with a model file: it says all the rest
+BESIDE_A_FILE = ("level", "out", "json", "quiet", "strict", "tables")
+
+
+def of_file(path: Path, table: Path | None, run: Run) -> Answer:
+    """The fit of a model file."""
+    from .model_file import from_toml
+
+    for name, option in run.typed.items():
+        if name not in BESIDE_A_FILE:
+            raise UserError(f"{option} is said by the model file {path.name}; change it there, and leave {option} out")
+    with asked():
+        file = from_toml(path)
+        data = file.table(table)
+    source = table or file.data
+    assert source is not None  # there is none without
+    file.model.set_params(verbose=not run.quiet)
+    run.seed = file.model.random_state
+    with run.fitting():
+        fitted = file.fit(data)
+    done = answer(fitted, file.title or f"{path.stem} on {source.name}", run.level)
+    done.facts["table"] = {"file": str(source), "sha256": checksum(source)}
+    return done
+
+
+def _with_tables(done: Answer, folder: Path | None, run: Run) -> Answer:
+    """The answer, once the tables of other programs are in the folder."""
+    if folder is not None:
+        with asked():
+            paths = done.fitted.tables(folder)
+        for path in paths:
+            run.say(f"saved {path}")
+    return done
 
 
 def _pairs(given: list[str] | None, known: tuple[str, ...], option: str) -> dict[str, str]:

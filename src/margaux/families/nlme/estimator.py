@@ -35,9 +35,10 @@ from .model import MixedEffects
 from .outcomes import AbstractOutcome
 from .prior_places import Priors, checked
 from .simulating import Simulating
+from .writing import Writing
 
 
-class NLME(ModelBuilding, Criteria, Simulating, Parameters, Fitted):
+class NLME(ModelBuilding, Criteria, Simulating, Writing, Parameters, Fitted):
     r"""Nonlinear mixed effects by MCMC-SAEM.
 
     $y_{ij} = f(\psi_i, x_{ij}) + g\,\epsilon_{ij}$ with $h^{-1}(\psi_i)\sim N(C_i\beta, \Omega)$ for subject i.

@@ -1,0 +1,78 @@
+"""What a nonlinear mixed-effects model writes: itself as a text file, and its answers as tables of other programs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from ...showing.parts import check_fitted
+
+
+class Writing:
+    """Of `NLME`: model files, and tables under the names that NONMEM and Monolix give them."""
+
+    def to_toml(self, path: str | Path | None = None, *, data: str | None = None, title: str = "") -> str:
+        """The model as a text file, which `margaux.nlme.from_toml` and `margaux fit nlme` read: the same model to the bit.
+
+        Args:
+            path: of the file; only the text is returned where None. data: the file of the table, as the model file names it.
+                title: what it says of itself. The columns of a fitted model are written, too.
+
+        Raises:
+            ValueError: a part that no text holds: a structural model, a log-likelihood, a distribution or an error by Python
+                functions or classes, or a kernel.
+
+        >>> from margaux import NLME
+        >>> from margaux.nlme import LogNormal, bolus1cpt
+        >>> model = NLME(structural=bolus1cpt, individual={"V": LogNormal(20.0), "CL": LogNormal(random=False)})
+        >>> print(model.to_toml())
+        [structural]
+        name = "bolus1cpt"
+        <BLANKLINE>
+        [parameters.V]
+        distribution = "lognormal"
+        initial = 20.0
+        <BLANKLINE>
+        [parameters.CL]
+        distribution = "lognormal"
+        random = false
+        <BLANKLINE>
+        [error]
+        model = "constant"
+        <BLANKLINE>
+        [settings]
+        seed = 0
+        <BLANKLINE>
+        """
+        from .model_text import to_toml
+
+        model: Any = self
+        text = to_toml(model, data, title)
+        if path is not None:
+            Path(path).write_text(text, encoding="utf-8")
+        return text
+
+    def tables(self, folder: str | Path, n_simulations: int = 1000, key: int = 0) -> list[Path]:
+        r"""Write the tables that are usual elsewhere into a folder, made if it is not there; the paths written.
+
+        - `sdtab.csv`, a row an observation: ID TIME DV PRED IPRED IWRES CWRES NPDE. CWRES are residuals of the model linearised
+          at the conditional modes $\hat\eta$: with $G = \partial f/\partial\eta$ there, the symmetric
+          $(G\Omega G^\top + \Sigma)^{-1/2}(y - f + G\hat\eta)$, errors as at the individual prediction (Hooker, Staatz and
+          Karlsson 2007). Records of doses have no row; NA stands where y is a limit.
+        - `patab.csv`, a row a subject, or an occasion where parameters vary between them: ID, the individual parameters at the
+          conditional modes, and ETA_CL of each random effect (ETA_CL_OCC of those of occasions).
+        - `populationParameters.txt`, as Monolix names parameters (CL_pop, beta_CL_x, omega_CL and gamma_CL as standard
+          deviations, corr_V_CL, a, b): value, se_sa, rse_sa in %, pvalues_sa of effects of covariates. Standard errors are
+          those of `summary`, by the delta method.
+
+        Args:
+            n_simulations, key: of the npde, see `NLME.npde`.
+
+        Raises:
+            ValueError: the outcome is not continuous. OSError: the folder cannot be written.
+        """
+        from .tables import write
+
+        check_fitted(self)
+        model: Any = self
+        return write(model, Path(folder), n_simulations, key)
