@@ -15,9 +15,11 @@ from margaux.families.nlme import (
     CURVES,
     Combined,
     Curve,
+    InverseWishart,
     LogitNormal,
     LogNormal,
     Normal,
+    NormalPrior,
     dosed,
     from_toml,
     infusion1cpt,
@@ -170,6 +172,31 @@ def test_there_and_back(tmp_path, curve):
     left, right = (one.get_params() | {"structural": None} for one in (model, again))
     assert left == right
     assert again.to_toml(data="t.csv", title='a "title" \\ é') == text
+
+
+def test_priors_there_and_back(tmp_path):
+    priors = {
+        "V": NormalPrior(20.0, cv=0.3), "beta_V[log(WT/70)]": NormalPrior(1, sd=0.1), "a": NormalPrior(1.0, cv=1),
+        "omega2_ka": InverseWishart(0.09, df=20), ("V", "CL"): InverseWishart([[0.09, 0.02], [0.02, 0.04]], df=20),
+    }  # fmt: skip
+    individual = {"ka": LogNormal(1.5), "V": LogNormal(20.0, "log(WT/70)"), "CL": LogNormal(2.0)}
+    model = mx.NLME(structural=oral1cpt, individual=individual, omega=[("V", "CL")], priors=priors)
+    text = model.to_toml(tmp_path / "model.toml")
+    again = from_toml(tmp_path / "model.toml").model
+    assert again.priors == priors and again.to_toml() == text
+
+
+@pytest.mark.parametrize(("given", "told"), [
+    ("ka = 2", "line 9: priors.ka: must be a table"),
+    ("ka = {center = 2}", "line 9: priors.ka: give a NormalPrior either sd="),
+    ("ka = {center = 2, cv = 0.1, df = 3}", "priors.ka.df: .*center, sd, cv"),
+    ("omega2_ka = {mode = 0.1}", "priors.omega2_ka: df is missing"),
+    ("omega2_ka = {mode = -0.1, df = 3}", "positive definite"),
+    ('"V, CL" = {mode = [["a"]], df = 3}', "priors.V, CL: the mode"),
+])  # fmt: skip
+def test_a_mistake_in_priors(tmp_path, given, told):
+    with pytest.raises(ValueError, match=f"(?s){told}"):
+        _read(tmp_path, ORAL.replace("[structural]", f"[priors]\n{given}\n[structural]", 1))
 
 
 def test_what_no_file_holds_is_refused():

@@ -29,6 +29,7 @@ from .model_keys import (
     Source,
     nearest,
 )  # fmt: skip
+from .model_priors import read
 from .model_structure import structural
 from .running import Settings
 from .structural import Curve
@@ -44,7 +45,8 @@ DISTRIBUTIONS: dict[str, type[Individual]] = {
 }  # fmt: skip
 #: what a file has, in the order in which it is written
 TABLES = {
-    "title": TEXT, "omega": BLOCKS, "data": TABLE, "structural": TABLE, "parameters": TABLE, "error": TABLE, "settings": TABLE,
+    "title": TEXT, "omega": BLOCKS, "data": TABLE, "structural": TABLE, "parameters": TABLE, "priors": TABLE, "error": TABLE,
+    "settings": TABLE,
 }  # fmt: skip
 ROLES = {
     "id": TEXT, "time": TEXT, "y": TEXT, "dose": TEXT, "occ": TEXT, "cens": TEXT, "limit": TEXT, "lloq": NUMBER_OR_TEXT,
@@ -131,8 +133,9 @@ def from_toml(path: str | Path) -> ModelFile:
 
     Tables of the file: `[data]` (file, id, time, y, dose, occ, cens, limit, lloq, columns), `[structural]` (name of a ready one,
     or output, derivatives, initial, define in text), `[parameters.NAME]` (distribution, initial, fixed, random, occasion,
-    covariates, coefficients, variance, occasion_variance, low, high), `[error]` (model, fixed, censoring), `[settings]` (seed and
-    those of `NLME`); before them `title` and `omega`. A path of data begins at the folder of the file.
+    covariates, coefficients, variance, occasion_variance, low, high), `[priors]` (by name, center and sd or cv, or mode and df),
+    `[error]` (model, fixed, censoring), `[settings]` (seed and those of `NLME`); before them `title` and `omega`. A path of
+    data begins at the folder of the file.
 
     Expressions are arithmetic (see `margaux.families.nlme.expressions.Expression`), and no other code.
 
@@ -242,7 +245,8 @@ def _model(
     omega = whole.get("omega", "diagonal")
     model = NLME(
         structural=curve, individual=individual, omega=omega if isinstance(omega, str) else [tuple(one) for one in omega],
-        error=_error(whole.get("error", {}), source), censoring=_censoring(whole.get("error", {}), source), random_state=seed,
+        priors=read(whole.get("priors", {}), source) or None, error=_error(whole.get("error", {}), source),
+        censoring=_censoring(whole.get("error", {}), source), random_state=seed,
         **settings,
     )  # fmt: skip
     for keys, check in ((["settings"], lambda asked: Settings.of(asked).estep(1)), (["parameters"], specification.individual)):

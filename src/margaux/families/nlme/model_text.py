@@ -12,6 +12,7 @@ import numpy as np
 from .error import ERRORS, as_error
 from .events import NAMES
 from .individual import Bounded, Individual, LogitNormal, LogNormal, Normal, ProbitNormal
+from .model_priors import written
 from .model_structure import described
 
 if TYPE_CHECKING:
@@ -22,7 +23,7 @@ _NAMES: dict[type, str] = {
     Normal: "normal", LogNormal: "lognormal", LogitNormal: "logitnormal", ProbitNormal: "probitnormal",
 }  # fmt: skip
 _HELD = {"coefficients": (), "variance": None, "occasion_variance": None}
-_NO_SETTINGS = ("structural", "individual", "omega", "error", "log_likelihood", "censoring", "random_state", "verbose")
+_NO_SETTINGS = ("structural", "individual", "omega", "priors", "error", "log_likelihood", "censoring", "random_state", "verbose")
 
 
 def to_toml(asked: NLME, data: str | None = None, title: str = "") -> str:
@@ -37,6 +38,7 @@ def to_toml(asked: NLME, data: str | None = None, title: str = "") -> str:
     tables |= {"structural": structure} | {f"structural.{key}": value for key, value in nested.items()}
     for name, one in (asked.individual or {}).items():
         tables[f"parameters.{_key(name)}"] = _parameter(name, one)
+    tables["priors"] = written(asked.priors or {})
     tables["error"] = _error(asked)
     tables["settings"] = _settings(asked)
     for name, table in tables.items():
