@@ -19,7 +19,7 @@ from ...numerics.compiling import keep_compilations
 from ...numerics.precision import precision
 from ...showing.parts import check_fitted
 from ..sharing import pooled
-from . import answers, by_occasion, comparison, flipflop, prediction, specification, verdict
+from . import answers, by_occasion, comparison, flipflop, prediction, rows_by_output, specification, verdict
 from .building import ModelBuilding
 from .censoring import with_limits
 from .data import LongData, group
@@ -49,7 +49,8 @@ class NLME(ModelBuilding, Simulating, Parameters, Fitted):
             columns of the data by name, and by role "time", "dose", "y".
         individual: name -> distribution: `Normal LogNormal LogitNormal ProbitNormal` of `margaux.nlme`.
         omega: "diagonal", "full", or a list of tuples of names whose effects are correlated.
-        error: `ConstantError Proportional Combined Power Exponential` of `margaux.nlme`, or a name.
+        error: `ConstantError Proportional Combined Power Exponential` of `margaux.nlme`, or a name; by output where there are
+            several: {"cp": Combined(), "effect": "constant"}, or one that each has for itself.
         log_likelihood: instead of `structural` and `error`: f(parameters, row) -> log p(y | parameters), or an
             outcome such as `margaux.nlme.Poisson(...)`.
         censoring: how observations beyond limits count: "M3", or "M4", given that they are positive.
@@ -69,7 +70,7 @@ class NLME(ModelBuilding, Simulating, Parameters, Fitted):
 
     Attributes:
         params_: natural scale, named `ka`, `beta_V[log(Weight/70)]`, `omega2_ka`, `gamma2_CL` (between occasions), `cov_V_CL`,
-            `a`, `b`. stderr_: by Louis.
+            `a`, `b` (of an output `a[cp]`). stderr_: by Louis.
         individual_: frame of conditional means, SDs and modes a subject. starts_: the screening. See `Fitted`.
 
     Raises:
@@ -91,7 +92,7 @@ class NLME(ModelBuilding, Simulating, Parameters, Fitted):
         structural: Callable[..., Any] | None = None,
         individual: Mapping[str, Individual] | None = None,
         omega: str | Sequence[Sequence[str]] = "diagonal",
-        error: ResidualError | str = "constant",
+        error: ResidualError | str | Mapping[Any, ResidualError | str] = "constant",
         log_likelihood: Callable[..., Any] | AbstractOutcome | None = None,
         censoring: str = "M3",
         n_iter: int = 2000,
@@ -155,8 +156,9 @@ class NLME(ModelBuilding, Simulating, Parameters, Fitted):
         occ: str | None = None,
         cens: str | None = None,
         limit: str | None = None,
-        lloq: float | str | None = None,
+        lloq: float | str | Mapping[Any, float] | None = None,
         columns: Mapping[str, str] | None = None,
+        output: str | None = None,
     ) -> NLME:
         """Estimate from a long data frame: one row an observation, columns by name; or from an event table.
 
@@ -168,8 +170,9 @@ class NLME(ModelBuilding, Simulating, Parameters, Fitted):
                 parameter varies between occasions.
             cens: 1 where y is a limit that the observation lies below, -1 where above, else 0; "CENS" in any case by default.
             limit: the other end of an interval; "LIMIT" by default.
-            lloq: limit of quantification, or the column of one a row: every y below it is censored.
+            lloq: limit of quantification, the column of one a row, or {"cp": 0.5} by output: every y below it is censored.
             columns: those of an event table that have other names, as {"AMT": "amount_mg"}.
+            output: the column of the output that y is of, where there are several; "DVID" in any case by default.
 
         A compartment model without `dose` reads doses on rows of their own, by the columns AMT EVID MDV CMT RATE DUR II ADDL SS
         of NONMEM and Monolix in any case, and then ID, TIME and DV where nothing else is named: see
@@ -178,11 +181,13 @@ class NLME(ModelBuilding, Simulating, Parameters, Fitted):
         keep_compilations()
         data, shared = pooled(data)
         outcome, individual = specification.outcome(self), specification.individual(self)
+        output, columns = rows_by_output.named_column(output, columns)
         roles: dict[str, str | None] = {
-            "id": id, "time": time, "y": y, "dose": dose, "occ": occ, "cens": cens, "limit": limit
+            "id": id, "time": time, "y": y, "dose": dose, "occ": occ, "cens": cens, "limit": limit, "output": output
         }  # fmt: skip
         outcome, table = reading_events(data, outcome, roles, columns)
         roles = named_by_default(data, roles, outcome, table is not None, bool(by_occasion.varying(individual)))
+        rows_by_output.check_named(outcome, roles["output"])
         if roles["y"] is None:
             raise ValueError("name the column of the outcome: fit(data, id=..., time=..., y=...)")
         self.data_: LongData = group(data, roles, outcome, columns=table, lloq=lloq)
@@ -279,8 +284,7 @@ class NLME(ModelBuilding, Simulating, Parameters, Fitted):
         return self.loglik()
 
     def loglik(self, method: str = "auto", n_draws: int | None = None, n_nodes: int = 11) -> Any:
-        """By adaptive Gauss-Hermite "quadrature" or "importance" sampling, or the better of them ("auto"), each with its error
-        `.se`; see `Fit.loglik`."""
+        """By adaptive Gauss-Hermite "quadrature", "importance" sampling, or the better ("auto"), with `.se`: see `Fit.loglik`."""
         check_fitted(self)
         return answers.loglik(self, method, n_draws, n_nodes)
 
@@ -337,15 +341,13 @@ class NLME(ModelBuilding, Simulating, Parameters, Fitted):
         return by_occasion.parameters(self)
 
     def shrinkage(self) -> pd.Series:
-        """1 - variance of the conditional modes of the random effects / their variance, by parameter; of effects of occasions
-        under "CL[occasion]"."""
+        """1 - variance of the conditional modes of random effects / their variance; of occasions under "CL[occasion]"."""
         check_fitted(self)
         own = answers.shrinkage(self)
         return pd.concat([own, by_occasion.shrinkage(self)]) if self.model_.varying else own
 
     def sample_individual(self, n_draws: int = 100, key: int = 0) -> dict[str, np.ndarray]:
-        """Draws of individual parameters given the data: name -> (n_draws, subjects), or (n_draws, subjects, occasions) of those
-        that vary between occasions."""
+        """Draws of individual parameters given the data: name -> (n_draws, subjects), or (n_draws, subjects, occasions)."""
         check_fitted(self)
         return prediction.conditional(self, n_draws, key)
 
