@@ -107,15 +107,15 @@ def refuse_kinds(data: LongData, outcome: AbstractOutcome) -> None:
     """Raises: ValueError: observations of several kinds by a column DVID that the model of one output does not read."""
     if outcome.outputs or not isinstance(outcome, Continuous):
         return
-    for column in data.frame.columns:
-        values = data.frame[str(column)]
-        if str(column).upper() != DVID or column in data.roles.values() or len(pd.unique(values)) < 2:
+    for column in map(str, data.frame.columns):
+        if column.upper() != DVID or column in data.roles.values():
             continue
-        if not _reads(outcome.structural, str(column)):
-            at = int(np.flatnonzero((values != values.iloc[0]).to_numpy())[0])
+        values = data.frame[column].to_numpy()
+        others = np.flatnonzero((values != values[0]) & ~pd.isna(values))
+        if len(others) and not _reads(outcome.structural, column):
             raise ValueError(
-                f"{column} = {values.iloc[at]} ({data.where(at)}) and {values.iloc[0]} are two kinds of observations, and the "
-                f"model has one output; {HOW}"
+                f"{column} = {values[others[0]]} ({data.where(int(others[0]))}) and {values[0]} are two kinds of observations, "
+                f"and the model has one output; {HOW}"
             )
 
 
