@@ -11,7 +11,18 @@ from numpy.polynomial.hermite_e import hermegauss
 from scipy import optimize, stats
 
 import margaux as mx
-from margaux.families.nlme import Combined, ConstantError, Exponential, LogNormal, Power, bolus1cpt, ode, oral1cpt, outputs
+from margaux.families.nlme import (
+    Combined,
+    ConstantError,
+    Exponential,
+    Individual,
+    LogNormal,
+    Power,
+    bolus1cpt,
+    ode,
+    oral1cpt,
+    outputs,
+)
 from margaux.families.nlme.by_output import ErrorByOutput, error_of
 from margaux.families.nlme.data import group
 from margaux.families.nlme.dosing import with_regimen
@@ -88,7 +99,7 @@ def test_closed_forms_are_the_differential_equations():
     C = 100 * 1.5 / 20 / (1.5 - 0.1) * (np.exp(-0.1 * observed["TIME"]) - np.exp(-1.5 * observed["TIME"]))
     np.testing.assert_allclose(closed, np.where(observed["dvid"] == "cp", C, 50 * (1 - C / (2 + C))), rtol=1e-9)
     numbers = outputs({1: oral1cpt, 2: lambda psi, row: effect(psi, {"cp": row["1"]})})
-    coded = frame.assign(dvid=frame["dvid"].map({"cp": 1.0, "effect": 2.0}))
+    coded = frame.assign(dvid=np.where(frame["dvid"] == "cp", 1.0, 2.0))
     outcome = Continuous(numbers, error_of("constant", ("1", "2")))
     assert outcome.error_names == ("a[1]", "a[2]")
     outcome, columns = reading_events(coded, outcome, ROLES, None)
@@ -112,7 +123,7 @@ def test_rows_have_the_error_of_their_output():
 def test_scores_and_closed_steps_are_by_output():
     outcome, data = grouped(STUDY, DIRECT)
     outcome = with_regimen(outcome, data.regimen, DIRECT.parameters)
-    individual = {name: LogNormal(1.0) for name in DIRECT.parameters}
+    individual: dict[str, Individual] = {name: LogNormal(1.0) for name in DIRECT.parameters}
     model, units = built(outcome, [], data, individual)
     assert model.closed_error
     with jax.enable_x64(True):
@@ -353,13 +364,13 @@ def test_outputs_that_share_nothing_are_two_fits(error):
         rows += [(i, t, "effect", b0 + b1 * t + 2 * rng.normal()) for t in (0.0, 1.0, 3.0, 6.0, 9.0)]
     data = pd.DataFrame(rows, columns=["id", "t", "DVID", "y"])
     of_decay, of_line = {"A": LogNormal(), "k": LogNormal()}, {"b0": LogNormal(), "b1": LogNormal()}
-    roles = {"id": "id", "time": "t", "y": "y"}
+    roles: dict[str, Any] = {"id": "id", "time": "t", "y": "y"}
     both = mx.NLME(
         structural=outputs({"cp": decay, "effect": line}), individual=of_decay | of_line,
         error={"cp": error, "effect": "constant"}, verbose=False,
     ).fit(data, **roles)  # fmt: skip
     alone = {
-        name: mx.NLME(structural=curve, individual=individual, error=own, verbose=False).fit(data[data["DVID"] == name], **roles)
+        name: mx.NLME(structural=curve, individual=individual, error=own, verbose=False).fit(data.query("DVID == @name"), **roles)
         for name, curve, individual, own in [("cp", decay, of_decay, error), ("effect", line, of_line, "constant")]
     }
     total = sum(float(one.loglik_) for one in alone.values())

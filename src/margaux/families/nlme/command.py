@@ -127,8 +127,9 @@ def _of_one_kind(frame: pd.DataFrame, kind: str | None, roles: dict[str, Any]) -
         return frame
     columns = recognised(frame) if roles["dose"] is None else {}
     seen = observations(frame, columns, roles) if "amount" in columns else np.ones(len(frame), bool)
-    kinds = frame[found[0]].map(label, na_action="ignore")
-    known = kinds[seen].dropna().unique().tolist()
+    values = frame[found[0]].to_numpy()
+    kinds = np.asarray([label(value) if there else "" for value, there in zip(values, ~pd.isna(values), strict=True)])
+    known = [str(one) for one in pd.unique(kinds[seen]) if one]
     if kind is None:
         if len(known) > 1:
             raise UserError(
@@ -138,7 +139,7 @@ def _of_one_kind(frame: pd.DataFrame, kind: str | None, roles: dict[str, Any]) -
         return frame
     if label(kind) not in known:
         raise UserError(f"--dvid {kind}: {found[0]} of the observations is {', '.join(known)}")
-    return pd.DataFrame(frame[~seen | (kinds == label(kind)).to_numpy()])
+    return pd.DataFrame(frame[~seen | (kinds == label(kind))])
 
 
 def _pairs(given: list[str] | None, known: tuple[str, ...], option: str) -> dict[str, str]:

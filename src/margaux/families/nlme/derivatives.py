@@ -104,7 +104,8 @@ def scores(model: MixedEffects, params: dict, moments: Float[Array, " q"], about
         owners = np.asarray([model.random.index(j) for j in model.owner[: model.split]])
         out["beta"] = y["design"][: model.split] * (precision @ (phi - weight * mean))[owners]
     if "error" in params and "error" not in model.curved:
-        scale, outcome = params["error"], model.outcome
+        scale = params["error"]
+        outcome: Any = model.outcome
         out["error"] = moments[-len(scale) :] / scale**3 - weight * outcome.error.of_each(y["mask"], y["rows"]) / scale
     return ravel_pytree(out)[0]
 

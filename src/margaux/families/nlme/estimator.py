@@ -289,9 +289,8 @@ class NLME(ModelBuilding, Simulating, Parameters, Fitted):
         return answers.loglik(self, method, n_draws, n_nodes)
 
     def profile(self, name: str, grid: ArrayLike, level: float = 0.95) -> pd.DataFrame:
-        """The profile likelihood of one parameter of `params_` over a grid of its values, maximised over all others, on the
-        natural scale: `loglik`, `mc_error`, `away` and the maximisers; `attrs["interval"]` is the likelihood interval. See
-        `margaux.answers.profile`."""
+        """The profile likelihood of one parameter of `params_` over a grid of its values, on the natural scale: `loglik`,
+        `mc_error`, `away` and the maximisers; `attrs["interval"]` is the interval. See `margaux.answers.profile`."""
         check_fitted(self)
         return answers.along(self, name, grid, True, level)
 
@@ -387,8 +386,7 @@ class NLME(ModelBuilding, Simulating, Parameters, Fitted):
 
     @property
     def plot(self) -> Any:
-        """Figures: `.convergence() .fits() .predictions() .residuals() .npde() .vpc() .goodness() .effects() .pairs()
-        .covariates() .forest()`."""
+        """Figures: convergence, fits, predictions, residuals, npde, vpc, goodness, effects, pairs, covariates, forest."""
         from .plots import NLMEPlots
 
         check_fitted(self)

@@ -151,7 +151,7 @@ def takes_doses(curve: Any) -> bool:
     return isinstance(function, Compartments)
 
 
-def with_doses(curve: Curve) -> Curve:
+def with_doses(curve: Any) -> Curve:
     """A structural model that `takes_doses`, or has some, with the doses of an event table.
 
     Raises:
