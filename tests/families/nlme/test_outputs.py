@@ -259,6 +259,7 @@ def test_a_regimen_is_followed_by_one_output(fitted):
     C = sum(100 / psi["V"] * np.exp(-psi["CL"] / psi["V"] * (30 - at)) for at in (0, 12, 24))
     np.testing.assert_allclose(effects.individual[:, 1], psi["E0"] * (1 - C / (psi["IC50"] + C)), rtol=1e-6)
     assert effects.labels == ("TIME", "effect")
+    assert np.all(np.isinf(effects.summary().loc["AUC_inf"].drop("cv").to_numpy()))
     spread = (effects.observed - effects.individual)[:, 1].std()
     assert spread == pytest.approx(p["a[effect]"], rel=0.5)
     with pytest.raises(ValueError, match="output= names one of the model's outputs, cp, effect; got None"):

@@ -57,8 +57,8 @@ def outputs(models: Mapping[int | str, Callable[..., Any]], *, parameters: Seque
             names += model.parameters
             columns += model.columns
             natural += model.positive
-        elif parameters is None:
-            names += _asked_by(model, label, asked, row)
+        else:
+            names += _asked_by(model, label, asked, row, parameters is not None)
             natural += asked
         row[label] = 1.0
     columns += [column for column in row if column not in labels]
@@ -72,11 +72,13 @@ def outputs(models: Mapping[int | str, Callable[..., Any]], *, parameters: Seque
     return with_doses(curve) if given else curve
 
 
-def _asked_by(model: Callable[..., Any], label: str, asked: Asked, row: Asked) -> list[str]:
-    """Names of the parameters that a model asks for; columns are left in the row."""
+def _asked_by(model: Callable[..., Any], label: str, asked: Asked, row: Asked, known: bool) -> list[str]:
+    """Names of the parameters that a model asks for; columns are left in the row. Where parameters are known it may fail."""
     try:
         model(asked, row)
     except Exception as error:
+        if known:
+            return list(asked)
         raise ValueError(
             f"the output {label} fails at plausible values ({type(error).__name__}: {error}); where that is no fault of it, name "
             "its parameters: outputs(..., parameters=[...])"
