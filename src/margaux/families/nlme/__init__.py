@@ -21,6 +21,7 @@ from .outcomes import (
 )
 from .priors import InverseWishart, NormalPrior
 from .ready_odes import friberg, iv1cpt_mm, oral1cpt_mm, transit1cpt, turnover
+from .several import outputs
 from .structural import (
     CURVES,
     Curve,

@@ -18,6 +18,7 @@ import numpy as np
 import pandas as pd
 from jaxtyping import Array
 
+from .error import ResidualError
 from .outcomes import Continuous
 from .records import empty, numbers
 
@@ -35,20 +36,22 @@ class Censored(Continuous):
 
     def density_at(self, f, error, rows):
         y, how = rows["y"], rows[CENSORED]
-        scale, sd = self.error.transformed, self.error.sd(error, f)
+        residual = self.error.at(rows)
+        scale, sd = residual.transformed, residual.sd(error, f)
         at = (scale(y) - scale(f)) / sd
         between = rows[BETWEEN] > 0
         below = jax.scipy.special.log_ndtr(at)
         lower = jnp.where(between, (scale(rows[LIMIT]) - scale(f)) / sd, at - 1.0)
         zero = -f / sd
-        given_positive = self.method == "M4" and not self.error.positive  # what is positive anyway has nothing to be given
+        # What is positive anyway has nothing to be given.
+        given_positive = self.method == "M4" and isinstance(self.error, ResidualError) and not self.error.positive
         if given_positive:
             lower = jnp.where(between, jnp.maximum(lower, zero), zero)
             below = _log_share(at, lower)
         else:
             below = jnp.where(between, _log_share(at, lower), below)
         limited = jnp.where(how > 0, below, jax.scipy.special.log_ndtr(-at))
-        out = jnp.where(how == 0, self.error.log_density(error, f, y), limited)
+        out = jnp.where(how == 0, residual.log_density(error, f, y), limited)
         return out - jax.scipy.special.log_ndtr(-zero) if given_positive else out
 
 
@@ -56,9 +59,14 @@ def with_limits(outcome: Any, method: str, data: Any) -> Censored:
     """A continuous outcome of data some of which are limits.
 
     Raises:
-        ValueError: an observation below zero, that M4 holds for impossible.
+        ValueError: an output that is censored throughout, M4 of several outputs, or of an observation below zero.
     """
     y, how = (data.flat(data.units["rows"][name]) for name in ("y", CENSORED))
+    for place, name in enumerate(outcome.outputs):
+        if np.all(how[data.output == place] != 0):
+            raise ValueError(f"every observation of the output {name} is censored; there is nothing that tells its curve")
+    if method == "M4" and outcome.outputs:
+        raise ValueError('censoring="M4" takes every output as positive, which is for a model with one; take censoring="M3"')
     if method == "M4" and np.any((y < 0) & (how == 0)):
         at = int(np.flatnonzero((y < 0) & (how == 0))[0])
         raise ValueError(

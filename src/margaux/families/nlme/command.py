@@ -6,6 +6,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
+import numpy as np
+import pandas as pd
 import typer
 
 from ...showing.answer import Answer
@@ -14,6 +16,9 @@ from ...showing.errors import UserError, asked
 from ...showing.files import check_folder
 from ...showing.inputs import among, check_column, check_numeric, checksum, read_table
 from ...showing.options import TABLES, Iterations, files, words
+from .events import observations, recognised
+from .kinds import label
+from .rows_by_output import DVID
 
 if TYPE_CHECKING:
     from .estimator import NLME
@@ -69,6 +74,10 @@ def nlme(
     lloq: Annotated[
         float | None, typer.Option(help="Limit of quantification: what lies below it is censored.", show_default=False)
     ] = None,
+    dvid: Annotated[
+        str | None,
+        typer.Option(help="Where a column DVID has several kinds of observations, the one that is fitted.", show_default=False),
+    ] = None,
     error: Annotated[str, typer.Option(help=f"{', '.join(ERRORS[:-1])} or {ERRORS[-1]}.", autocompletion=words(*ERRORS))] = (
         "constant"
     ),
@@ -109,6 +118,7 @@ def nlme(
     for role, name in roles.items():
         if name is not None:
             check_column(frame, name, f"--{role}", data)
+    frame = _of_one_kind(frame, dvid, roles)
     check_numeric(frame, [str(name) for name in (time, dose) if name is not None], "code it as numbers")
     check_numeric(frame, [str(y)], "leave cells without an observation empty", filled=False)
     among(error, ERRORS, "--error")
@@ -172,6 +182,30 @@ def _with_tables(done: Answer, folder: Path | None, run: Run) -> Answer:
         for path in paths:
             run.say(f"saved {path}")
     return done
+
+
+def _of_one_kind(frame: pd.DataFrame, kind: str | None, roles: dict[str, Any]) -> pd.DataFrame:
+    """The observations of one kind, and what are no observations."""
+    found = [column for column in frame.columns if str(column).upper() == DVID and column not in roles.values()]
+    if not found:
+        if kind is not None:
+            raise UserError(f"--dvid {kind} chooses by the column {DVID}, and the table has none")
+        return frame
+    columns = recognised(frame) if roles["dose"] is None else {}
+    seen = observations(frame, columns, roles) if "amount" in columns else np.ones(len(frame), bool)
+    values = frame[found[0]].to_numpy()
+    kinds = np.asarray([label(value) if there else "" for value, there in zip(values, ~pd.isna(values), strict=True)])
+    known = [str(one) for one in pd.unique(kinds[seen]) if one]
+    if kind is None:
+        if len(known) > 1:
+            raise UserError(
+                f"{found[0]} has several kinds of observations, {', '.join(known)}; choose the one to fit, as --dvid {known[0]} "
+                "(margaux.nlme.outputs and ode fit several at once, in Python)"
+            )
+        return frame
+    if label(kind) not in known:
+        raise UserError(f"--dvid {kind}: {found[0]} of the observations is {', '.join(known)}")
+    return pd.DataFrame(frame[~seen | (kinds == label(kind))])
 
 
 def _pairs(given: list[str] | None, known: tuple[str, ...], option: str) -> dict[str, str]:

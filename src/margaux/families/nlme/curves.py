@@ -10,6 +10,7 @@ import pandas as pd
 
 from ...numerics.precision import precision
 from . import events
+from .kinds import OUTPUT
 
 if TYPE_CHECKING:
     from .estimator import NLME
@@ -25,11 +26,18 @@ def predicted_rows(fitted: NLME, level: str, frame: pd.DataFrame | None = None) 
         return np.asarray(fitted.predict(frame, level=level), float)
 
 
-def fine_curves(fitted: Any, subjects: list) -> pd.DataFrame:
-    """Curves of some subjects: a frame of subject, time, and predictions `population` and `individual`."""
+def fine_curves(fitted: Any, subjects: list, rows: np.ndarray | None = None) -> pd.DataFrame:
+    """Curves of some subjects: a frame of subject, time, and predictions `population` and `individual`.
+
+    Args:
+        rows: of the grouped rows (N,), those of the one output that the curves are of.
+    """
     data = fitted.data_
     key, time, y = (data.roles[role] for role in ("id", "time", "y"))
-    frame = data.frame[data.frame[key].isin(subjects)]
+    frame = data.frame if rows is None else data.frame[rows]
+    frame = frame[frame[key].isin(subjects)]
+    if len(frame) == 0:
+        return pd.DataFrame(columns=[key, time, "population", "individual"])
     if data.columns is not None:
         return _after_doses(fitted, frame, data.records[data.records[key].isin(subjects)])
     columns = {data.roles.get(name, name) for name in _columns_read(fitted)} - {time}
@@ -80,4 +88,5 @@ def _columns_read(fitted: NLME) -> set[str]:
         shapes = {name: jax.ShapeDtypeStruct(values.shape[1:], fitted.result_.dtype) for name, values in rows.items()}
         program = jax.make_jaxpr(lambda rows: outcome.prediction(psi, rows))(shapes).jaxpr
     used = {id(variable) for equation in program.eqns for variable in equation.invars} | {id(v) for v in program.outvars}
-    return {name for name, variable in zip(sorted(rows), program.invars, strict=True) if id(variable) in used}
+    read = {name for name, variable in zip(sorted(rows), program.invars, strict=True) if id(variable) in used}
+    return read - {OUTPUT}

@@ -14,12 +14,16 @@ from . import events
 from .censoring import censored
 from .dosing import FIRST, LAST, Regimen, administered
 from .dynamics import PART
+from .kinds import OUTPUT
 from .limits import of_quantification
 from .outcomes import DOSES, AbstractOutcome, Continuous
 from .records import refuse_names_twice
 from .refusals import refuse_events, refuse_rows
+from .rows_by_output import places_of_outputs, refuse_kinds, rows_of
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from numpy.typing import ArrayLike
 
 
@@ -39,7 +43,8 @@ class LongData:
         columns: those of an event table (see `margaux.families.nlme.events.recognised`), None of any other. records: its rows
             that are no observations. regimen: what doses it has. censored: whether some outcomes are limits. carried: rows of an
             event table that a dose of another occasion acts on, in the order of the frame (N,). lloq: limit of quantification of
-            each row (N,), NaN where there is none; None where none was named.
+            each row (N,), NaN where there is none; None where none was named. output: place of each row's output among the
+            model's (N,); None where it has one.
     """
 
     frame: pd.DataFrame
@@ -54,6 +59,7 @@ class LongData:
     censored: bool = False
     carried: np.ndarray | None = None
     lloq: np.ndarray | None = None
+    output: np.ndarray | None = None
 
     @property
     def subjects(self) -> pd.DataFrame:
@@ -75,13 +81,13 @@ def group(
     outcome: AbstractOutcome,
     observed: bool = True,
     columns: dict[str, str] | None = None,
-    lloq: float | str | None = None,
+    lloq: float | str | Mapping[Any, float] | None = None,
 ) -> LongData:
     """Check a long frame and group it by subject.
 
     Args:
         roles: column of "id" and of each of `ROLES` (None where absent). columns: of an event table.
-        lloq: limit of quantification, or the column of one a row.
+        lloq: limit of quantification, that of each output, or the column of one a row.
         observed: whether the outcome must be there (not for predictions at new designs).
 
     Raises:
@@ -141,8 +147,10 @@ def group(
     sizes = np.bincount(codes)
     column = np.arange(len(codes)) - np.repeat(np.cumsum(sizes) - sizes, sizes)
     data = LongData(frame, np.asarray(labels), codes, column, {}, named, columns, records)
+    if outcome.outputs:
+        data = dataclasses.replace(data, output=places_of_outputs(data, outcome.outputs, observed))
     if lloq is not None:
-        data = dataclasses.replace(data, lloq=of_quantification(frame, lloq, named["id"]))
+        data = dataclasses.replace(data, lloq=of_quantification(data, lloq, outcome.outputs))
     limits = censored(frame, named, data.lloq, outcome, data.where) if observed else None
     if limits is not None:  # what is known of these observations
         data = dataclasses.replace(data, frame=frame.assign(**{named["y"]: limits.pop("y")}))
@@ -221,12 +229,18 @@ def _check_rows(data: LongData, outcome: AbstractOutcome, observed: bool) -> Non
     y = frame[roles["y"]].to_numpy(float)
     if not np.all(np.isfinite(y)):
         raise ValueError(f"{roles['y']} is infinite ({data.where(int(np.flatnonzero(~np.isfinite(y))[0]))})")
+    refuse_kinds(data, outcome)
     refuse_rows(data, outcome)
     if isinstance(outcome, Continuous):
-        if outcome.error.positive and np.any(y <= 0):
-            at = int(np.flatnonzero(y <= 0)[0])
+        for place, (error, own) in enumerate(outcome.error.parts(rows_of(data))):
+            what = roles["y"] + (f" of {outcome.outputs[place]}" if outcome.outputs else "")
+            if np.ptp(y[own]) == 0:
+                raise ValueError(f"{what} is the same in every row ({y[own][0]:g}); there is nothing to fit")
+            if not (error.positive and np.any(y[own] <= 0)):
+                continue
+            at = int(np.flatnonzero(own & (y <= 0))[0])
             raise ValueError(
-                f"{roles['y']} = {y[at]:g} is not positive ({data.where(at)}); an exponential error needs positive "
+                f"{what} = {y[at]:g} is not positive ({data.where(at)}); an exponential error needs positive "
                 "outcomes: drop the row or use another error"
             )
         if np.bincount(data.codes).max() < 2:
@@ -234,8 +248,6 @@ def _check_rows(data: LongData, outcome: AbstractOutcome, observed: bool) -> Non
                 f"every subject has one observation (the first: {data.where(0)}); random effects and residual error "
                 "cannot be told apart"
             )
-        if np.ptp(y) == 0:
-            raise ValueError(f"{roles['y']} is the same in every row ({y[0]:g}); there is nothing to fit")
 
 
 def _padded(data: LongData, sizes: np.ndarray, observed: bool) -> dict[str, Any]:
@@ -254,6 +266,7 @@ def _padded(data: LongData, sizes: np.ndarray, observed: bool) -> dict[str, Any]
             if np.all(np.isfinite(values)):
                 rows[str(name)] = values[places]
     rows |= {role: data.frame[data.roles[role]].to_numpy(float)[places] for role in ROLES if role in data.roles}
+    rows |= {} if data.output is None else {OUTPUT: data.output[places].astype(float)}
     if not observed:
         rows["y"] = np.zeros(places.shape)
     mask = (np.arange(width) < sizes[:, None]).astype(float)

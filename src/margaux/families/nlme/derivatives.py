@@ -65,14 +65,15 @@ def _of_unit(
 
 def _moments(model: MixedEffects, params: dict, z: Float[Array, " d"], centre: Float[Array, " d"], y: dict) -> Float[Array, " q"]:
     r"""One, $\phi$ and $\phi\phi^\top$ about a centre, sums of squared effects of occasions about theirs (and the effects, where
-    they have covariates), and of squared residuals, flat."""
-    squares: Any = 0.0
+    they have covariates), and of squared residuals by output, flat."""
+    squares: Any = jnp.zeros(1, z.dtype)
     if "error" in params and "error" not in model.curved:
         outcome: Any = model.outcome
-        squares = jnp.sum(jnp.where(y["mask"] > 0, outcome.squares(model.psi(params, z, y["design"]), y["rows"]), 0.0))
+        each = jnp.where(y["mask"] > 0, outcome.squares(model.psi(params, z, y["design"]), y["rows"]), 0.0)
+        squares = outcome.error.of_each(each, y["rows"])
     gap, effects = z[: centre.size] - centre, model.effects_of_occasions(params, z, y)
     between = [jnp.sum(effects**2, axis=1)] + ([jnp.ravel(effects)] if model.followed else [])
-    return jnp.concatenate([jnp.ones(1, z.dtype), gap, jnp.ravel(jnp.outer(gap, gap)), *between, jnp.reshape(squares, 1)])
+    return jnp.concatenate([jnp.ones(1, z.dtype), gap, jnp.ravel(jnp.outer(gap, gap)), *between, squares])
 
 
 def scores(model: MixedEffects, params: dict, moments: Float[Array, " q"], about: dict, y: dict) -> Float[Array, " p"]:
@@ -81,7 +82,7 @@ def scores(model: MixedEffects, params: dict, moments: Float[Array, " q"], about
     With $e=\phi-C_i\beta$ and $P=\Omega^{-1}$: $C_i^\top Pe$ of $\beta$, $(Pee^\top P-P)/2$ of $\Omega$,
     $(\sum_k\epsilon_{ik}^2/\gamma^2-K_i)/(2\gamma^2)$ of a variance between its $K_i$ occasions,
     $\sum_k x_{ik}\epsilon_{ik}/\gamma^2$ of $\delta$ with $\epsilon_{ik}=\kappa_{ik}-\delta^\top x_{ik}$, and
-    $\lVert r\rVert^2/a^3-T_i/a$ of the error's scale a, r being residuals at a scale of one.
+    $\lVert r\rVert^2/a^3-T_i/a$ of the error's scale a, r being residuals at a scale of one, by output.
 
     Args:
         about: parameters whose means the moments are about.
@@ -108,7 +109,8 @@ def scores(model: MixedEffects, params: dict, moments: Float[Array, " q"], about
         out["beta"] = y["design"][: model.split] * (precision @ (phi - weight * mean))[owners]
     if "error" in params and "error" not in model.curved:
         scale = params["error"]
-        out["error"] = moments[-1:] / scale**3 - weight * jnp.sum(y["mask"]) / scale
+        outcome: Any = model.outcome
+        out["error"] = moments[-len(scale) :] / scale**3 - weight * outcome.error.of_each(y["mask"], y["rows"]) / scale
     return ravel_pytree(out)[0]
 
 
@@ -118,7 +120,8 @@ def _scores_of_occasions(model: Any, params: dict, moments: Float[Array, " q"], 
     between = moments[1 + d + d * d : 1 + d + d * d + m]
     if not model.followed:
         return {"gamma2": (between * each - weight * jnp.sum(y[PRESENT])) * each / 2}
-    effects = moments[1 + d + d * d + m : -1].reshape(m, model.most)
+    first = 1 + d + d * d + m
+    effects = moments[first : first + m * model.most].reshape(m, model.most)
     centre = model.centres(params, y["design"]) - model.centres(about, y["design"])
     between = between - 2 * jnp.sum(centre * effects, axis=1) + weight * jnp.sum(centre**2, axis=1)
     owners = np.asarray([model.varying.index(j) for j in model.shifted[: model.followed]])

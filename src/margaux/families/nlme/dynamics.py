@@ -67,6 +67,11 @@ class Dynamics(AbstractAdministration):
         return self.over_rows(parameters, rows)[0]
 
     @property
+    def outputs(self) -> tuple[str, ...]:
+        """Labels, where there are several."""
+        return getattr(self.output, "outputs", ())
+
+    @property
     def names(self) -> tuple[str, ...]:
         named = (*self.lag, *self.bioavailability, self.duration, self.rate)
         return tuple(dict.fromkeys(name for name in named if name is not None))

@@ -11,13 +11,14 @@ import numpy as np
 
 from .dosing import Regimen
 from .dynamics import Dynamics
+from .kinds import OUTPUT, labelled, selected
 from .structural import Curve
 
 
 def ode(
     derivative: Callable[..., Any],
     states: Sequence[str],
-    output: str | Callable[..., Any],
+    output: str | Callable[..., Any] | Mapping[int | str, str | Callable[..., Any]],
     *,
     initial: Callable[..., Any] | None = None,
     parameters: Sequence[str] | None = None,
@@ -41,6 +42,8 @@ def ode(
         derivative: (t, state, psi) -> derivatives, a mapping by name of a state, or all of them in order. `state` and `psi` map
             names to numbers: individual parameters on their natural scale, and columns that are constant within a subject.
         states: names. output: the name of the state that is observed, or (state, psi) -> number, or (state, psi, row) -> number.
+            Several are given by label, as {"cp": ..., "effect": ...}: a column of the data says which a row is of, DVID or
+            `fit(output=)`, and each has a residual error of its own.
         initial: psi -> state before any dose, a mapping by name; what is not named is 0, as all is by default.
         parameters: names of individual parameters; found by calling the functions where None.
         stiff: by an L-stable method, Rodas, which no rate is too fast for, however wild the parameters that a chain tries. False:
@@ -67,12 +70,11 @@ def ode(
     named = (states,) if isinstance(states, str) else tuple(states)
     if not named or len(set(named)) < len(named):
         raise ValueError(f"states must be different names, at least one, got {list(named)}")
-    if isinstance(output, str):
-        if output not in named:
-            raise ValueError(f"output = {output!r} is no state; they are {', '.join(named)}")
-        observed: Callable[..., Any] = _State(output)
+    if isinstance(output, Mapping):
+        each_output = tuple(_observed(one, named) for one in output.values())
+        observed: Callable[..., Any] = Several(labelled(output, "output"), each_output)
     else:
-        observed = output if _arguments(output) > 2 else _WithoutRow(output)
+        observed = _observed(output, named)
 
     def each(given: str | Mapping[int | str, str] | None, what: str) -> tuple[str | None, ...]:
         table = {1: given} if isinstance(given, str) else dict(given or {})
@@ -89,6 +91,26 @@ def ode(
     found = tuple(parameters) if parameters is not None else read_by(function)
     found = tuple(dict.fromkeys((*found, *function.names)))
     return Curve(function, found, ("time",), positive=found if positive is None else tuple(positive), name=name)
+
+
+def _observed(output: str | Callable[..., Any], states: tuple[str, ...]) -> Callable[..., Any]:
+    """One output as a function of (state, psi, row)."""
+    if not isinstance(output, str):
+        return output if _arguments(output) > 2 else _WithoutRow(output)
+    if output not in states:
+        raise ValueError(f"output = {output!r} is no state; they are {', '.join(states)}")
+    return _State(output)
+
+
+@dataclasses.dataclass(frozen=True)
+class Several:
+    """The output of a row, of several. Args: outputs: labels. functions: (state, psi, row) -> number of each."""
+
+    outputs: tuple[str, ...]
+    functions: tuple[Callable[..., Any], ...]
+
+    def __call__(self, state: Mapping[str, Any], psi: Mapping[str, Any], row: Mapping[str, Any]) -> Any:
+        return selected([function(state, psi, row) for function in self.functions], row[OUTPUT])
 
 
 @dataclasses.dataclass(frozen=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import abc
 import dataclasses
 from collections.abc import Mapping
+from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
@@ -68,6 +69,31 @@ class ResidualError(abc.ABC):
     def log_density(self, error: Array, f: Array, y: Array) -> Array:
         """log p(y | f), with the Jacobian of the scale."""
         return norm.logpdf(y, f, self.sd(error, f))
+
+    def unscaled(self, f: Array) -> Array:
+        """g(f) at parameters of one."""
+        return self.sd(jnp.ones(len(self.names), f.dtype), f)
+
+    def noisy(self, error: Array, f: Array, noise: Array) -> Array:
+        """Observations of f with standard normal noise."""
+        scaled = self.sd(error, f) * noise
+        return f * jnp.exp(scaled) if self.positive else f + scaled
+
+    def at(self, rows: Mapping[str, Any]) -> ResidualError:
+        """The error of these rows, with `sd`, `unscaled`, `transformed`, `log_density` and `noisy`: itself."""
+        return self
+
+    def of_each(self, values: Array, rows: Mapping[str, Any]) -> Array:
+        """Sums of values of rows, by output, (1,)."""
+        return jnp.sum(values)[None]
+
+    def parts(self, rows: Mapping[str, Any]) -> list[tuple[ResidualError, np.ndarray]]:
+        """The error of each output, and which rows are of it."""
+        return [(self, np.ones(np.shape(rows["y"]), bool))]
+
+    def without_numbers(self) -> ResidualError:
+        """The error, whatever is held of it: what programs depend on."""
+        return dataclasses.replace(self, fixed=None)
 
     def start(self, residual_sd: float, size: float) -> list[float]:
         """Starting values from a residual standard deviation (of the transformed scale) and the typical size of f."""

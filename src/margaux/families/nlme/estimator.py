@@ -19,7 +19,7 @@ from ...numerics.compiling import keep_compilations
 from ...numerics.precision import precision
 from ...showing.parts import check_fitted
 from ..sharing import pooled
-from . import answers, bounds, by_occasion, comparison, flipflop, informed, prediction, specification, verdict
+from . import answers, bounds, by_occasion, comparison, flipflop, informed, prediction, rows_by_output, specification, verdict
 from .building import ModelBuilding
 from .censoring import with_limits
 from .data import LongData, group
@@ -55,7 +55,8 @@ class NLME(ModelBuilding, Criteria, Simulating, Writing, Parameters, Fitted):
         priors: what is known beforehand, by the names of `params_`, as {"ka": NormalPrior(1.5, cv=0.3), "omega2_ka":
             InverseWishart(0.09, df=20)}, or by a block of omega, ("V", "CL"). Estimates are then MAP, of log-likelihood + log
             prior, and standard errors by the information of both; `loglik_` is without the prior.
-        error: `ConstantError Proportional Combined Power Exponential` of `margaux.nlme`, or a name.
+        error: `ConstantError Proportional Combined Power Exponential` of `margaux.nlme`, or a name; by output where there are
+            several: {"cp": Combined(), "effect": "constant"}, or one that each has for itself.
         log_likelihood: instead of `structural` and `error`: f(parameters, row) -> log p(y | parameters), or an
             outcome such as `margaux.nlme.Poisson(...)`.
         censoring: how observations beyond limits count: "M3", or "M4", given that they are positive.
@@ -75,7 +76,7 @@ class NLME(ModelBuilding, Criteria, Simulating, Writing, Parameters, Fitted):
 
     Attributes:
         params_: natural scale, named `ka`, `beta_V[log(Weight/70)]`, `omega2_ka`, `gamma2_CL` (between occasions), `cov_V_CL`,
-            `a`, `b`. stderr_: by Louis.
+            `a`, `b` (of an output `a[cp]`). stderr_: by Louis.
         individual_: frame of conditional means, SDs and modes a subject. starts_: the screening. See `Fitted`.
 
     Raises:
@@ -98,7 +99,7 @@ class NLME(ModelBuilding, Criteria, Simulating, Writing, Parameters, Fitted):
         individual: Mapping[str, Individual] | None = None,
         omega: str | Sequence[Sequence[str]] = "diagonal",
         priors: Priors | None = None,
-        error: ResidualError | str = "constant",
+        error: ResidualError | str | Mapping[Any, ResidualError | str] = "constant",
         log_likelihood: Callable[..., Any] | AbstractOutcome | None = None,
         censoring: str = "M3",
         n_iter: int = 2000,
@@ -163,8 +164,9 @@ class NLME(ModelBuilding, Criteria, Simulating, Writing, Parameters, Fitted):
         occ: str | None = None,
         cens: str | None = None,
         limit: str | None = None,
-        lloq: float | str | None = None,
+        lloq: float | str | Mapping[Any, float] | None = None,
         columns: Mapping[str, str] | None = None,
+        output: str | None = None,
     ) -> NLME:
         """Estimate from a long data frame: one row an observation, columns by name; or from an event table.
 
@@ -176,8 +178,9 @@ class NLME(ModelBuilding, Criteria, Simulating, Writing, Parameters, Fitted):
                 parameter varies between occasions.
             cens: 1 where y is a limit that the observation lies below, -1 where above, else 0; "CENS" in any case by default.
             limit: the other end of an interval; "LIMIT" by default.
-            lloq: limit of quantification, or the column of one a row: every y below it is censored.
+            lloq: limit of quantification, the column of one a row, or {"cp": 0.5} by output: every y below it is censored.
             columns: those of an event table that have other names, as {"AMT": "amount_mg"}.
+            output: the column of the output that y is of, where there are several; "DVID" in any case by default.
 
         A compartment model without `dose` reads doses on rows of their own, by the columns AMT EVID MDV CMT RATE DUR II ADDL SS
         of NONMEM and Monolix in any case, and then ID, TIME and DV where nothing else is named: see
@@ -186,11 +189,13 @@ class NLME(ModelBuilding, Criteria, Simulating, Writing, Parameters, Fitted):
         keep_compilations()
         data, shared = pooled(data)
         outcome, individual = specification.outcome(self), specification.individual(self)
+        output, columns = rows_by_output.named_column(output, columns)
         roles: dict[str, str | None] = {
-            "id": id, "time": time, "y": y, "dose": dose, "occ": occ, "cens": cens, "limit": limit
+            "id": id, "time": time, "y": y, "dose": dose, "occ": occ, "cens": cens, "limit": limit, "output": output
         }  # fmt: skip
         outcome, table = reading_events(data, outcome, roles, columns)
         roles = named_by_default(data, roles, outcome, table is not None, bool(by_occasion.varying(individual)))
+        rows_by_output.check_named(outcome, roles["output"])
         if roles["y"] is None:
             raise ValueError("name the column of the outcome: fit(data, id=..., time=..., y=...)")
         self.data_: LongData = group(data, roles, outcome, columns=table, lloq=lloq)
@@ -288,15 +293,13 @@ class NLME(ModelBuilding, Criteria, Simulating, Writing, Parameters, Fitted):
         return self.loglik()
 
     def loglik(self, method: str = "auto", n_draws: int | None = None, n_nodes: int = 11) -> Any:
-        """By adaptive Gauss-Hermite "quadrature" or "importance" sampling, or the better of them ("auto"), each with its error
-        `.se`; see `Fit.loglik`."""
+        """By adaptive Gauss-Hermite "quadrature", "importance" sampling, or the better ("auto"), with `.se`: see `Fit.loglik`."""
         check_fitted(self)
         return informed.without_prior(self, answers.loglik(self, method, n_draws, n_nodes))
 
     def profile(self, name: str, grid: ArrayLike, level: float = 0.95) -> pd.DataFrame:
-        """The profile likelihood of one parameter of `params_` over a grid of its values, maximised over all others, on the
-        natural scale: `loglik`, `mc_error`, `away` and the maximisers; `attrs["interval"]` is the likelihood interval. See
-        `margaux.answers.profile`."""
+        """The profile likelihood of one parameter of `params_` over a grid of its values, on the natural scale: `loglik`,
+        `mc_error`, `away` and the maximisers; `attrs["interval"]` is the interval. See `margaux.answers.profile`."""
         check_fitted(self)
         informed.refuse(self, "a likelihood profile")
         return answers.along(self, name, grid, True, level)
@@ -325,15 +328,13 @@ class NLME(ModelBuilding, Criteria, Simulating, Writing, Parameters, Fitted):
         return by_occasion.parameters(self)
 
     def shrinkage(self) -> pd.Series:
-        """1 - variance of the conditional modes of the random effects / their variance, by parameter; of effects of occasions
-        under "CL[occasion]"."""
+        """1 - variance of the conditional modes of random effects / their variance; of occasions under "CL[occasion]"."""
         check_fitted(self)
         own = answers.shrinkage(self)
         return pd.concat([own, by_occasion.shrinkage(self)]) if self.model_.varying else own
 
     def sample_individual(self, n_draws: int = 100, key: int = 0) -> dict[str, np.ndarray]:
-        """Draws of individual parameters given the data: name -> (n_draws, subjects), or (n_draws, subjects, occasions) of those
-        that vary between occasions."""
+        """Draws of individual parameters given the data: name -> (n_draws, subjects), or (n_draws, subjects, occasions)."""
         check_fitted(self)
         return prediction.conditional(self, n_draws, key)
 
@@ -374,8 +375,7 @@ class NLME(ModelBuilding, Criteria, Simulating, Writing, Parameters, Fitted):
 
     @property
     def plot(self) -> Any:
-        """Figures: `.convergence() .fits() .predictions() .residuals() .npde() .vpc() .goodness() .effects() .pairs()
-        .covariates() .forest()`."""
+        """Figures: convergence, fits, predictions, residuals, npde, vpc, goodness, effects, pairs, covariates, forest."""
         from .plots import NLMEPlots
 
         check_fitted(self)

@@ -10,12 +10,13 @@ import numpy as np
 import pandas as pd
 
 from ...numerics.ladder import rung
-from .dosing import AT_INTERVALS, FIRST, LAST, NEVER, UNTIL_NOW, AbstractAdministration, administered, dosed
+from .dosing import AT_INTERVALS, FIRST, LAST, NEVER, UNTIL_NOW, AbstractAdministration, administered
 from .dynamics import BEGINS, PART, STEADY, Dynamics
 from .outcomes import DOSES
-from .pharmacokinetics import Compartments
 from .records import DOSE, OBSERVATION, RESET, RESET_AND_DOSE, Records, decoded, empty, numbers, refuse_names_twice
 from .refused_events import refuse, refuse_observations, repeated
+from .rows_by_output import DVID
+from .several import takes_doses, with_doses
 
 #: columns that event tables have, by the names that NONMEM and Monolix give them, in any case
 NAMES: dict[str, tuple[str, ...]] = {
@@ -103,7 +104,7 @@ def reading_events(
     ready = administered(outcome) is not None
     dynamic = isinstance(getattr(curve, "function", None), Dynamics)
     ready = ready and not (dynamic and roles.get("dose") is not None)
-    if not ready and (roles.get("dose") is not None or not isinstance(getattr(curve, "function", None), Compartments)):
+    if not ready and (roles.get("dose") is not None or not takes_doses(curve)):
         if given:
             raise ValueError("columns= names those of an event table, which only compartment models without dose= read")
         return outcome, None
@@ -115,7 +116,7 @@ def reading_events(
             raise ValueError(f"an event table has a column of amounts, AMT; the data have {', '.join(map(str, frame.columns))}")
         return outcome, None
     if not ready:
-        outcome = dataclasses.replace(outcome, structural=dosed(curve))
+        outcome = dataclasses.replace(outcome, structural=with_doses(curve))
     return outcome, found
 
 
@@ -123,10 +124,10 @@ def named_by_default(
     frame: Any, roles: Mapping[str, str | None], outcome: Any, table: bool, occasions: bool = False
 ) -> dict[str, str | None]:
     """Roles with the columns that are named as usual, in any case, where no others are given: CENS and LIMIT of a continuous
-    outcome, OCC where parameters vary between occasions, and ID, TIME and DV of an event table."""
+    outcome, OCC where parameters vary between occasions, DVID of several outputs, and ID, TIME and DV of an event table."""
     found = {str(column).upper(): str(column) for column in reversed(getattr(frame, "columns", ()))}
     usual = ({"id": "ID", "time": "TIME", "y": "DV"} if table else {}) | ({"cens": "CENS"} if outcome.continuous else {})
-    usual |= {"occ": "OCC"} if occasions else {}
+    usual |= ({"occ": "OCC"} if occasions else {}) | ({"output": DVID} if outcome.outputs else {})
     out = {role: column or found.get(usual.get(role, "")) for role, column in roles.items()}
     if table and out["time"] is None:
         raise ValueError(f"an event table has a column of times, TIME; the data have {', '.join(map(str, frame.columns))}")
@@ -144,8 +145,8 @@ def read(
     """The events of a table.
 
     Args:
-        columns: as `recognised` has them. roles: columns of "id", "time", of "y" and "occ" where there are any; where the
-            clock starts anew with an occasion, the compartments do too.
+        columns: as `recognised` has them. roles: columns of "id", "time", of "y", "occ" and "output" where there are any;
+            where the clock starts anew with an occasion, the compartments do too.
         administration: how the structural model reads doses; of a column that it names, those of the doses' records are kept.
 
     Raises:
@@ -161,7 +162,7 @@ def read(
     reset = np.isin(event, (RESET, RESET_AND_DOSE)) | anew
     modelled = administration.rate is not None, administration.duration is not None
     refuse(records, subject, earlier & ~reset, administration.compartments, modelled, administration.needs_doses)
-    refuse_observations(records, frame, columns, roles.get("y"))
+    refuse_observations(records, frame, columns, roles.get("y"), "output" in roles)
     part = np.cumsum(reset | (records.dosed & (steady == 1)))
     read = {name: numbers(frame, name, roles["id"]) for name in administration.names if name in frame.columns}
     for name in read:

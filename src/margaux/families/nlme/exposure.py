@@ -20,6 +20,7 @@ from jaxtyping import Array, Float
 
 from .dosing import AT_INTERVALS, Administered
 from .dynamics import Dynamics
+from .several import DosedOutputs
 
 _HALF = np.array([
     0.991455371120812639206854697526329, 0.949107912342758524526189684047851, 0.864864423359769072789712788640926,
@@ -134,9 +135,15 @@ def _peak(at: Callable[..., Any], place: Array, seen: Array) -> tuple[Array, Arr
 def breaks_of(structural: Any, psi: Mapping[str, Any], doses: Mapping[str, Any]) -> Float[Array, " M"]:
     """Where the curve after these doses is not smooth: as they begin to act, and as they end."""
     start, administration = doses["time"], getattr(structural, "function", None)
+    if isinstance(administration, DosedOutputs):
+        return jnp.concatenate([_breaks(one, psi, doses) for one in administration.administered])
     if not isinstance(administration, Administered | Dynamics):
         return start
-    function: Any = administration
+    return _breaks(administration, psi, doses)
+
+
+def _breaks(function: Any, psi: Mapping[str, Any], doses: Mapping[str, Any]) -> Array:
+    start = doses["time"]
     begins = start + function._of_dose(function.lag, psi, doses, 0.0)
     if not function.regimen.infusions:
         return begins

@@ -25,7 +25,9 @@ def mirrored(structural: Callable[..., Any] | None, psi: Mapping[str, float]) ->
     >>> mirrored(oral1cpt, {"ka": 0.1, "V": 2.0, "CL": 3.0})
     {'ka': 1.5, 'V': 30.0, 'CL': 3.0}
     """
-    model = within(structural)
+    among = getattr(getattr(structural, "function", None), "functions", (structural,))
+    absorbed = [model for model in map(within, among) if model is not None]
+    model = absorbed[0] if len(absorbed) == 1 else None
     if model is None or model.route != "oral" or model.count != 1:
         return None
     ka, V = psi["ka"], psi["V"]

@@ -5,11 +5,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import numpy as np
+import pandas as pd
 
 from ...showing.axes import Panels, grid, headline
 from ...showing.panels import scatter
 from . import residuals as of_residuals
 from .censoring import CENSORED
+from .rows_by_output import in_order, parts
 from .vpc import binned
 
 if TYPE_CHECKING:
@@ -25,10 +27,19 @@ def goodness(fitted: NLME, n_simulations: int, key: int, log: bool, ax: AxesLike
     frame = of_residuals.residuals(fitted, n_simulations, key)
     data = fitted.data_
     y, time = data.roles["y"], data.roles.get("time")
-    order = np.argsort(data.frame.index.to_numpy(), kind="stable")
-    limited = data.flat(data.units["rows"][CENSORED])[order] != 0 if data.censored else np.zeros(len(frame), bool)
+    how = in_order(data, data.flat(data.units["rows"][CENSORED])) if data.censored else np.zeros(len(frame))
+    of_outputs = parts(fitted, sorted_rows=True)
     columns = 3 if time else 2
-    axes, figure = grid(ax, 2, columns, 4.0 * columns, 7.0)
+    axes, figure = grid(ax, 2 * len(of_outputs), columns, 4.0 * columns, 7.0 * len(of_outputs))
+    for place, (name, own) in enumerate(of_outputs):
+        _of_output(axes[2 * place : 2 * place + 2], pd.DataFrame(frame[own]), how[own] != 0, (name, y, time), log)
+    headline(figure, "Goodness of fit; medians of residuals by bin in red")
+    return axes
+
+
+def _of_output(axes: np.ndarray, frame: pd.DataFrame, limited: np.ndarray, names: tuple[str, str, str | None], log: bool) -> None:
+    """Two rows of panels. Args: names: of what is observed, and the columns of it and of the time."""
+    name, y, time = names
     seen = frame[y].to_numpy(float)
     for axis, level, short in zip(axes[:, 0], ("population", "individual"), ("PRED", "IPRED"), strict=True):
         predicted = frame[level].to_numpy(float)
@@ -40,17 +51,15 @@ def goodness(fitted: NLME, n_simulations: int, key: int, log: bool, ax: AxesLike
         both = np.concatenate([predicted[some], seen[some]])
         axis.plot([both.min(), both.max()], [both.min(), both.max()], color="black", lw=1)
         scale = "log" if log else "linear"
-        axis.set(xlabel=f"{short}: {level} prediction of {y}", ylabel=f"observed {y}", xscale=scale, yscale=scale)
+        axis.set(xlabel=f"{short}: {level} prediction of {name}", ylabel=f"observed {name}", xscale=scale, yscale=scale)
     rows = [("iwres", "IWRES", "individual", "IPRED"), ("npde", "npde", "population", "PRED")]
-    for row, (name, label, level, short) in zip(axes, rows, strict=True):
+    for row, (column, label, level, short) in zip(axes, rows, strict=True):
         against = [(time, frame[time].to_numpy(float))] if time else []
-        against += [(f"{short}: {level} prediction of {y}", frame[level].to_numpy(float))]
-        values = frame[name].to_numpy(float)
+        against += [(f"{short}: {level} prediction of {name}", frame[level].to_numpy(float))]
+        values = frame[column].to_numpy(float)
         there = np.isfinite(values)
         for axis, (what, x) in zip(row[1:], against, strict=True):
             scatter(axis, x[there], values[there])
             codes, centres = binned(x[there], BINS)
             axis.plot(centres, [np.median(values[there][codes == b]) for b in range(len(centres))], color="tab:red", lw=1.2)
             axis.set(xlabel=what, ylabel=label)
-    headline(figure, "Goodness of fit; medians of residuals by bin in red")
-    return axes

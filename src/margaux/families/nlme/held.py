@@ -15,6 +15,7 @@ from .outcomes import AbstractOutcome, Continuous
 
 if TYPE_CHECKING:
     from ...problem.space import AbstractSpace
+    from .by_output import ErrorByOutput
     from .error import ResidualError
     from .individual import Individual
     from .model import MixedEffects
@@ -118,7 +119,7 @@ def of_coefficients(individual: Mapping[str, Individual], owner: tuple[int, ...]
     return out
 
 
-def of_error(error: ResidualError) -> np.ndarray:
+def of_error(error: ResidualError | ErrorByOutput) -> np.ndarray:
     """Values of the error parameters that are held, NaN of the others."""
     held = error.held
     return np.asarray([held.get(name, np.nan) for name in error.names], float)

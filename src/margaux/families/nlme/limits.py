@@ -2,33 +2,42 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import pandas as pd
 
 from .censoring import CENSORED
 from .records import empty, numbers
+from .rows_by_output import limits as by_output
 
 if TYPE_CHECKING:
     from .data import LongData
 
 
-def of_quantification(frame: pd.DataFrame, lloq: float | str, id: str) -> np.ndarray:
-    """Limit of quantification of each row (N,): one number, or a column, whose holes are rows without one.
+def of_quantification(data: LongData, lloq: float | str | Mapping[Any, float], outputs: tuple[str, ...]) -> np.ndarray:
+    """Limit of quantification of each row (N,): one number, that of each output, or a column, whose holes are rows without one.
 
     Raises:
-        ValueError: no number, no such column, or one without any number.
+        ValueError: no number, or one for several outputs, no such output or column, or one without any number.
     """
+    frame = data.frame
+    if isinstance(lloq, Mapping):
+        return by_output(lloq, outputs, data.output)
     if isinstance(lloq, str):
         if lloq not in frame.columns:
             raise ValueError(f"lloq={lloq!r} is no column of the data; they are {', '.join(map(str, frame.columns))}")
-        values = np.where(empty(frame[lloq]), np.nan, numbers(frame, lloq, id))
+        values = np.where(empty(frame[lloq]), np.nan, numbers(frame, lloq, data.roles["id"]))
         if np.all(np.isnan(values)):
             raise ValueError(f"the column {lloq} of limits is empty; leave lloq= out")
         return values
     if not np.isfinite(lloq):
         raise ValueError(f"lloq must be a number, or the column of one a row, got {lloq}")
+    if outputs:
+        raise ValueError(
+            f"lloq = {lloq:g} would hold for each of the outputs {', '.join(outputs)}; say for which, as "
+            f"lloq={{{outputs[0]!r}: {lloq:g}}}"
+        )
     return np.full(len(frame), float(lloq))
 
 
@@ -37,19 +46,24 @@ def of_rows(data: LongData) -> dict[int, np.ndarray]:
 
     A censored row's is its outcome. Another row's is what `fit(lloq=)` says of it, or else that of the nearest censored row of
     its subject in time, the usual one of the data, or the nearest in the data: the first of these that its outcome lies within.
+    Of several outputs only rows of its own tell.
     """
     y, how = data.frame[data.roles["y"]].to_numpy(float), data.flat(data.units["rows"][CENSORED])
     time = data.frame[data.roles["time"]].to_numpy(float) if "time" in data.roles else np.zeros(len(y))
+    output = np.zeros(len(y), int) if data.output is None else data.output
     out = {}
     for code in (1, -1):
         if not np.any(how == code):
             continue
-        there = np.flatnonzero(how == code)
-        # Signs are turned so that a limit is a lower one.
-        found = _guessed(code * y, code * y[there], time, time[there], data.codes, data.codes[there])
+        # Signs are turned so that a limit is a lower one; an output without any censored row has none.
+        found = np.full(len(y), -np.inf)
+        for place in np.unique(output[how == code]):
+            own, there = np.flatnonzero(output == place), np.flatnonzero((output == place) & (how == code))
+            at, known = (time[own], data.codes[own]), (time[there], data.codes[there])
+            found[own] = _guessed(code * y[own], code * y[there], at[0], known[0], at[1], known[1])
         if code == 1 and data.lloq is not None:
             found = np.where(np.isnan(data.lloq), found, data.lloq)
-        out[code] = np.where(how == code, y, code * found if code == -1 else found)
+        out[code] = np.where(how == code, y, code * found)
     return out
 
 

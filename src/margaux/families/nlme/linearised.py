@@ -30,7 +30,8 @@ def linearised_information(model: Any, space: AbstractSpace, params: dict, modes
 
     def unit(mode, y, u):
         moving = space.from_unconstrained(back(u))
-        outcome, scale = model.outcome, model.outcome.error.transformed
+        outcome, error = model.outcome, model.outcome.error.at(y["rows"])
+        scale = error.transformed
 
         def curve(phi, at):
             return scale(outcome.prediction(model.psi(at, phi, y["design"]), y["rows"]))
@@ -39,7 +40,7 @@ def linearised_information(model: Any, space: AbstractSpace, params: dict, modes
         centre, root = model.population(moving, y)
         mean = f - slope @ (mode - centre)
         plain = outcome.prediction(model.psi(params, mode, y["design"]), y["rows"])
-        sd = outcome.error.sd(moving["error"], plain)
+        sd = error.sd(moving["error"], plain)
         kept = y["mask"] > 0
         both = kept[:, None] & kept[None]
         covariance = jnp.where(both, slope @ root @ root.T @ slope.T, 0.0) + jnp.diag(jnp.where(kept, sd**2, 1.0))

@@ -299,8 +299,9 @@ class MixedEffects(
             out = {"phi2": jnp.outer(phi, phi), "cross": jnp.outer(design, phi), "gram": jnp.outer(design, design)}
         if self.closed_error:
             outcome: Any = self.outcome
-            squares = outcome.squares(self.psi(params, z, y["design"]), y["rows"])
-            out |= {"squares": jnp.sum(jnp.where(y["mask"] > 0, squares, 0.0)), "count": jnp.sum(y["mask"])}
+            squares = jnp.where(y["mask"] > 0, outcome.squares(self.psi(params, z, y["design"]), y["rows"]), 0.0)
+            of_each = outcome.error.of_each
+            out |= {"squares": of_each(squares, y["rows"]), "count": of_each(y["mask"], y["rows"])}
         return out
 
     def m_step(self, mean_stats, params):
@@ -308,7 +309,7 @@ class MixedEffects(
         if self.random:
             new |= self._gaussian_step(mean_stats, params)
         if self.closed_error:
-            new["error"] = jnp.sqrt(mean_stats["squares"] / mean_stats["count"])[None]
+            new["error"] = jnp.sqrt(mean_stats["squares"] / mean_stats["count"])
         return self.held.kept(new, params)
 
     def _gaussian_step(self, s: dict, params: dict) -> dict:

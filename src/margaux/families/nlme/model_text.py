@@ -64,6 +64,8 @@ def _parameter(name: str, one: Individual) -> dict[str, Any]:
 
 
 def _error(asked: NLME) -> dict[str, Any]:
+    if isinstance(asked.error, Mapping):
+        raise ValueError("error= by output is more than a model file holds; fit one output a file, or keep the model in Python")
     error = as_error(asked.error)
     free = {
         name: one

@@ -14,7 +14,9 @@ from jax.scipy.special import gammaln
 from jaxtyping import Array, PRNGKeyArray
 
 from ...numerics.density import bernoulli_logit
+from .by_output import ErrorByOutput
 from .error import ResidualError
+from .kinds import outputs_of
 
 #: where the doses of a subject lie among the columns of its rows, and the place of a row's occasion among the subject's
 DOSES, OCCASION = "doses", "place of the occasion"
@@ -43,6 +45,11 @@ class AbstractOutcome(abc.ABC):
     @property
     def error_names(self) -> tuple[str, ...]:
         """Names of the residual error's parameters."""
+        return ()
+
+    @property
+    def outputs(self) -> tuple[str, ...]:
+        """Labels of the outputs, where there are several."""
         return ()
 
     #: whether y is continuous, so that residuals have a meaning; whether it is a time to an event
@@ -86,7 +93,7 @@ class Continuous(AbstractOutcome):
     """y = f(psi, row) + residual error."""
 
     structural: RowFunction
-    error: ResidualError
+    error: ResidualError | ErrorByOutput
     continuous = True
     #: whether some y are limits
     censored = False
@@ -97,7 +104,7 @@ class Continuous(AbstractOutcome):
 
     def density_at(self, f: Array, error: Array, rows: dict[str, Array]) -> Array:
         """log p(y_j | psi) of each row with these predictions, (T,)."""
-        return self.error.log_density(error, f, rows["y"])
+        return self.error.at(rows).log_density(error, f, rows["y"])
 
     def prediction(self, psi, rows):
         return _each(self.structural, psi, rows)
@@ -112,18 +119,20 @@ class Continuous(AbstractOutcome):
 
     def simulate(self, key, error, psi, rows):
         f = self.prediction(psi, rows)
-        noise = self.error.sd(error, f) * jax.random.normal(key, f.shape, f.dtype)
-        return f * jnp.exp(noise) if self.error.positive else f + noise
+        return self.error.at(rows).noisy(error, f, jax.random.normal(key, f.shape, f.dtype))
 
     @property
     def error_names(self):
         return self.error.names
 
+    @property
+    def outputs(self):
+        return outputs_of(self.structural)
+
     def squares(self, psi: dict[str, Array], rows: dict[str, Array]) -> Array:
         """Squared residuals in units of the error's scale, (T,)."""
-        f, error = self._solved(psi, rows)[0], self.error
-        residual = error.transformed(rows["y"]) - error.transformed(f)
-        return (residual / error.sd(jnp.ones(1, f.dtype), f)) ** 2
+        f, error = self._solved(psi, rows)[0], self.error.at(rows)
+        return ((error.transformed(rows["y"]) - error.transformed(f)) / error.unscaled(f)) ** 2
 
 
 @dataclasses.dataclass(frozen=True)

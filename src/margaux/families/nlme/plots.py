@@ -21,6 +21,7 @@ from . import residuals as of_residuals
 from . import vpc as checks
 from .curves import fine_curves, predicted_rows
 from .outcomes import Bernoulli, Ordinal
+from .rows_by_output import parts
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -89,14 +90,16 @@ class NLMEPlots:
             raise ValueError(f"page must be between 1 and {pages} ({len(labels)} subjects, {n} a page), got {page}")
         shown = labels[(page - 1) * n : page * n]
         key, time, y = (data.roles[role] for role in ("id", "time", "y"))
-        curves = fine_curves(fitted, shown)
-        axes, figure = several(ax, len(shown), 3.4, 2.2)
-        for axis, label in zip(axes, shown, strict=True):
-            curve, seen = curves[curves[key] == label], data.frame[data.frame[key] == label]
+        of_outputs = parts(fitted)
+        curves_of = [fine_curves(fitted, shown, own) for _, own in of_outputs]
+        panels = [(*output, curves, label) for output, curves in zip(of_outputs, curves_of, strict=True) for label in shown]
+        axes, figure = several(ax, len(panels), 3.4, 2.2)
+        for axis, (name, own, curves, label) in zip(axes, panels, strict=True):
+            curve, seen = curves[curves[key] == label], data.frame[own & (data.frame[key] == label)]
             axis.plot(curve[time], curve["population"], color="0.5", ls="--", lw=1.1, label="population")
             axis.plot(curve[time], curve["individual"], color="tab:blue", lw=1.4, label="individual")
             axis.plot(seen[time], seen[y], "o", color="black", ms=3.5, label="observed")
-            axis.set_title(f"{key} {label}", fontsize=9)
+            axis.set_title(f"{key} {label}" + (f": {name}" if len(of_outputs) > 1 else ""), fontsize=9)
         bottom(axes, time)
         if figure is None:
             axes[0].set_ylabel(y)
@@ -115,18 +118,19 @@ class NLMEPlots:
                 f"observed against predicted says little of the outcome {type(outcome).__name__}; look at plot.vpc()"
             )
         seen = fitted.data_.frame[y].sort_index().to_numpy(float)
-        axes, figure = several(ax, 2, 4.2, 4.0)
-        for axis, level in zip(axes, ("population", "individual"), strict=True):
-            predicted = predicted_rows(fitted, level)
-            if log:
-                some = (seen > 0) & (predicted > 0)
-                axis.loglog(predicted[some], seen[some], "o", ms=3, alpha=0.6)
-                both = np.concatenate([predicted[some], seen[some]])
-            else:
-                axis.plot(predicted, seen, "o", ms=3, alpha=0.6)
-                both = np.concatenate([predicted, seen])
+        of_outputs = parts(fitted, sorted_rows=True)
+        axes, figure = several(ax, 2 * len(of_outputs), 4.2, 4.0, columns=2)
+        levels = {level: predicted_rows(fitted, level) for level in ("population", "individual")}
+        panels = [(name, own, level) for name, own in of_outputs for level in levels]
+        for axis, (name, own, level) in zip(axes, panels, strict=True):
+            predicted = levels[level]
+            some = own & (seen > 0) & (predicted > 0) if log else own
+            axis.plot(predicted[some], seen[some], "o", ms=3, alpha=0.6)
+            both = np.concatenate([predicted[some], seen[some]])
             axis.plot([both.min(), both.max()], [both.min(), both.max()], color="black", lw=1, label="identity")
-            axis.set(xlabel=f"{level} prediction of {y}", ylabel=f"observed {y}", box_aspect=1)
+            axis.set(xlabel=f"{level} prediction of {name}", ylabel=f"observed {name}", box_aspect=1)
+            if log:
+                axis.set(xscale="log", yscale="log")
         axes[0].legend(frameon=False, fontsize=8)
         headline(figure, "Observed against predicted")
         return axes
@@ -137,11 +141,12 @@ class NLMEPlots:
         fitted = self._fitted
         frame = of_residuals.residuals(fitted, n_simulations, key)
         rows = [("wres", "WRES", "population"), ("iwres", "IWRES", "individual"), ("npde", "npde", "population")]
-        y, time = fitted.data_.roles["y"], fitted.data_.roles.get("time")
-        axes, figure = grid(ax, 3, 4 if time else 3, 3.1 * (4 if time else 3), 7.6)
-        for row, (name, label, level) in zip(axes, rows, strict=True):
-            values = frame[name].to_numpy(float)
-            against = ([(time, frame[time])] if time else []) + [(f"{level} prediction of {y}", frame[level])]
+        time, of_outputs = fitted.data_.roles.get("time"), parts(fitted, sorted_rows=True)
+        axes, figure = grid(ax, 3 * len(of_outputs), 4 if time else 3, 3.1 * (4 if time else 3), 7.6 * len(of_outputs))
+        panels = [(y, frame[own], *row) for y, own in of_outputs for row in rows]
+        for row, (y, part, name, label, level) in zip(axes, panels, strict=True):
+            values = np.asarray(part[name], float)
+            against = ([(time, part[time])] if time else []) + [(f"{level} prediction of {y}", part[level])]
             for axis, (what, x) in zip(row, against, strict=False):
                 scatter(axis, x, values)
                 axis.set(xlabel=what, ylabel=label)
@@ -155,21 +160,23 @@ class NLMEPlots:
         independent N(0, 1). Continuous outcomes only."""
         fitted = self._fitted
         frame = of_residuals.residuals(fitted, n_simulations, key)
-        frame = frame[frame["npde"].notna()]
-        values = np.asarray(frame["npde"], float)
-        p = of_residuals.standard_normal(values)["p"]
-        y, time = fitted.data_.roles["y"], fitted.data_.roles.get("time")
-        against = ([(time, frame[time])] if time else []) + [(f"population prediction of {y}", frame["population"])]
-        axes, figure = several(ax, 2 + len(against), 4.2, 3.3, columns=2)
-        quantiles(axes[0], values, "npde")
-        histogram(axes[1], values, "npde")
-        reference = np.random.default_rng(key).normal(size=(400, len(values)))
-        bins = int(np.clip(np.median(np.bincount(fitted.data_.codes)), 4, 10))
-        for axis, (what, x) in zip(axes[2:], against, strict=False):
-            x = np.asarray(x, float)
-            axis.plot(x, values, ".", color="0.6", ms=3)
-            checks.draw(axis, checks.bands(x, values, reference, checks.percentiles, bins))
-            axis.set(xlabel=what, ylabel="npde: 5th, 50th, 95th percentile")
+        p = of_residuals.standard_normal(frame["npde"].to_numpy(float))["p"]
+        time, of_outputs = fitted.data_.roles.get("time"), parts(fitted, sorted_rows=True)
+        each = 4 if time else 3
+        axes, figure = several(ax, each * len(of_outputs), 4.2, 3.3, columns=2)
+        for place, (y, own) in enumerate(of_outputs):
+            part, panels = frame[own & frame["npde"].notna().to_numpy()], axes[each * place : each * (place + 1)]
+            values, what = np.asarray(part["npde"], float), f"npde of {y}" if len(of_outputs) > 1 else "npde"
+            against = ([(time, part[time])] if time else []) + [(f"population prediction of {y}", part["population"])]
+            quantiles(panels[0], values, what)
+            histogram(panels[1], values, what)
+            reference = np.random.default_rng(key).normal(size=(400, len(values)))
+            bins = int(np.clip(np.median(np.bincount(fitted.data_.codes)), 4, 10))
+            for axis, (label, x) in zip(panels[2:], against, strict=True):
+                x = np.asarray(x, float)
+                axis.plot(x, values, ".", color="0.6", ms=3)
+                checks.draw(axis, checks.bands(x, values, reference, checks.percentiles, bins))
+                axis.set(xlabel=label, ylabel=f"{what}: 5th, 50th, 95th percentile")
         legend(figure, axes[2])
         headline(
             figure,

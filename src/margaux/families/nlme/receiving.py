@@ -15,8 +15,11 @@ from . import curves
 from .dosing import FIRST, LAST, AbstractAdministration, Administered, Regimen, administered, dosed
 from .dynamics import Dynamics
 from .equations import Asked, read_by
+from .kinds import OUTPUT
 from .outcomes import DOSES, Continuous, Custom
 from .pharmacokinetics import Compartments
+from .rows_by_output import chosen
+from .several import takes_doses, with_doses
 from .structural import Curve, _Constants, _Superposition
 
 if TYPE_CHECKING:
@@ -61,7 +64,8 @@ class Receiving:
     Attributes:
         outcome: what is observed, given the doses. administration: how their records are read. superposed: whether the curve is
             any function of one dose. columns: what else of a subject's rows it reads. duration: how long a dose lasts where the
-            regimen does not say; None where it must.
+            regimen does not say; None where it must. output: label and place of the output that is followed, where there are
+            several.
     """
 
     outcome: AbstractOutcome
@@ -69,14 +73,15 @@ class Receiving:
     superposed: bool
     columns: tuple[str, ...]
     duration: float | None
+    output: tuple[str, int] | None = None
 
 
-def receiving(fitted: NLME) -> Receiving:
-    """How a fitted model takes doses.
+def receiving(fitted: NLME, output: object = None) -> Receiving:
+    """How a fitted model takes doses. Args: output: the one that is followed, of several.
 
     Raises:
-        ValueError: an outcome that is no concentration, or a curve that reads no dose, the outcome itself, or a column that
-            changes in time.
+        ValueError: no such output, an outcome that is no concentration, or a curve that reads no dose, the outcome itself, or a
+            column that changes in time.
     """
     outcome: Any = fitted.model_.outcome
     if isinstance(outcome, Custom) and outcome.simulator is None:
@@ -89,9 +94,12 @@ def receiving(fitted: NLME) -> Receiving:
             f"a regimen is simulated for continuous outcomes (structural=...), not for {type(outcome).__name__}; "
             "simulate(data) draws this outcome at the rows of a table"
         )
+    followed = chosen(outcome, output)
     ready = administered(outcome)
     if isinstance(ready, Dynamics):
-        return _of_dynamics(fitted, outcome, ready)
+        return dataclasses.replace(_of_dynamics(fitted, outcome, ready), output=followed)
+    if followed is not None:
+        return dataclasses.replace(_of_outputs(fitted, outcome), output=followed)
     if ready is not None:
         return Receiving(outcome, ready, False, (), 0.0)
     found, constants = _compartments(outcome.structural)
@@ -118,12 +126,29 @@ def _of_dynamics(fitted: NLME, outcome: Any, function: Dynamics) -> Receiving:
     if lost := set(row) & {"y", "dose", roles["y"], roles.get("dose")}:
         raise ValueError(f"the output of {outcome.structural!r} reads {sorted(lost)[0]}, which a new regimen has not")
     constants = set(read_by(function)) - {*fitted.model_.names, *function.names}
-    columns = tuple(sorted(constants | (set(row) - {"time"})))
+    columns = tuple(sorted(constants | (set(row) - {"time", OUTPUT})))
     if lost := set(columns) - set(map(str, fitted.data_.frame.columns)):
         raise ValueError(f"{outcome.structural!r} reads {sorted(lost)[0]}, which is no column of subjects")
     _refuse_changing(fitted, outcome, columns)
     # A limit of steps is for the rows of the data, and curves have more.
     curve = dataclasses.replace(outcome.structural, function=dataclasses.replace(function, max_steps=None))
+    return Receiving(dataclasses.replace(outcome, structural=curve), function, False, columns, 0.0)
+
+
+def _of_outputs(fitted: NLME, outcome: Any) -> Receiving:
+    curve = outcome.structural
+    if administered(outcome) is None:
+        if not takes_doses(curve):
+            raise ValueError(
+                f"no output of {curve!r} is a ready compartment model, whose doses a regimen could change; give it one, such as "
+                "oral1cpt"
+            )
+        curve = with_doses(curve)
+    columns = tuple(column for column in curve.columns if column != "time")
+    if lost := [name for name in columns if name in ("y", "dose", *fitted.data_.roles.values())]:
+        raise ValueError(f"the outputs of {curve!r} read {lost[0]}, which a new regimen has not")
+    _refuse_changing(fitted, outcome, columns)
+    function: Any = curve.function
     return Receiving(dataclasses.replace(outcome, structural=curve), function, False, columns, 0.0)
 
 

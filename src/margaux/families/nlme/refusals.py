@@ -12,6 +12,7 @@ import pandas as pd
 from ...numerics.compiling import compiled
 from .outcomes import AbstractOutcome, Continuous, whole
 from .pharmacokinetics import within
+from .rows_by_output import curves_of_rows, rows_of
 from .start import spread
 
 if TYPE_CHECKING:
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     from jaxtyping import Array
 
     from .data import LongData
+    from .error import ResidualError
 
 
 #: columns of event tables that mark a row as no observation
@@ -82,15 +84,16 @@ def refuse_rows(data: LongData, outcome: AbstractOutcome) -> None:
     """
     frame, roles = data.frame, data.roles
     curve = getattr(outcome, "structural", None)
-    pharmacokinetic = within(curve) is not None
     y = frame[roles["y"]].to_numpy(float)
     time = frame[roles["time"]].to_numpy(float) if "time" in roles else np.zeros(len(frame))
-    if (time < 0).any() and (outcome.survival or (pharmacokinetic and not _repeated(curve))):
-        at = int(np.flatnonzero(time < 0)[0])
-        what = "is no time to an event" if outcome.survival else "lies before the dose, which is given at time 0"
-        raise ValueError(
-            f"{roles['time']} = {time[at]:g} {what} ({data.where(at)}); count the time from its origin, or drop the row"
-        )
+    for one, own in curves_of_rows(data, curve):
+        early = own & (time < 0)
+        if early.any() and (outcome.survival or (within(one) is not None and not _repeated(one))):
+            at = int(np.flatnonzero(early)[0])
+            what = "is no time to an event" if outcome.survival else "lies before the dose, which is given at time 0"
+            raise ValueError(
+                f"{roles['time']} = {time[at]:g} {what} ({data.where(at)}); count the time from its origin, or drop the row"
+            )
     dose = roles.get("dose", "dose")
     if whole(curve) is not None and data.columns is None and pd.api.types.is_numeric_dtype(frame.get(dose)):
         first = frame[dose].to_numpy(float)[np.flatnonzero(data.column == 0)][data.codes]
@@ -101,12 +104,14 @@ def refuse_rows(data: LongData, outcome: AbstractOutcome) -> None:
                 f"{dose} = {frame[dose].iloc[at]:g} changes within a subject ({data.where(at)}), and differential equations take "
                 f"one dose of {dose}, at time 0; give doses rows of their own (AMT, EVID), and leave dose= out"
             )
-    if pharmacokinetic and "dose" in getattr(curve, "columns", ()) and pd.api.types.is_numeric_dtype(frame.get(dose)):
-        lost = (frame[dose].to_numpy(float) == 0) & (y != 0)
+    for one, own in curves_of_rows(data, curve) if pd.api.types.is_numeric_dtype(frame.get(dose)) else ():
+        if within(one) is None or "dose" not in getattr(one, "columns", ()):
+            continue
+        lost = own & (frame[dose].to_numpy(float) == 0) & (y != 0)
         if lost.any():
             at = int(np.flatnonzero(lost)[0])
             raise ValueError(
-                f"{roles['y']} = {y[at]:g} was observed with {dose} = 0 ({data.where(at)}), where {curve!r} is zero whatever its "
+                f"{roles['y']} = {y[at]:g} was observed with {dose} = 0 ({data.where(at)}), where {one!r} is zero whatever its "
                 f"parameters; every row needs the dose that it follows, and rows without any are to be dropped"
             )
     if not isinstance(outcome, Continuous):
@@ -119,10 +124,13 @@ def refuse_rows(data: LongData, outcome: AbstractOutcome) -> None:
             "data.drop_duplicates() leaves them out",
             stacklevel=5,
         )
-    if outcome.error.relative and np.any(y == 0):
-        at = int(np.flatnonzero(y == 0)[0])
+    for error, own in outcome.error.parts(rows_of(data)):
+        none = own & (y == 0)
+        if not (error.relative and np.any(none)):
+            continue
+        at = int(np.flatnonzero(none)[0])
         warnings.warn(
-            f"{int(np.sum(y == 0))} {roles['y']} are 0 (the first: {data.where(at)}), which a {_name(outcome)} error takes for "
+            f"{int(np.sum(none))} {roles['y']} are 0 (the first: {data.where(at)}), which a {_name(error)} error takes for "
             "residuals of -100%; below a limit of quantification they are better left out, or fitted with a combined error",
             stacklevel=5,
         )
@@ -134,15 +142,21 @@ def refuse_zero_predictions(outcome: AbstractOutcome, individual: dict[str, Any]
     Raises:
         ValueError: subject and row, and how to mend it.
     """
-    if not isinstance(outcome, Continuous) or not (outcome.error.relative or outcome.error.positive):
+    if not isinstance(outcome, Continuous):
+        return
+    scaled = [(error, own) for error, own in outcome.error.parts(rows_of(data)) if error.relative or error.positive]
+    if not scaled:
         return
     values = np.asarray(_predictions(outcome, tuple(individual.items()), spread(individual, PLACES, 0), rows))
-    never = data.flat(np.all(values == 0, axis=0))
-    if never.any():
+    zero = data.flat(np.all(values == 0, axis=0))
+    for error, own in scaled:
+        never = zero & own
+        if not never.any():
+            continue
         at = int(np.flatnonzero(never)[0])
         raise ValueError(
             f"the prediction is 0 whatever the parameters in {int(never.sum())} rows (the first: {data.where(at)}), where a "
-            f"{_name(outcome)} error has no scale; drop these rows, or use a constant or a combined error"
+            f"{_name(error)} error has no scale; drop these rows, or use a constant or a combined error"
         )
 
 
@@ -164,5 +178,5 @@ def _predictions(outcome: AbstractOutcome, individual: tuple, phi: Array, rows: 
     return jax.lax.map(at, phi)
 
 
-def _name(outcome: Any) -> str:
-    return type(outcome.error).__name__.lower()
+def _name(error: ResidualError) -> str:
+    return type(error).__name__.lower()

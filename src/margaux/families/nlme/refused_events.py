@@ -8,6 +8,7 @@ import numpy as np
 import pandas as pd
 
 from .records import OBSERVATION, OTHER, RESET, UNOBSERVED, Records
+from .rows_by_output import DVID, HOW
 
 #: additional doses of a record at most
 MOST = 10_000
@@ -161,11 +162,13 @@ def repeated(records: Records, subject: np.ndarray) -> str:
     return "; ".join(told)
 
 
-def refuse_observations(records: Records, frame: pd.DataFrame, columns: Mapping[str, str], y: str | None) -> None:
-    """Refuse observations of more than one kind, and those that share a row with a dose where no column tells which it is.
+def refuse_observations(records: Records, frame: pd.DataFrame, columns: Mapping[str, str], y: str | None, told: bool) -> None:
+    """Refuse observations of more than one kind where the model has one, and those that share a row with a dose where no column
+    tells which it is.
 
     Args:
         columns: as `margaux.families.nlme.events.recognised` has them. y: the column of the outcome, if there is one.
+        told: whether a column says which of several outputs an observation is of.
 
     Raises:
         ValueError: subject and row, and what to do.
@@ -181,7 +184,9 @@ def refuse_observations(records: Records, frame: pd.DataFrame, columns: Mapping[
                 "and no EVID tells which it is; give the dose a row of its own, or, where it is the dose that each observation "
                 f"follows, pass dose={columns['amount']!r}"
             )
-    kinds = [column for column in frame.columns if str(column).upper() == "DVID"]
+    if told:
+        return
+    kinds = [column for column in frame.columns if str(column).upper() == DVID]
     kinds += [columns["compartment"]] if "compartment" in columns else []
     for column in kinds:
         own = frame[column].to_numpy()
@@ -191,5 +196,5 @@ def refuse_observations(records: Records, frame: pd.DataFrame, columns: Mapping[
             at = int(np.flatnonzero(some & (own != own[some][0]))[0])
             raise ValueError(
                 f"{column} = {own[at]} ({records.where(at)}) and {own[some][0]} are two kinds of observations, and the model "
-                f"has one outcome; keep the doses and the observations of one of them"
+                f"has one output; {HOW}"
             )

@@ -18,7 +18,9 @@ from ...numerics.precision import precision
 from . import prediction
 from .censoring import CENSORED, imputed
 from .data import _places
+from .kinds import OUTPUT
 from .limits import of_rows
+from .rows_by_output import in_order, rows_of
 
 if TYPE_CHECKING:
     from .estimator import NLME
@@ -157,8 +159,9 @@ class NPDE:
     """Normalised prediction distribution errors of a fit.
 
     Attributes:
-        frame: in the order of the data: subject, time and outcome under the names of their columns; `mean` and `variance` of
-            the simulations; `wres`, `pd`, `npd`, `pde`, `npde` (see `discrepancies`), NaN where the model has no variability.
+        frame: in the order of the data: subject, time, output and outcome under the names of their columns; `mean` and
+            `variance` of the simulations; `wres`, `pd`, `npd`, `pde`, `npde` (see `discrepancies`), NaN where the
+            model has no variability.
         n_simulations: K.
     """
 
@@ -192,14 +195,25 @@ def _computed_npde(fitted: Any, n_simulations: int, key: int, method: str) -> NP
     y = data.units["rows"]["y"]
     if data.censored:
         y, simulations = imputed(y, data.units["rows"], _padded_limits(data), simulations, key)
-    found = discrepancies(y, data.units["mask"], simulations, method)
-    columns = {"mean": found.mean, "variance": found.sd**2} | {k: getattr(found, k) for k in found._fields[2:]}
-    frame = data.frame[[data.roles[role] for role in ("id", "time", "y") if role in data.roles]].copy()
+    unit = _units_of_outputs(data, simulations)
+    found = discrepancies(y / unit, data.units["mask"], simulations / unit, method)
+    columns = {"mean": found.mean * unit, "variance": (found.sd * unit) ** 2}
+    columns |= {k: getattr(found, k) for k in found._fields[2:]}
+    frame = data.frame[[data.roles[role] for role in ("id", "time", "output", "y") if role in data.roles]].copy()
     frame[list(columns)] = np.stack([data.flat(value) for value in columns.values()], axis=1)
     lost = int(frame["npde"].isna().sum())
     if lost:
         warnings.warn(f"{lost} rows whose simulations do not vary have no residual", stacklevel=4)
     return NPDE(frame.sort_index(), n_simulations)
+
+
+def _units_of_outputs(data: Any, simulations: np.ndarray) -> np.ndarray | float:
+    """Of each row (n, T), the largest standard deviation of simulations of its output: outputs have units of their own."""
+    if data.output is None:
+        return 1.0
+    place, sd = data.units["rows"][OUTPUT], np.where(data.units["mask"] > 0, np.std(simulations, axis=0), 0.0)
+    largest = np.asarray([np.max(sd, where=place == number, initial=0.0) for number in range(int(place.max()) + 1)])
+    return np.where(largest > 0, largest, 1.0)[place.astype(int)]
 
 
 def _padded_limits(data: Any) -> dict[int, np.ndarray]:
@@ -215,7 +229,8 @@ def iwres(fitted: Any) -> np.ndarray:
     continuous.
     """
     check_continuous(fitted, "residuals")
-    error, data = fitted.model_.outcome.error, fitted.data_
+    data = fitted.data_
+    error = fitted.model_.outcome.error.at({name: in_order(data, values) for name, values in rows_of(data).items()})
     y = data.frame[data.roles["y"]].sort_index().to_numpy(float)
     with precision(fitted.result_.dtype):
         f = jax.numpy.asarray(fitted.predict(level="individual"))
@@ -223,8 +238,7 @@ def iwres(fitted: Any) -> np.ndarray:
         out = np.asarray(gap / error.sd(jax.numpy.asarray(fitted.result_.params["error"]), f), float)
     if not data.censored:
         return out
-    order = np.argsort(data.frame.index.to_numpy(), kind="stable")
-    return np.where(data.flat(data.units["rows"][CENSORED])[order] == 0, out, np.nan)
+    return np.where(in_order(data, data.flat(data.units["rows"][CENSORED])) == 0, out, np.nan)
 
 
 def check_continuous(fitted: NLME, what: str) -> None:

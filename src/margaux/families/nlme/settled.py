@@ -63,10 +63,11 @@ def complete_errors(model: MixedEffects, units: dict[str, Any], params: dict[str
 
     $\omega_j\sqrt{((C_j^\top C_j)^{-1})_{kk}}$ of coefficients, $\sqrt{(\omega_{jj}\omega_{kk}+\omega_{jk}^2)/n}$ of
     (co)variances, $\gamma^2\sqrt{2/\sum_i K_i}$ between occasions,
-    $\gamma\sqrt{((X^\top X)^{-1})_{kk}}$ of coefficients of covariates of occasions, $a/\sqrt{2N}$ of a single error parameter.
+    $\gamma\sqrt{((X^\top X)^{-1})_{kk}}$ of coefficients of covariates of occasions, $a/\sqrt{2N}$ of an
+    error's scale with N observations.
     """
     design = np.asarray(units["design"])
-    n, n_rows = len(design), float(np.sum(units["mask"]))
+    n = len(design)
     out: dict[str, Any] = jax.tree.map(lambda leaf: np.full(leaf.shape, np.nan), params)
     variances = np.zeros(len(model.random))
     if "omega2" in params:
@@ -89,5 +90,7 @@ def complete_errors(model: MixedEffects, units: dict[str, Any], params: dict[str
             x = occasions.covariates(design)[..., columns].reshape(-1, len(columns))
             out["delta"][columns] = np.sqrt(params["gamma2"][place] * np.diagonal(np.linalg.pinv(x.T @ x)))
     if model.closed_error:
-        out["error"] = params["error"] / np.sqrt(2 * n_rows)
+        outcome: Any = model.outcome
+        counts = [np.sum(units["mask"][own]) for _, own in outcome.error.parts(units["rows"])]
+        out["error"] = params["error"] / np.sqrt(2 * np.asarray(counts))
     return np.concatenate([np.ravel(leaf) for leaf in jax.tree.leaves(out)])

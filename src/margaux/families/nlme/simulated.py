@@ -74,7 +74,9 @@ class SimulatedRegimen:
             mean = values.mean(axis=0)
             cv = 100 * values.std(axis=0, ddof=1) / mean if len(values) > 1 else np.full(values.shape[1], np.nan)
         out = pd.DataFrame({"mean": mean, "cv": cv}, index=self.exposure.columns)
-        quantiles = np.quantile(values, np.asarray(levels, float), axis=0, method="linear")
+        with np.errstate(invalid="ignore"):
+            quantiles = np.quantile(values, np.asarray(levels, float), axis=0, method="linear")
+        quantiles = np.where(np.isnan(quantiles), np.inf, quantiles)  # between two infinite areas
         return out.assign(**{f"q{100 * level:g}": row for level, row in zip(levels, quantiles, strict=True)})
 
     def attain(

@@ -37,6 +37,7 @@ class Simulating:
         dose_unit: str | None = None,
         time_unit: str = "h",
         per: str | None = None,
+        output: str | int | None = None,
     ) -> SimulatedRegimen:
         r"""Curves and exposure of virtual subjects under a regimen that need not be that of the data.
 
@@ -59,6 +60,7 @@ class Simulating:
             uncertainty: whether each subject has its own draw of the estimates, by their standard errors and correlations.
             dose_unit: that of the data, which written units are turned into; without, they must all be that of the data.
             time_unit: that of the data: "min", "h", "d" or "wk".
+            output: which of several outputs is followed.
             per: the column that amounts are multiplied by, such as the weight of doses in "5 mg/kg q24h x 3".
 
         Raises:
@@ -86,7 +88,7 @@ class Simulating:
             raise ValueError(f"key must be a whole number, 0 or more, got {key!r}")
         if n is not None and (isinstance(n, bool) or not isinstance(n, int | np.integer) or n < 1):
             raise ValueError(f"n is a number of subjects, at least 1, or None for each of subjects once, got {n!r}")
-        takes = receiving.receiving(fitted)
+        takes = receiving.receiving(fitted, output)
         asked = None if times is None else _times(times)
         course = of_doses.course(fitted, takes, regimen, infusion, asked, dose_unit, time_unit)
         receiving.check_superposed(fitted, takes, course.regimen, course.count)
@@ -96,7 +98,7 @@ class Simulating:
             raise ValueError("RATE says how long a dose lasts by its amount, which per= changes; give DUR instead")
         known = virtual.sampled(virtual.covariates(fitted, takes, subjects, per), n, int(key))
         scale = np.ones(len(known)) if per is None else known[per].to_numpy(float)
-        labels = fitted.data_.roles["time"], fitted.data_.roles["y"]
+        labels = fitted.data_.roles["time"], fitted.data_.roles["y"] if takes.output is None else takes.output[0]
         grid = _grid(course) if asked is None else asked
         params = virtual.parameters(fitted, len(known), uncertainty, int(key))
         psi, exposure, individual, observed = virtual.simulated(fitted, takes, course, known, scale, grid, params, int(key))

@@ -9,12 +9,13 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from . import held, prior_places
+from .by_output import error_of
 from .censoring import METHODS
 from .data import LongData
 from .design import Design
 from .dosing import administered
-from .error import as_error
 from .individual import Individual
+from .kinds import outputs_of
 from .model import MixedEffects
 from .occasions import BetweenOccasions
 from .outcomes import DOSES, PRESENT, AbstractOutcome, Continuous, Custom, whole
@@ -37,7 +38,7 @@ def outcome(asked: NLME) -> AbstractOutcome:
             raise TypeError(f"structural must be a function of (parameters, row), got {structural!r}")
         if asked.censoring not in METHODS:
             raise ValueError(f"censoring must be one of {', '.join(METHODS)}, got {asked.censoring!r}")
-        return Continuous(structural, as_error(asked.error))
+        return Continuous(structural, error_of(asked.error, outputs_of(structural)))
     if isinstance(log_likelihood, AbstractOutcome):
         return log_likelihood
     if not callable(log_likelihood):
@@ -48,7 +49,7 @@ def outcome(asked: NLME) -> AbstractOutcome:
 def outcome_of(fitted: NLME) -> AbstractOutcome:
     """The outcome of a fitted model, with what of its error is held: the engine's has no numbers."""
     own = fitted.model_.outcome
-    return dataclasses.replace(own, error=as_error(fitted.error)) if isinstance(own, Continuous) else own
+    return dataclasses.replace(own, error=error_of(fitted.error, own.outputs)) if isinstance(own, Continuous) else own
 
 
 def individual(asked: NLME) -> dict[str, Individual]:
@@ -83,7 +84,7 @@ def built(
     plain = tuple((name, one.without_numbers()) for name, one in individual.items())
     known = outcome
     if isinstance(outcome, Continuous) and outcome.error.held:
-        known = dataclasses.replace(outcome, error=dataclasses.replace(outcome.error, fixed=None))
+        known = dataclasses.replace(outcome, error=outcome.error.without_numbers())
     args = known, plain, design.owner, tuple(block for block in placed if len(block) > 1)
     units = data.units | {"design": design.matrix(data)}
     varying = tuple(j for j, one in enumerate(individual.values()) if one.occasion)

@@ -38,8 +38,9 @@ class Point(NamedTuple):
     r"""What is wanted of a place on the way to starting values, by one program.
 
     Attributes:
-        misfit, slope: of one curve for all subjects, N/2 log of the mean squared residual or minus the log-likelihood, and its
-            derivatives on the Gaussian scale (d,). rows: predictions or log-likelihoods of rows (n, T) there.
+        misfit, slope: of one curve for all subjects, N/2 log of the mean squared residual (summed over outputs) or minus the
+            log-likelihood, and its derivatives on the Gaussian scale (d,). rows: predictions or log-likelihoods of rows (n, T)
+            there.
         information: see `between_subjects`, of random parameters (r,).
     """
 
@@ -111,9 +112,12 @@ def _pooled(model: MixedEffects, u: Array | np.ndarray, units: dict) -> tuple[ja
     psi = {name: one.natural(u[j]) for j, (name, one) in enumerate(model.individual)}
     if isinstance(outcome, Continuous):
         rows = jax.vmap(lambda row: outcome.prediction(psi, row))(units["rows"])
-        scale = outcome.error.transformed
-        square = jnp.sum(jnp.where(mask > 0, (scale(units["rows"]["y"]) - scale(rows)) ** 2, 0.0))
-        return jnp.sum(mask) / 2 * jnp.log(square / jnp.sum(mask)), rows
+        scale, of_each = outcome.error.at(units["rows"]).transformed, outcome.error.of_each
+        square = of_each(jnp.where(mask > 0, (scale(units["rows"]["y"]) - scale(rows)) ** 2, 0.0), units["rows"])
+        count = of_each(mask, units["rows"])
+        some = count > 0
+        each = count / 2 * jnp.log(jnp.where(some, square, 1.0) / jnp.where(some, count, 1.0))
+        return jnp.sum(each), rows
     rows = jax.vmap(lambda row: outcome.log_density(jnp.zeros(0), psi, row))(units["rows"])
     return -jnp.sum(jnp.where(mask > 0, rows, 0.0)), rows
 
@@ -266,8 +270,9 @@ def _information(model: Any, params: dict, units: dict) -> jax.Array:
         def curve(z):
             return outcome.prediction(model.psi(params, z, y["design"]), y["rows"])
 
-        slope = jax.jacfwd(lambda z: outcome.error.transformed(curve(z)))(phi)[:, :d]
-        kept = y["mask"] / outcome.error.sd(params["error"], curve(phi)) ** 2
+        error = outcome.error.at(y["rows"])
+        slope = jax.jacfwd(lambda z: error.transformed(curve(z)))(phi)[:, :d]
+        kept = y["mask"] / error.sd(params["error"], curve(phi)) ** 2
         return kept @ slope**2
 
     return jnp.sum(jax.vmap(unit)(units), axis=0) / jnp.sum(jnp.any(units["mask"] > 0, axis=1))
@@ -278,15 +283,25 @@ def first_guess(model: MixedEffects, units: dict, psi: dict[str, float]) -> dict
     u = np.asarray([one.gaussian(psi[name]) for name, one in model.individual], float)
     out: dict[str, Any] = coefficients(model, u)
     if isinstance(model.outcome, Continuous):
-        error, kept = model.outcome.error, units["mask"] > 0
-        y = units["rows"]["y"][kept]
-        y = np.log(y) if error.positive else y
-        misfit = float(at_point(model, units, u).misfit)
-        sd = float(np.exp(np.clip(misfit / kept.sum(), -50, 50)))
-        spread = float(np.std(y))
-        sd = min(sd, spread) if np.isfinite(sd) else spread
-        out["error"] = np.asarray(error.start(max(sd, 1e-3 * spread), float(np.mean(np.abs(y)))))
+        out["error"] = _first_error(model.outcome, units, at_point(model, units, u).rows)
     return model.held.imposed(out | plausible(model, units, out))
+
+
+def _first_error(outcome: Continuous, units: dict, predictions: np.ndarray) -> np.ndarray:
+    """Error parameters by the residuals of one curve for all subjects, output by output."""
+    out: list[float] = []
+    for error, own in outcome.error.parts(units["rows"]):
+        kept = own & (units["mask"] > 0)
+        if not kept.any():  # of these subjects none has the output
+            out += error.start(1.0, 1.0)
+            continue
+        y, f = units["rows"]["y"][kept], np.asarray(predictions, float)[kept]
+        with np.errstate(all="ignore"):
+            y, f = (np.log(y), np.log(np.maximum(f, 1e-300))) if error.positive else (y, f)
+            sd, spread = float(np.sqrt(np.mean((y - f) ** 2))), float(np.std(y))
+        sd = min(sd, spread) if np.isfinite(sd) else spread
+        out += error.start(max(sd, 1e-3 * spread), float(np.mean(np.abs(y))))
+    return np.asarray(out)
 
 
 def plausible(model: MixedEffects, units: dict, params: dict) -> dict[str, Any]:

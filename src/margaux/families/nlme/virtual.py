@@ -20,6 +20,7 @@ from . import prediction
 from .dosing import FIRST, LAST, administered, with_regimen
 from .dynamics import PART, Dynamics
 from .exposure import Exposure, breaks_of, exposure
+from .kinds import OUTPUT
 from .outcomes import DOSES
 
 if TYPE_CHECKING:
@@ -137,7 +138,8 @@ def simulated(
     size = -(-rung(n) // at_once) * at_once
     units = {
         "design": fitted._design.on_one_occasion(subjects),
-        "rows": {name: subjects[name].to_numpy(float) for name in receiving.columns},
+        "rows": {name: subjects[name].to_numpy(float) for name in receiving.columns}
+        | ({} if receiving.output is None else {OUTPUT: np.full(n, float(receiving.output[1]))}),
         "scale": scale,
         "params": params,
         "keys": np.asarray(np.random.default_rng([key, 3]).integers(2**32, size=(n, 2, 2)), np.uint32),

@@ -17,6 +17,7 @@ from .censoring import CENSORED, limited
 from .corrected import corrections, typical
 from .limits import of_rows
 from .outcomes import Bernoulli, Ordinal
+from .rows_by_output import parts
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -140,26 +141,31 @@ def vpc(
         return _survival(fitted, simulations, groups, level, key, ax)
     y = data.frame[data.roles["y"]].to_numpy(float)
     time = data.frame[data.roles["time"]].to_numpy(float)
-    bins = n_bins or int(np.clip(np.median(np.bincount(data.codes)), 5, 12))
-    name = data.roles["y"]
-    panels = [(*panel, y, simulations) for panel in _panels(outcome, y, name)]
+    of_outputs = parts(fitted)
+    counts = [np.bincount(data.codes[own]) for _, own in of_outputs]
+    bins = [n_bins or int(np.clip(np.median(count[count > 0]), 5, 12)) for count in counts]
+    beyond = {}
     if data.censored:
         simulations, beyond = limited(data.flat(data.units["rows"][CENSORED]), of_rows(data), simulations)
-        panels = [(f"{name} (5th, 50th, 95th percentile)", percentiles, True, y, simulations)]
-        panels += [(f"share of {name} {side} its limit", _mean, False, *shares) for side, shares in beyond.items()]
-    axes, figure = several(ax, len(groups) * len(panels), 6.0 if len(groups) * len(panels) == 1 else 4.4, 3.6)
-    for axis, (label, group, (title, statistic, scatter, seen, simulated)) in zip(
-        axes, [(label, group, panel) for label, group in groups for panel in panels], strict=True
-    ):
-        rows, scale = group, np.ones(())
+    checked: list[tuple] = []
+    for (name, own), count in zip(of_outputs, bins, strict=True):
+        spread = [(f"{name} (5th, 50th, 95th percentile)", percentiles, True)]
+        panels = [(*panel, y, simulations) for panel in (spread if data.censored else _panels(outcome, y, name))]
+        sides = [(side, shares) for side, shares in beyond.items() if np.any(shares[0][own])]
+        panels += [(f"share of {name} {side} its limit", _mean, False, *shares) for side, shares in sides]
+        rows = [(label, group & own) for label, group in groups]
+        checked += [(label, some, count, *panel) for label, some in rows if some.any() for panel in panels]
+    axes, figure = several(ax, len(checked), 6.0 if len(checked) == 1 else 4.4, 3.6)
+    for axis, (label, rows, count, title, statistic, scatter, seen, simulated) in zip(axes, checked, strict=True):
+        scale = np.ones(())
         if corrected and scatter:
             title = f"corrected {title}"
-            rows = group & np.isfinite(predictions)
-            scale = corrections(predictions[rows], binned(time[rows], bins)[0])
+            rows = rows & np.isfinite(predictions)
+            scale = corrections(predictions[rows], binned(time[rows], count)[0])
         shown = seen[rows] * scale
         if scatter:
             axis.plot(time[rows], shown, ".", color="0.6", ms=3, zorder=1)
-        draw(axis, bands(time[rows], shown, simulated[:, rows] * scale, statistic, bins, level))
+        draw(axis, bands(time[rows], shown, simulated[:, rows] * scale, statistic, count, level))
         axis.set(xlabel=data.roles["time"], ylabel=title, title=label, yscale="log" if log and scatter else "linear")
     legend(figure, axes[0])
     what = "Prediction-corrected visual predictive check" if corrected else "Visual predictive check"

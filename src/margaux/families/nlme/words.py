@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from .error import Combined, ConstantError, Exponential, Power, Proportional
+from .error import Combined, ConstantError, Exponential, Power, Proportional, ResidualError
 from .individual import Bounded, LogNormal
 
 if TYPE_CHECKING:
@@ -24,16 +24,21 @@ def error(fitted: Any) -> str:
     outcome = fitted.model_.outcome
     if not outcome.continuous:
         return ""
-    one = outcome.error
-    if isinstance(one, Combined):
-        formula = "SD a + b f" if one.form == 1 else "SD the root of a^2 + b^2 f^2"
-        words = f"an error with an additive and a proportional part ({formula})"
-    else:
-        words = next((words for kind, words in ERRORS.items() if isinstance(one, kind)), type(one).__name__)
+    own = outcome.error
+    words = _of(own) if not outcome.outputs else "; ".join(
+        f"{name}: {_of(one)}" for name, one in zip(outcome.outputs, own.errors, strict=True)
+    )  # fmt: skip
     if outcome.censored:
         words += f", where observations beyond their limits count by the probability of lying there ({outcome.method})"
     unit = units(fitted).get(fitted.data_.roles["y"])
     return f"{words}; {fitted.data_.roles['y']} in {unit}" if unit else words
+
+
+def _of(error: ResidualError) -> str:
+    if not isinstance(error, Combined):
+        return next((words for kind, words in ERRORS.items() if isinstance(error, kind)), type(error).__name__)
+    formula = "SD a + b f" if error.form == 1 else "SD the root of a^2 + b^2 f^2"
+    return f"an error with an additive and a proportional part ({formula})"
 
 
 def effects(fitted: NLME) -> str:
