@@ -17,7 +17,7 @@ from .outcomes import (
     WeibullSurvival,
     ZeroInflatedPoisson,
 )
-from .ready_odes import friberg, iv1cpt_mm, oral1cpt_mm, transit1cpt, turnover
+from .ready_odes import friberg, iv1cpt_mm, metabolite, oral1cpt_mm, transit1cpt, turnover
 from .structural import (
     CURVES,
     Curve,
@@ -27,6 +27,8 @@ from .structural import (
     bolus1cpt_lag,
     bolus2cpt,
     bolus2cpt_lag,
+    bolus3cpt,
+    bolus3cpt_lag,
     curve,
     emax,
     emax_baseline,
@@ -35,6 +37,8 @@ from .structural import (
     infusion1cpt_lag,
     infusion2cpt,
     infusion2cpt_lag,
+    infusion3cpt,
+    infusion3cpt_lag,
     linear_plateau,
     logistic_growth,
     oral1cpt,
@@ -42,6 +46,8 @@ from .structural import (
     oral1cpt_lag,
     oral2cpt,
     oral2cpt_lag,
+    oral3cpt,
+    oral3cpt_lag,
     polynomial,
     sigmoid_emax,
     sigmoid_emax_baseline,
