@@ -66,7 +66,7 @@ def three_rates(parameters: Mapping[str, Any]) -> tuple[Three, Three]:
 
     >>> rates, weights = three_rates({"V1": 10.0, "CL": 5.0, "Q2": 8.0, "V2": 20.0, "Q3": 1.0, "V3": 50.0})
     >>> [round(float(rate), 4) for rate in rates], round(float(sum(weights)), 6)
-    ([1.6542, 0.1302, 0.0156], 1.0)
+    ([1.656, 0.1476, 0.0164], 1.0)
     """
     V1, CL, Q2, V2, Q3, V3 = (parameters[name] for name in ("V1", "CL", "Q2", "V2", "Q3", "V3"))
     k10, k12, k13, k21, k31 = CL / V1, Q2 / V1, Q3 / V1, Q2 / V2, Q3 / V3
