@@ -17,7 +17,7 @@ from margaux.families.nlme.pharmacokinetics import Compartments, exp_difference,
 from margaux.families.nlme.structural import CURVES, Curve, curve, polynomial, superposed
 
 PK = [name for name in CURVES if "cpt" in name]
-LAGGED = [name for name in PK if name.endswith("_lag")]
+LAGGED = [name for name in PK if name.endswith("_lag") and "3cpt" not in name]
 TYPICAL = {"Tlag": 0.75, "ka": 1.4, "V": 12.0, "CL": 1.7, "k": 0.15, "V1": 9.0, "Q": 2.5, "V2": 30.0}
 GAPS = [0.0, *(sign * 10.0**-n for n in (3, 5, 7, 9, 11, 13, 14) for sign in (1, -1))]
 

@@ -20,7 +20,7 @@ from .outcomes import (
     ZeroInflatedPoisson,
 )
 from .priors import InverseWishart, NormalPrior
-from .ready_odes import friberg, iv1cpt_mm, oral1cpt_mm, transit1cpt, turnover
+from .ready_odes import friberg, iv1cpt_mm, metabolite, oral1cpt_mm, transit1cpt, turnover
 from .several import outputs
 from .structural import (
     CURVES,
@@ -31,6 +31,8 @@ from .structural import (
     bolus1cpt_lag,
     bolus2cpt,
     bolus2cpt_lag,
+    bolus3cpt,
+    bolus3cpt_lag,
     curve,
     emax,
     emax_baseline,
@@ -39,6 +41,8 @@ from .structural import (
     infusion1cpt_lag,
     infusion2cpt,
     infusion2cpt_lag,
+    infusion3cpt,
+    infusion3cpt_lag,
     linear_plateau,
     logistic_growth,
     oral1cpt,
@@ -46,6 +50,8 @@ from .structural import (
     oral1cpt_lag,
     oral2cpt,
     oral2cpt_lag,
+    oral3cpt,
+    oral3cpt_lag,
     polynomial,
     sigmoid_emax,
     sigmoid_emax_baseline,

@@ -19,7 +19,7 @@ import numpy as np
 from jaxtyping import Array, Float
 
 from .outcomes import DOSES
-from .pharmacokinetics import Compartments, exp_difference, two_rates, within
+from .pharmacokinetics import Compartments, exp_difference, within
 from .structural import Curve
 
 #: which of the doses act on a row
@@ -189,13 +189,7 @@ class Administered(AbstractAdministration):
     def _responses(self, parameters: Any, doses: Any, since: Any, lasts: Any) -> Float[Array, " E"]:
         """What a unit of each dose adds to the concentration."""
         model = self.curve
-        if model.count == 1:
-            V = parameters["V"]
-            phases = [(1 / V, parameters["k"] if model.by_rate else parameters["CL"] / V)]
-        else:
-            rates, (above, below) = two_rates(parameters)
-            whole = (above + below) * parameters["V1"]
-            phases = list(zip((above / whole, below / whole), rates, strict=True))
+        phases = model.phases(parameters)
         if self._enters == 1 and model.route == "oral":
             ka = parameters["ka"]
             return _total(w * -ka * self._history(Pair(k, ka, 1.0), doses, since, lasts).difference for w, k in phases)

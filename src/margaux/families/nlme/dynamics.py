@@ -3,6 +3,7 @@ r"""Structural models by ordinary differential equations, whose doses are an eve
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -12,8 +13,10 @@ import numpy as np
 from jaxtyping import Array, Float
 
 from ...numerics.integration import Inputs, fixed_point, states_at, transposable
+from ...numerics.linear_systems import LinearSystem
 from ...numerics.steps import State, rodas, tsitouras
-from .dosing import LAST, NEVER, UNTIL_NOW, AbstractAdministration, Regimen, administered, read_of_dose
+from .dosing import AT_INTERVALS, LAST, NEVER, UNTIL_NOW, AbstractAdministration, Regimen, administered, read_of_dose
+from .linear import Linearity, linearity, system
 from .outcomes import DOSES
 
 if TYPE_CHECKING:
@@ -29,7 +32,7 @@ STEPS, MORE = 100, 1000
 NEGLIGIBLE = 1e-4
 #: the tolerance of a solution from which a fit is started
 ROUGH = 1e-3
-#: infusions of a regimen at steady state that can overlap, where their duration is a parameter
+#: infusions of a regimen at steady state that can overlap; what has more of them is not a number
 OVERLAPS = 8
 
 
@@ -39,7 +42,8 @@ class Dynamics(AbstractAdministration):
 
     Each dose enters its compartment at once, or at a constant rate, its lag time after its record; resets put the state back to
     its initial one. Every input is where a step begins. At steady state the state is the fixed point of one interval of the
-    regimen, by Newton's method. See `ode` for the arguments.
+    regimen, by Newton's method. Linear equations have exponentials of matrices in place of steps, and of the fixed point too. See
+    `ode` for the arguments.
     """
 
     derivative: Callable[..., Any]
@@ -55,6 +59,7 @@ class Dynamics(AbstractAdministration):
     bioavailability: tuple[str | None, ...] = ()
     duration: str | None = None
     rate: str | None = None
+    linear: bool | None = None
 
     by_parts = True
 
@@ -109,6 +114,14 @@ class Dynamics(AbstractAdministration):
             values = [values.get(name, 0.0) for name in self.states]
         return tuple(jnp.asarray(value, dtype) for value in values)
 
+    def linearity(self, names: tuple[str, ...], dtype: Any) -> Linearity | None:
+        """How the equations are linear in the states, or None where they are not known to be, or are not to be solved so."""
+        return None if self.linear is False else _linearity(self, names, np.dtype(dtype))
+
+    def _system(self, psi: Mapping[str, Any], start: Array) -> LinearSystem | None:
+        known = self.linearity(tuple(psi), start.dtype)
+        return None if known is None else system(self._slope, known, start, psi)
+
     def _states(self, psi: Mapping[str, Any], rows: Mapping[str, Any]) -> Float[Array, "T S"]:
         times = rows["time"]
         dtype = jnp.result_type(times, *psi.values(), float)
@@ -122,15 +135,22 @@ class Dynamics(AbstractAdministration):
         amounts = inputs.amount[: len(starts)]
         here = rows[PART]
 
-        def of_part(number: Any, begin: Any) -> Array:
-            own = place == number
-            mine = Inputs(jnp.where(own, inputs.start, jnp.inf), jnp.where(own, inputs.end, -jnp.inf), inputs.amount, inputs.rate)
+        def added_in(number: Any) -> Array:
             added = (acts & (doses[PART] == number)).astype(dtype) @ amounts
             if steady is not None:
                 at = (inputs.start[len(starts) :] == times[:, None]) & (steady[0] == number)
                 added += (at & (steady[1] < rows[LAST][:, None])).astype(dtype) @ inputs.amount[len(starts) :]
-            return self._solve(psi, (begin, start), jnp.where(here == number, times, -jnp.inf), added, mine)
+            return added
 
+        def of_part(number: Any, begin: Any) -> Array:
+            own = place == number
+            mine = Inputs(jnp.where(own, inputs.start, jnp.inf), jnp.where(own, inputs.end, -jnp.inf), inputs.amount, inputs.rate)
+            states = self._solve(psi, (begin, start), jnp.where(here == number, times, -jnp.inf), added_in(number), mine)
+            return jnp.where(jnp.any(own & jnp.isnan(inputs.end)), jnp.nan, states)
+
+        if (linear := self._system(psi, start)) is not None:
+            lasting = self.regimen.infusions or self.regimen.steady
+            return linear.states_at(doses[BEGINS], start, (times, here), added_in(here[:, None]), (inputs, place), lasting)
         if doses[BEGINS].shape[0] == 1:
             return of_part(0, doses[BEGINS][0])
         numbers = jnp.arange(doses[BEGINS].shape[0])
@@ -146,9 +166,13 @@ class Dynamics(AbstractAdministration):
         zero = jnp.zeros(1, start.dtype)
         added = jnp.where((times == 0)[:, None], amount, 0.0)
         begin = jnp.minimum(jnp.min(times), 0.0)
-        return self._solve(psi, (begin, start), times, added, Inputs(zero, zero, amount, jnp.zeros_like(amount)))
+        return self._solve(psi, (begin, start), times, added, Inputs(zero, zero, amount, jnp.zeros_like(amount)), lasting=False)
 
-    def _solve(self, psi: Mapping[str, Any], start: Any, times: Array, added: Array, inputs: Inputs) -> Array:
+    def _solve(
+        self, psi: Mapping[str, Any], start: Any, times: Array, added: Array, inputs: Inputs, lasting: bool = True
+    ) -> Array:
+        if (linear := self._system(psi, start[1])) is not None:
+            return linear.states_at(jnp.reshape(start[0], 1), start[1], (times, 0), added, (inputs, 0), lasting)
         own = jnp.abs(jax.lax.stop_gradient(start[1]))
         given = jax.lax.stop_gradient(jnp.max(jnp.abs(inputs.amount) + jnp.abs(inputs.rate), initial=0.0))
         size = jnp.where(own > 0, own, jnp.maximum(jnp.max(own), given))
@@ -205,6 +229,7 @@ class Dynamics(AbstractAdministration):
         slow = lasts > 0
         rate = jnp.where(slow, amount / jnp.where(slow, lasts, 1.0), 0.0)
         whole = jnp.floor(lasts / interval)
+        linear = self._system(psi, start)
 
         at_once = jnp.where(slow, 0.0, amount) * into
         given_slowly = jnp.stack([rate * into, rate * whole * into])
@@ -218,15 +243,22 @@ class Dynamics(AbstractAdministration):
         def before(y: Array, time: Any) -> Array:
             """The state that leads, in a time in which all goes on as at the dose, to one that finds y."""
             rates = jnp.sum(jnp.where((ends > 0)[:, None], given_slowly, 0.0), axis=0)
-            backwards = dataclasses.replace(self, derivative=_Backwards(self._slope, rates))
+            if linear is not None:
+                return linear.moved(y + at_once, -time, rates)
+            backwards = dataclasses.replace(self, derivative=_Backwards(self._slope, rates), linear=False)
             return backwards._solve(psi, (0.0, y + at_once), jnp.reshape(time, 1), *_nothing(len(y)))[0]
 
         lagged = given - record
-        left = periodic = fixed_point(lambda y: after(y, interval), start, self.rtol)
+        if linear is not None:
+            periodic = linear.periodic(interval, after(none, interval))
+            for_ever = linear.steady(held * into)
+        else:
+            periodic = fixed_point(lambda y: after(y, interval), start, self.rtol)
+            for_ever = fixed_point(lambda y: y + jnp.stack(self._slope(record, tuple(y), psi)) + held * into, start)
+        left = periodic
         if any(self.lag):
             left = jnp.where(lagged > 0, after(periodic, jnp.maximum(interval - lagged, 0.0)), periodic)
             left = jnp.where(lagged > interval, before(periodic, jnp.maximum(lagged - interval, 0.0)), left)
-        for_ever = fixed_point(lambda y: y + jnp.stack(self._slope(record, tuple(y), psi)) + held * into, start)
         left = jnp.where(steady == UNTIL_NOW, for_ever, left)
         some = steady != NEVER
         left = jnp.where(some, left - start, none)
@@ -236,7 +268,7 @@ class Dynamics(AbstractAdministration):
         ends = jnp.where(some & slow & (ends > jnp.maximum(record, given - interval)), ends, record)
         running = jnp.where(steady == UNTIL_NOW, held, rate)
         ends = jnp.where((steady == UNTIL_NOW) & (earlier == 1), given, ends)
-        ends = jnp.where(lasts + lagged > OVERLAPS * interval, jnp.nan, ends)
+        ends = jnp.where((steady == AT_INTERVALS) & slow & (lasts + lagged > OVERLAPS * interval), jnp.nan, ends)
         every = len(earlier)
         return Inputs(
             jnp.append(out.start, jnp.full(every, record)),
@@ -244,6 +276,11 @@ class Dynamics(AbstractAdministration):
             jnp.concatenate([out.amount, jnp.zeros((every, len(start)))]),
             jnp.concatenate([out.rate, jnp.broadcast_to(running * into, (every, len(start)))]),
         )
+
+
+@functools.lru_cache
+def _linearity(dynamics: Dynamics, names: tuple[str, ...], dtype: Any) -> Linearity | None:
+    return linearity(dynamics._slope, len(dynamics.states), names, dtype)
 
 
 class _WithColumns(dict):

@@ -7,11 +7,13 @@ import inspect
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import jax.numpy as jnp
 import numpy as np
 
 from .dosing import Regimen
 from .dynamics import Dynamics
 from .kinds import OUTPUT, labelled, selected
+from .linear import nonlinear
 from .structural import Curve
 
 
@@ -26,6 +28,7 @@ def ode(
     rtol: float = 1e-5,
     atol: float | None = None,
     max_steps: int | None = None,
+    linear: bool | None = None,
     lag: str | Mapping[int | str, str] | None = None,
     bioavailability: str | Mapping[int | str, str] | None = None,
     duration: str | None = None,
@@ -51,12 +54,16 @@ def ode(
         rtol, atol: tolerances of a step's error, relative and absolute; by default the latter is a ten-thousandth of `rtol` times
             the initial value of each state, or where that is 0 the largest dose. max_steps: of a subject, by default 100 for each
             of its rows and doses and 1000 more; a solution that needs more counts as impossible.
+        linear: equations that are linear in the states, with coefficients that are constant in time, are recognised by their
+            operations and solved exactly, by exponentials of matrices: what is said above of steps is then not read. False:
+            by steps none the less. True: an error where they are not recognised.
         lag, bioavailability, duration, rate: as in `margaux.nlme.dosed`, by number or name of a compartment.
         positive: parameters that are naturally positive, all by default.
 
     References: Tsitouras, Runge-Kutta pairs of order 5(4) satisfying only the first column simplifying assumption (2011);
     Kværnø, Singly diagonally implicit Runge-Kutta methods with an explicit first stage (2004); Hairer, Nørsett and Wanner,
-    Solving Ordinary Differential Equations I (1993), II.4.
+    Solving Ordinary Differential Equations I (1993), II.4; Moler and Van Loan, Nineteen dubious ways to compute the exponential
+    of a matrix, twenty-five years later (2003).
 
     >>> def saturable(t, state, psi):
     ...     C = state["central"] / psi["V"]
@@ -65,7 +72,8 @@ def ode(
     michaelis_menten(V, Vm, Km | time)
 
     Raises:
-        ValueError, TypeError: names that are twice there, or not at all; functions that fail at plausible values.
+        ValueError, TypeError: names that are twice there, or not at all; functions that fail at plausible values;
+            equations that are said to be linear and are not.
     """
     named = (states,) if isinstance(states, str) else tuple(states)
     if not named or len(set(named)) < len(named):
@@ -86,10 +94,15 @@ def ode(
     function = Dynamics(
         derivative=derivative, states=named, output=observed, initial=initial, stiff=stiff, rtol=rtol, atol=atol,
         max_steps=max_steps, regimen=Regimen(True, True, None), lag=each(lag, "lag"),
-        bioavailability=each(bioavailability, "bioavailability"), duration=duration, rate=rate,
+        bioavailability=each(bioavailability, "bioavailability"), duration=duration, rate=rate, linear=linear,
     )  # fmt: skip
     found = tuple(parameters) if parameters is not None else read_by(function)
     found = tuple(dict.fromkeys((*found, *function.names)))
+    if linear and (others := nonlinear(function._slope, len(named), found, jnp.result_type(float))):
+        raise ValueError(
+            f"linear=True, but the derivative of {named[others[0]]} is not known to be linear in the states, with "
+            "coefficients that are constant in time; leave linear= out, and it is solved by steps"
+        )
     return Curve(function, found, ("time",), positive=found if positive is None else tuple(positive), name=name)
 
 

@@ -1,4 +1,4 @@
-"""Linear compartment models, one and two compartments, in closed forms that hold where rate constants meet."""
+"""Linear compartment models, one to three compartments, in closed forms that hold where rate constants meet."""
 
 from __future__ import annotations
 
@@ -10,6 +10,8 @@ import jax
 import jax.numpy as jnp
 from jax.typing import ArrayLike
 from jaxtyping import Array
+
+from .three_compartments import three_rates
 
 
 @jax.custom_jvp
@@ -55,7 +57,8 @@ class Compartments:
     The response to a unit bolus is a mixture of exponentials $g(t)=V^{-1}\sum_i w_i e^{-\lambda_i t}$ with positive weights:
     one compartment has $\lambda = k$, two have the roots $\alpha>\beta$ of
     $s^2-(k_{10}+k_{12}+k_{21})s+k_{10}k_{21}$, with $w_\alpha=(\alpha-k_{21})/(\alpha-\beta)$ and
-    $w_\beta=(k_{21}-\beta)/(\alpha-\beta)$, $k_{10}=CL/V_1$, $k_{12}=Q/V_1$, $k_{21}=Q/V_2$. A route turns each exponential into
+    $w_\beta=(k_{21}-\beta)/(\alpha-\beta)$, $k_{10}=CL/V_1$, $k_{12}=Q/V_1$, $k_{21}=Q/V_2$; three those of a cubic (see
+    `three_rates`). A route turns each exponential into
 
     - bolus: $D\,e^{-\lambda t}$;
     - oral, absorbed at rate $k_a$: $D\,k_a\,(e^{-\lambda t}-e^{-k_a t})/(k_a-\lambda)$;
@@ -63,13 +66,13 @@ class Compartments:
       (a bolus at T = 0).
 
     It is zero before the dose, or before the lag time after it. The differences of exponentials go through `exp_difference`,
-    and every sum has terms of one sign: nothing cancels or divides by zero at $k_a=k$, $k_a=\alpha$, $k_a=\beta$ or t = 0.
+    and every sum of phases has terms of one sign: nothing cancels or divides by zero where $k_a$ meets a rate, or at t = 0.
 
     Units: concentrations are in units of dose per unit of volume, clearances (CL, Q) in volume per time, rate constants in
     one over time. An absorbed fraction is not identifiable apart from the volumes, which are apparent ones (V/F, CL/F).
 
     Args:
-        count: compartments, 1 or 2.
+        count: compartments, 1 to 3.
         route: "bolus", "infusion" (reads `row["duration"]`) or "oral".
         by_rate: the one compartment by (V, k) in place of (V, CL).
         lag: with a lag time Tlag.
@@ -86,7 +89,7 @@ class Compartments:
     1.8394
     """
 
-    count: Literal[1, 2]
+    count: Literal[1, 2, 3]
     route: Literal["bolus", "infusion", "oral"]
     by_rate: bool = False
     lag: bool = False
@@ -94,13 +97,26 @@ class Compartments:
     @property
     def parameters(self) -> tuple[str, ...]:
         """Names, in order: Tlag, ka, then the disposition."""
-        disposition = ("V1", "CL", "Q", "V2") if self.count == 2 else ("V", "k" if self.by_rate else "CL")
+        one = ("V", "k" if self.by_rate else "CL")
+        disposition = {1: one, 2: ("V1", "CL", "Q", "V2"), 3: ("V1", "CL", "Q2", "V2", "Q3", "V3")}[self.count]
         return ("Tlag",) * self.lag + ("ka",) * (self.route == "oral") + disposition
 
     @property
     def columns(self) -> tuple[str, ...]:
         """The columns it reads."""
         return ("time", "dose", "duration") if self.route == "infusion" else ("time", "dose")
+
+    def phases(self, parameters: Mapping[str, Any]) -> list[tuple[Any, Any]]:
+        """What each exponential of the response to a unit bolus begins with, and its rate."""
+        if self.count == 1:
+            V = parameters["V"]
+            return [(1 / V, parameters["k"] if self.by_rate else parameters["CL"] / V)]
+        if self.count == 2:
+            rates, (above, below) = two_rates(parameters)
+            whole = (above + below) * parameters["V1"]
+            return [(above / whole, rates[0]), (below / whole, rates[1])]
+        rates, weights = three_rates(parameters)
+        return [(weight / parameters["V1"], rate) for weight, rate in zip(weights, rates, strict=True)]
 
     def _phase(self, parameters: Mapping[str, Any], row: Mapping[str, Any], t: Array) -> Callable[[Any], Array]:
         """What an exponential phase of a given rate adds at time t."""
@@ -120,12 +136,10 @@ class Compartments:
         before = jnp.less(since, 0)
         t = jnp.where(before, 0, since)
         phase = self._phase(parameters, row, t)
-        if self.count == 1:
-            volume = parameters["V"]
-            response = phase(parameters["k"] if self.by_rate else parameters["CL"] / volume) / volume
-        else:
-            (alpha, beta), (above, below) = two_rates(parameters)
-            response = (above * phase(alpha) + below * phase(beta)) / ((above + below) * parameters["V1"])
+        (weight, rate), *others = self.phases(parameters)
+        response = weight * phase(rate)
+        for weight, rate in others:
+            response = response + weight * phase(rate)
         return jnp.where(before, 0, row["dose"] * response)
 
 

@@ -70,6 +70,48 @@ def transit1cpt(n: int) -> Curve:
     )  # fmt: skip
 
 
+def metabolite(route: Literal["iv", "oral"] = "iv", output: Literal["metabolite", "parent"] = "metabolite") -> Curve:
+    r"""A drug of one compartment and what a fraction fm of its clearance makes of it: $dA/dt=-CL\,C$ (and $k_aA_d$, oral),
+    $dM/dt=f_m\,CL\,C-CL_{met}\,M/V_{met}$, in molar units.
+
+    Parameters (ka,) V, CL, fm, Vmet, CLmet; what is observed is M / Vmet or C. CMT 1 takes doses (of an oral drug, the depot),
+    the last one those of the metabolite itself. The equations are linear and solved exactly.
+
+    What is seen of the metabolite alone tells fm / Vmet and no more, unless it is given too: hold fm, or read it from a column.
+    It does not tell which of the rates CL / V and CLmet / Vmet is the larger, either (nor ka, of an oral drug): with the other
+    parameters to match they can change places. Start from what is known of the drug, or observe it too.
+
+    Reference: Gibaldi and Perrier, Pharmacokinetics (2nd ed., 1982), ch. 1.
+
+    >>> metabolite("oral")
+    metabolite[oral](ka, V, CL, fm, Vmet, CLmet | time)
+
+    Raises:
+        ValueError: an unknown route or output.
+    """
+    for what, given, known in (("route", route, ("iv", "oral")), ("output", output, ("metabolite", "parent"))):
+        if given not in known:
+            raise ValueError(f"{what} must be {known[0]!r} or {known[1]!r}, got {given!r}")
+    oral = route == "oral"
+
+    def slopes(t: Any, state: _State, psi: _State) -> dict[str, Any]:
+        cleared = psi["CL"] * _concentration(state, psi)
+        made = {"metabolite": psi["fm"] * cleared - psi["CLmet"] / psi["Vmet"] * state["metabolite"]}
+        if not oral:
+            return made | {"central": -cleared}
+        absorbed = psi["ka"] * state["depot"]
+        return made | {"depot": -absorbed, "central": absorbed - cleared}
+
+    def observed(state: _State, psi: _State) -> Any:
+        return _concentration(state, psi) if output == "parent" else state["metabolite"] / psi["Vmet"]
+
+    return ode(
+        slopes, ["depot"] * oral + ["central", "metabolite"], observed, linear=True,
+        parameters=("ka",) * oral + ("V", "CL", "fm", "Vmet", "CLmet"),
+        name=f"metabolite[{route}]" if output == "metabolite" else f"metabolite[{route}, parent]",
+    )  # fmt: skip
+
+
 #: what a drug's effect E(C) does to a response R: dR/dt = kin (1 - or + E) - kout R, or kin - kout (1 - or + E) R
 _ACTS: dict[str, Callable[[Any, Any], tuple[Any, Any]]] = {
     "inhibits production": lambda one, effect: (1 - effect, one),

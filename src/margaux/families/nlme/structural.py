@@ -11,6 +11,9 @@ Pharmacokinetics (see `Compartments` for formulas and units), each also with a l
 | infusion | infusion1cpt (V, CL) | infusion1cpt_k (V, k) | infusion2cpt (V1, CL, Q, V2) |
 | first-order oral | oral1cpt (ka, V, CL) | oral1cpt_k (ka, V, k) | oral2cpt (ka, V1, CL, Q, V2) |
 
+and with three compartments bolus3cpt, infusion3cpt (V1, CL, Q2, V2, Q3, V3) and oral3cpt (ka before these), whose second and
+third compartments can change places.
+
 Responses to a concentration or a dose, and growth, read the independent variable x from the role "time": emax,
 emax_baseline, sigmoid_emax, sigmoid_emax_baseline, logistic_growth, gompertz_growth, asymptotic_growth, linear_plateau,
 polynomial1 to polynomial3 (`polynomial` for other degrees).
@@ -154,7 +157,7 @@ class _Superposition:
 
 
 def _pk(
-    name: str, count: Literal[1, 2], route: Literal["bolus", "infusion", "oral"], by_rate: bool = False, lag: bool = False
+    name: str, count: Literal[1, 2, 3], route: Literal["bolus", "infusion", "oral"], by_rate: bool = False, lag: bool = False
 ) -> Curve:
     model = Compartments(count, route, by_rate, lag)
     return Curve(model, model.parameters, model.columns, positive=model.parameters, name=name)
@@ -178,6 +181,12 @@ oral1cpt_k = _pk("oral1cpt_k", 1, "oral", by_rate=True)
 oral1cpt_k_lag = _pk("oral1cpt_k_lag", 1, "oral", by_rate=True, lag=True)
 oral2cpt = _pk("oral2cpt", 2, "oral")
 oral2cpt_lag = _pk("oral2cpt_lag", 2, "oral", lag=True)
+bolus3cpt = _pk("bolus3cpt", 3, "bolus")
+bolus3cpt_lag = _pk("bolus3cpt_lag", 3, "bolus", lag=True)
+infusion3cpt = _pk("infusion3cpt", 3, "infusion")
+infusion3cpt_lag = _pk("infusion3cpt_lag", 3, "infusion", lag=True)
+oral3cpt = _pk("oral3cpt", 3, "oral")
+oral3cpt_lag = _pk("oral3cpt_lag", 3, "oral", lag=True)
 
 
 def _emax(parameters, row):
@@ -281,6 +290,7 @@ CURVES: dict[str, Curve] = {
         *(bolus1cpt, bolus1cpt_lag, bolus1cpt_k, bolus1cpt_k_lag, bolus2cpt, bolus2cpt_lag),
         *(infusion1cpt, infusion1cpt_lag, infusion1cpt_k, infusion1cpt_k_lag, infusion2cpt, infusion2cpt_lag),
         *(oral1cpt, oral1cpt_lag, oral1cpt_k, oral1cpt_k_lag, oral2cpt, oral2cpt_lag),
+        *(bolus3cpt, bolus3cpt_lag, infusion3cpt, infusion3cpt_lag, oral3cpt, oral3cpt_lag),
         *(emax, emax_baseline, sigmoid_emax, sigmoid_emax_baseline),
         *(logistic_growth, gompertz_growth, asymptotic_growth, linear_plateau),
         *map(polynomial, (1, 2, 3)),

@@ -73,11 +73,11 @@ def starts(fitted: NLME) -> Check | None:
 
 
 def mirror(fitted: NLME) -> Check | None:
-    """Absorption slower than elimination, where the same curve has parameters the other way round."""
+    """Absorption slower than elimination, or compartments out of order, where the same curve has other parameters."""
     said = flipflop.note(fitted.structural, fitted.params_)
     if flipflop.flipped(fitted.structural, fitted.params_) is None:
         return None
-    sentence = f"{said[:1].upper()}{said[1:]}." if said else "Absorption is faster than elimination."
+    sentence = f"{said[:1].upper()}{said[1:]}." if said else flipflop.in_order(fitted.structural)
     return Check("flip-flop", NAN, NAN, NAN, "careful" if said else "pass", sentence)
 
 
