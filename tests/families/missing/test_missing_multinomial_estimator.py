@@ -24,6 +24,7 @@ def model():
     return mx.MissingGLM(family="multinomial", verbose=False).fit(x, y)
 
 
+@pytest.mark.slow
 def test_two_classes_are_the_logistic_family():
     x, y, _ = labelled(n_classes=2)
     one = mx.MissingGLM(family="multinomial", verbose=False).fit(x, y)

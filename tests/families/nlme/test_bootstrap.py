@@ -96,6 +96,7 @@ def test_a_variance_that_vanishes_is_zero_and_counted():
     assert f"omega2_m is zero in {(exact[:, 1] == 0).sum()}" in found.message
 
 
+@pytest.mark.slow
 def test_a_variance_that_was_estimated_as_zero_is_asked_for_again():
     """Resamples may have one: the model that is bootstrapped is the one that was asked for."""
     table = _table()
@@ -122,6 +123,7 @@ def test_strata_keep_their_sizes(fitted):
     assert len(np.unique(found.counts[:, :2], axis=0)) == 3
 
 
+@pytest.mark.slow
 def test_coefficients_that_a_resample_does_not_have_are_no_estimates():
     """Of two subjects of one group some resamples have none."""
     fitted = _fitted(_table(), covariates="group")

@@ -171,6 +171,7 @@ def _ends(axis):
     return [corners[corners[:, 0] == t, 1].min() for t in times], [corners[corners[:, 0] == t, 1].max() for t in times]
 
 
+@pytest.mark.slow
 def test_the_same_limits_by_columns_of_any_name(fitted):
     frame = _line()
     below = frame["y"] < 0

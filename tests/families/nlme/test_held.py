@@ -99,6 +99,7 @@ def test_the_maximum_over_what_is_not_held(table, held, asked):
     assert fitted.certificate_.level in ("pass", "careful")
 
 
+@pytest.mark.slow
 def test_parameters_without_random_effect_and_of_a_composite_error():
     """Held entries of groups that have no closed M-step: the others move as if the model had none of them."""
     rng = np.random.default_rng(2)
@@ -139,6 +140,7 @@ def test_parameters_without_random_effect_and_of_a_composite_error():
     assert float(moved.loglik_) == pytest.approx(float(held.loglik_), abs=0.01)
 
 
+@pytest.mark.slow
 def test_correlated_effects_with_a_mean_that_is_held(table):
     held = _fit(table, s=Normal(-0.2, fixed=True), omega="full")
     free = _fit(table, omega="full")

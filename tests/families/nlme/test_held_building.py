@@ -28,6 +28,7 @@ CASES: dict[str, tuple[dict[str, Any], tuple[str, ...], dict[str, float]]] = {
         {"gamma2": 0.2},
     ),
 }
+SOME = "a coefficient and a variance"
 NAMED = {"m": "m", "sex": "beta_m[sex]", "w": "beta_m[w]", "omega2": "omega2_m", "gamma2": "gamma2_m", "a": "a"}
 
 
@@ -53,7 +54,7 @@ def _drawn(table: pd.DataFrame, counts: np.ndarray) -> pd.DataFrame:
     return pd.concat(parts, ignore_index=True)
 
 
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("case", [SOME, *(pytest.param(case, marks=pytest.mark.slow) for case in CASES if case != SOME)])
 def test_replicates_are_exact_maxima_over_what_is_not_held(table, case):
     _, variances, held = CASES[case]
     fitted = _fit(table, case)
@@ -71,6 +72,7 @@ def test_replicates_are_exact_maxima_over_what_is_not_held(table, case):
     assert [name for name, finite in known.items() if not finite] == list(fitted.held_)
 
 
+@pytest.mark.slow
 def test_a_resample_in_which_no_covariate_changes_tells_no_effect_of_it(table):
     """One subject's occasions differ in x, and nobody else's in anything: without that subject there is no effect of x."""
     some = table[table["id"].isin(np.unique(table["id"])[:12])].copy()
@@ -121,6 +123,7 @@ def test_importance_weights_are_by_the_exact_likelihood(table, case):
 
 
 @pytest.mark.parametrize("case", CASES)
+@pytest.mark.slow
 def test_a_search_for_covariates_keeps_what_is_held(table, case):
     asked, variances, held = CASES[case]
     fitted = _fit(table, case, covariates="w")
@@ -142,6 +145,7 @@ def test_a_candidate_that_changes_between_occasions_is_refused(table):
         fitted.covariates({"m": ["w"]})
 
 
+@pytest.mark.slow
 def test_a_variance_between_occasions_that_vanished_leaves_the_effect_of_a_covariate():
     """It is asked for again, and the coefficient is then of another kind; resamples without it have the same maxima."""
     whole = _table(30, seed=2, gamma=0.0)

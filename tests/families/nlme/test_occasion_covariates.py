@@ -120,6 +120,7 @@ def test_without_other_effects_between_occasions(table):
     assert len(model.plot.fits(n=2).ravel()) == 2
 
 
+@pytest.mark.slow
 def test_a_coefficient_and_a_variance_that_are_held(table):
     model = _fit(table, coefficients={"w": 1.2}, occasion_variance=0.5)
     assert model.held_ == {"beta_m[w]": 1.2, "gamma2_m": 0.5}
@@ -197,6 +198,7 @@ def test_what_new_data_may_not_do(table, fitted):
         mx.NLME(structural=_level, individual={"m": one}, verbose=False).fit(table, **without)
 
 
+@pytest.mark.slow
 def test_categories_and_a_parameter_that_does_not_vary_otherwise(table):
     """Two formulas, the coefficients of one with a closed M-step and those of the other without."""
     slopes = 0.5 * np.random.default_rng(1).normal(size=50)[table["id"]]

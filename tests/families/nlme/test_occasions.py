@@ -148,6 +148,7 @@ def test_a_variance_between_occasions_that_is_not_there_is_zero():
         assert "boundary" in model.message_
 
 
+@pytest.mark.slow
 def test_effects_between_occasions_alone(table):
     model = _fit(table, random=False)
     exact, loglik = _exact(table, between=False)

@@ -159,6 +159,7 @@ def test_limits_that_are_none_are_refused(lloq, told):
         grouped(table([5.0, 1.0, 0.4, 3.0], empty=np.nan), lloq)
 
 
+@pytest.mark.slow
 def test_checks_hold_where_two_laboratories_have_limits_of_their_own():
     """Half of the subjects have a limit four times that of the others; by one limit for all, the share below it is off."""
     rng = np.random.default_rng(3)

@@ -99,6 +99,7 @@ def test_ratios_of_covariates_of_occasions(by_occasion):
         assert half == pytest.approx(stats.t.ppf(0.95, degrees), rel=1e-6)
 
 
+@pytest.mark.slow
 def test_ratios_of_coefficients_that_are_held_have_no_width():
     fitted = _fit(ConstantError(fixed=0.3), CL=LogNormal(3.0, covariates="log(WT/70) + FED", coefficients={"log(WT / 70)": 0.75}))
     frame = covariate_effects(fitted)

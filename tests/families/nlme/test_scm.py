@@ -130,6 +130,7 @@ def test_the_final_model_is_the_one_that_is_fitted_alone(fitted, found):
     assert found.message.startswith(f"m ~ {' + '.join(found.selected['m'])}; -2 log-likelihood is")
 
 
+@pytest.mark.slow
 def test_parameters_without_effects_and_covariates_that_are_there():
     """A likelihood ratio each, of two separate fits; what the model had from the start is neither tried nor dropped."""
     table = _table(slope=0.5)
