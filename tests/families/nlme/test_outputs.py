@@ -24,6 +24,7 @@ from margaux.families.nlme import (
     outputs,
 )
 from margaux.families.nlme.by_output import ErrorByOutput, error_of
+from margaux.families.nlme.command import _of_one_kind
 from margaux.families.nlme.data import group
 from margaux.families.nlme.dosing import with_regimen
 from margaux.families.nlme.events import named_by_default, reading_events
@@ -33,6 +34,7 @@ from margaux.families.nlme.limits import of_rows
 from margaux.families.nlme.outcomes import Continuous
 from margaux.families.nlme.rows_by_output import curves_of_rows
 from margaux.families.nlme.specification import built
+from margaux.showing.errors import UserError
 
 ROLES: dict[str, str | None] = dict.fromkeys(("id", "time", "y", "dose", "occ", "cens", "limit", "output"))
 
@@ -258,7 +260,6 @@ def test_a_regimen_is_followed_by_one_output(fitted):
     psi = effects.parameters
     C = sum(100 / psi["V"] * np.exp(-psi["CL"] / psi["V"] * (30 - at)) for at in (0, 12, 24))
     np.testing.assert_allclose(effects.individual[:, 1], psi["E0"] * (1 - C / (psi["IC50"] + C)), rtol=1e-6)
-    assert effects.labels == ("TIME", "effect")
     assert np.all(np.isinf(effects.summary().loc["AUC_inf"].drop("cv").to_numpy()))
     spread = (effects.observed - effects.individual)[:, 1].std()
     assert spread == pytest.approx(p["a[effect]"], rel=0.5)
@@ -382,3 +383,17 @@ def test_outputs_that_share_nothing_are_two_fits(error):
             assert both.params_[joint] == pytest.approx(value, abs=0.02 * one.stderr_[own])
             if own != "a" or not isinstance(error, Combined):
                 assert both.stderr_[joint] == pytest.approx(one.stderr_[own], rel=0.02)
+
+
+def test_the_command_line_fits_one_kind_of_observations():
+    roles = {"id": "ID", "time": "TIME", "y": "DV", "dose": None}
+    kept = _of_one_kind(STUDY, "effect", roles)
+    assert kept["dvid"].value_counts().to_dict() == {"effect": 80, "cp": 16}
+    assert set(kept.loc[kept["dvid"] == "cp", "EVID"]) == {1}
+    assert len(_of_one_kind(STUDY.assign(dvid=np.where(STUDY["dvid"] == "cp", 1.0, 2.0)), "2", roles)) == len(kept)
+    with pytest.raises(UserError, match="several kinds of observations, cp, effect; choose the one to fit, as --dvid cp"):
+        _of_one_kind(STUDY, None, roles)
+    with pytest.raises(UserError, match="--dvid pca: dvid of the observations is cp, effect"):
+        _of_one_kind(STUDY, "pca", roles)
+    with pytest.raises(UserError, match="the table has none"):
+        _of_one_kind(STUDY.drop(columns="dvid"), "cp", roles)
