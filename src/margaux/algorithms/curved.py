@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from jax.flatten_util import ravel_pytree
 from jaxtyping import PyTree
 
-from ..problem.model import AbstractModel, Latents, Params, Unit, leading, log_joints, mapped, over_units
+from ..problem.model import AbstractModel, Latents, Params, Unit, for_searches, leading, log_joints, mapped, over_units
 from ..problem.schedule import AbstractSchedule
 from .average import AbstractAverage
 from .base import AbstractRowless, summed
@@ -108,9 +108,14 @@ class SAEM(AbstractRowless):
                 return stats, jnp.zeros_like(u), jnp.zeros((0, 0), u.dtype)
 
             def complete(u):
-                return jnp.sum(w * log_joints(model, at(u), z, batch))
+                return jnp.sum(w * log_joints(for_searches(model), at(u), z, batch))
 
-            return stats, jax.grad(complete)(u), -jax.hessian(complete)(u)
+            def slope(u):
+                value = jax.grad(complete)(u)
+                return value, value
+
+            hessian, score = jax.jacfwd(slope, has_aux=True)(u)
+            return stats, score, -hessian
 
         value, estep_rows, info = estep.expect(f, visit.noise, model, params, estep_rows, batch, k)
         (stats, score, curvature), info = summed(value, info, visit.axis)

@@ -11,7 +11,16 @@ from jaxtyping import PyTree
 
 from ..kernels import MALA, AbstractBlockedKernel, AbstractKernel, AbstractProximalKernel, AbstractSubsamplingKernel
 from ..kernels.base import gain
-from ..problem.model import AbstractFactorised, AbstractNonSmooth, AbstractShared, Target, leading, mapped, over_units
+from ..problem.model import (
+    AbstractFactorised,
+    AbstractNonSmooth,
+    AbstractShared,
+    Target,
+    for_searches,
+    leading,
+    mapped,
+    over_units,
+)
 from ..problem.schedule import AbstractSchedule, as_schedule
 from .base import AbstractEStep, continuous, first_draw
 
@@ -195,7 +204,7 @@ class MCMC(AbstractEStep):
 
         def unit(noise, row, y):
             scale = base * jnp.exp(row["log_scale"]) if adaptive else base
-            target = Target(model, params, y)
+            target = Target(for_searches(model), params, y)
             chain = mapped(lambda e, z, s: kernel.step(e, z, s, target, scale), self.n_chains)
             z, kstate, acceptance = chain(noise, row["z"], row["kernel"])
             row = row | {"z": z, "kernel": kstate}
@@ -210,7 +219,7 @@ class MCMC(AbstractEStep):
 
     def _refreshed(self, model, params, rows, batch) -> PyTree:
         def unit(row, y):
-            return self.kernel.refresh_unit(row["z"], row["kernel"], Target(model, params, y), self.n_chains)
+            return self.kernel.refresh_unit(row["z"], row["kernel"], Target(for_searches(model), params, y), self.n_chains)
 
         return over_units(model, unit, batch)(rows)
 

@@ -13,7 +13,7 @@ from jaxtyping import Array, Float
 from ..numerics.arrays import mapped_as
 from ..numerics.gaussian import Mode, find_mode, normals
 from ..numerics.sampling import pareto_shape
-from ..problem.model import AbstractPopulation
+from ..problem.model import AbstractPopulation, for_searches
 from .base import flat_start, flat_target
 from .proposals import LOG_2PI, AbstractProposal
 
@@ -52,7 +52,7 @@ class ModeMixture(AbstractProposal):
         return 2
 
     def init(self, key, model, params, y):
-        target, _ = flat_target(model, params, y)
+        target, _ = flat_target(for_searches(model), params, y)
         start = mapped_as(y, flat_start(key, model, params, y))
         d = start.size
         trial = normals(jax.random.fold_in(key, 1), TRIAL, d + self.extra, start.dtype, True)

@@ -11,7 +11,7 @@ import numpy as np
 from jaxtyping import Array, Float, PRNGKeyArray, PyTree
 
 from ..numerics.gaussian import laplace
-from ..problem.model import Params, Unit
+from ..problem.model import Params, Unit, for_searches
 from .base import flat_start, flat_target
 
 if TYPE_CHECKING:
@@ -68,12 +68,12 @@ class AtMode(AbstractProposal):
         return 0
 
     def init(self, key, model, params, y):
-        target, _ = flat_target(model, params, y)
+        target, _ = flat_target(for_searches(model), params, y)
         mode, cholesky = laplace(target, flat_start(key, model, params, y), 30)
         return {"mean": mode, "cholesky": cholesky}
 
     def follow(self, model, params, row, y):
-        target, _ = flat_target(model, params, y)
+        target, _ = flat_target(for_searches(model), params, y)
         mode, cholesky = laplace(target, row["mean"], self.n_newton)
         return {"mean": mode, "cholesky": cholesky}
 

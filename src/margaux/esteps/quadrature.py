@@ -13,7 +13,7 @@ from jaxtyping import Array
 
 from ..kernels.base import flat_size
 from ..numerics.gaussian import find_mode, laplace
-from ..problem.model import leading, mapped
+from ..problem.model import for_searches, leading, mapped
 from .base import AbstractEStep, continuous, flat_start, flat_target
 
 
@@ -68,7 +68,7 @@ class Quadrature(AbstractEStep):
         return None
 
     def init(self, key, model, params, y):
-        target, _ = flat_target(model, params, y)
+        target, _ = flat_target(for_searches(model), params, y)
         found = find_mode(target, flat_start(key, model, params, y))
         return {"mean": found.at, "cholesky": found.root}
 
@@ -81,7 +81,8 @@ class Quadrature(AbstractEStep):
     def expect(self, f, noise, model, params, rows, batch, k):
         def unit(row, y):
             target, unravel = flat_target(model, params, y)
-            mode, cholesky = (row["mean"], row["cholesky"]) if self.held else laplace(target, row["mean"], self.n_newton)
+            searched, _ = flat_target(for_searches(model), params, y)
+            mode, cholesky = (row["mean"], row["cholesky"]) if self.held else laplace(searched, row["mean"], self.n_newton)
             wide = jnp.asarray(self.widening, mode.dtype) * cholesky
             u, log_weight = (jnp.asarray(part, mode.dtype) for part in self.points(mode.size))
             x = mode + u @ wide.T

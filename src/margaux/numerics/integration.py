@@ -144,9 +144,13 @@ def fixed_point(function: Callable[[Array], Array], start: Array, tolerance: flo
     return jnp.where(turns < most, newton(newton(y)), jnp.nan)
 
 
-def transposable(function: Callable[[Array, Any], Array]) -> Callable[[Array, Any], Array]:
+def transposable(function: Callable[[Array, Any], Array], bent: bool = True) -> Callable[[Array, Any], Array]:
     """A function of (x (k,), data) whose derivatives in x, of any order, are by forward mode through it, and can be transposed:
-    a loop of unknown length cannot. For few x. Nothing is differentiated in the data."""
+    a loop of unknown length cannot. For few x. Nothing is differentiated in the data.
+
+    Args:
+        bent: whether it has second derivatives. Those of a function of it are otherwise Gauss and Newton's, by its first.
+    """
 
     @jax.custom_jvp
     def of(x: Array, data: Any) -> Array:
@@ -155,9 +159,13 @@ def transposable(function: Callable[[Array, Any], Array]) -> Callable[[Array, An
     @of.defjvp
     def _(primals, tangents):
         x, data = primals
-        value, jacobian = transposable(_with_jacobian(function))(x, data)
+        both = _with_jacobian(function)
+        value, jacobian = transposable(both)(x, data) if bent else both(jax.lax.stop_gradient(x), data)
         # Where there is no value there is no slope: NaN would spread, by zero times NaN, to what does not depend on it.
-        return value, jax.tree.map(lambda each: jnp.where(jnp.isfinite(each), each, 0.0) @ tangents[0], jacobian)
+        jacobian = jax.tree.map(lambda each: jnp.where(jnp.isfinite(each), each, 0.0), jacobian)
+        if not bent:
+            value = value + jacobian @ (x - jax.lax.stop_gradient(x))
+        return value, jax.tree.map(lambda each: each @ tangents[0], jacobian)
 
     return of
 

@@ -171,6 +171,11 @@ class AbstractCostly(eqx.Module):
     def costly(self) -> bool:
         """Whether it does."""
 
+    @abc.abstractmethod
+    def for_searches(self) -> Any:
+        """The same densities and gradients, with second derivatives that take less, near enough for Newton's steps and for the
+        shape of proposals."""
+
 
 class AbstractStructured(eqx.Module):
     """Capability: which latents of a unit depend on each other given the data. Inherit it beside a model class."""
@@ -279,6 +284,11 @@ class AbstractUneven(eqx.Module):
     @abc.abstractmethod
     def trimmed(self, units: PyTree, rows: int) -> PyTree:
         """Data of some units without what lies beyond so many rows, which is padding."""
+
+
+def for_searches(model: Any) -> Any:
+    """What modes are searched for by: see `AbstractCostly`. Any other model as it is."""
+    return model.for_searches() if isinstance(model, AbstractCostly) else model
 
 
 class Target(eqx.Module):

@@ -83,6 +83,7 @@ def test_replicates_are_exact_maxima(fitted):
     assert not np.array_equal(found.counts, fitted.bootstrap(40, key=3).counts)
 
 
+@pytest.mark.slow
 def test_a_variance_that_vanishes_is_zero_and_counted():
     table = _table(omega=0.15, seed=4).assign(y=lambda t: t["y"] - 0.7 * (t["group"] == "b"))
     y = table["y"].to_numpy().reshape(16, 3)

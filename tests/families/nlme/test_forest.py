@@ -157,6 +157,7 @@ def test_goodness_of_what_is_not_continuous_is_refused(fitted):
         other.plot.goodness()
 
 
+@pytest.mark.slow
 def test_numbers_of_few_values_are_shown_by_value(fitted):
     individual = {"ka": LogNormal(1.5), "V": LogNormal(30.0), "CL": LogNormal(3.0, covariates="Site")}
     model = NLME(structural=oral1cpt, individual=individual, **SHORT).fit(theophylline(), **COLUMNS)

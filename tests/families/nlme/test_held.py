@@ -154,6 +154,7 @@ def test_correlated_effects_with_a_mean_that_is_held(table):
     assert held.params_["m"] == pytest.approx(profile.loc[-0.2, "m"], abs=0.05 * held.stderr_["m"])
 
 
+@pytest.mark.slow
 def test_a_held_model_is_the_reduced_one_of_a_test(table):
     free, held = _fit(table), _fit(table, m=Normal(1.0, covariates="x", coefficients={"x": 0.5}, variance=0.4))
     test = free.lr_test(held)

@@ -84,6 +84,7 @@ def test_a_resample_in_which_no_covariate_changes_tells_no_effect_of_it(table):
     np.testing.assert_array_equal(found.status == UNKNOWN, without)
 
 
+@pytest.mark.slow
 def test_an_error_that_is_held_beside_a_variance_that_vanished():
     """The model that is asked for again holds it, too."""
     rng = np.random.default_rng(4)
@@ -98,6 +99,7 @@ def test_an_error_that_is_held_beside_a_variance_that_vanished():
 
 
 @pytest.mark.parametrize("case", CASES)
+@pytest.mark.slow
 def test_importance_weights_are_by_the_exact_likelihood(table, case):
     fitted = _fit(table, case)
     found = fitted.sir(60)

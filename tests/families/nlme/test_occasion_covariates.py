@@ -110,6 +110,7 @@ def test_the_maximum_of_the_gaussian_likelihood(table, fitted):
     assert fitted.certificate_.level in ("pass", "careful")
 
 
+@pytest.mark.slow
 def test_without_other_effects_between_occasions(table):
     """The coefficient has then no closed M-step."""
     model = _fit(table, occasion=False)
@@ -132,6 +133,7 @@ def test_a_coefficient_that_is_held_of_a_parameter_that_does_not_vary_otherwise(
     _held_to(model, _exact(table, _mean(table), ("omega2", "a"), w=1.2, sex=0.0))
 
 
+@pytest.mark.slow
 def test_a_variance_that_is_not_there_leaves_the_covariate():
     table = _table(seed=2, gamma=0.0)
     model, exact = _fit(table), _exact(table, _mean(table), ("omega2", "a"))

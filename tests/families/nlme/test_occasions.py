@@ -139,6 +139,7 @@ def test_shrinkage_draws_and_words_know_of_occasions(fitted):
     assert fitted.residuals()["npde"].notna().all()
 
 
+@pytest.mark.slow
 def test_a_variance_between_occasions_that_is_not_there_is_zero():
     """And said to be: the fit ends on the boundary."""
     model = _fit(_table(seed=4, gamma=0.0))

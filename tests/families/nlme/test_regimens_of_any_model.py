@@ -69,6 +69,7 @@ def test_parameters_are_drawn_about_the_covariates_of_one_occasion(by_occasion):
     assert noise.std() == pytest.approx(0.1, rel=4 / np.sqrt(2 * 4500))
 
 
+@pytest.mark.slow
 def test_what_is_held_is_certain(by_occasion):
     sure, unsure = (by_occasion.simulate_regimen("100 mg q12h x 4", n=3000, uncertainty=u) for u in (False, True))
     assert np.ptp(unsure.parameters["ka"]) == 0
@@ -128,6 +129,7 @@ FRAME = pd.DataFrame({"TIME": [3.0, 10.0, 20.0], "AMT": [100.0, 50.0, 80.0], "DU
 
 
 @pytest.mark.parametrize("regimen", ["100 mg q12h x 4", "100 mg q12h x 3 over 2 h", "steady state 100 mg q12h", FRAME])
+@pytest.mark.slow
 def test_differential_equations_are_exposed_as_the_closed_form(closed, dynamic, regimen):
     own, other = (one.simulate_regimen(regimen, n=3) for one in (dynamic, closed))
     assert list(own.exposure.columns) == [name for name in other.exposure.columns if name != "AUC_inf"]
@@ -155,6 +157,7 @@ def _of_columns(t, state, psi):
     return {"depot": -taken, "central": taken - psi["CL"] * psi["WT"] / 70 / psi["V"] * state["central"]}
 
 
+@pytest.mark.slow
 def test_differential_equations_that_read_columns():
     """Clearance is in proportion to weight, and what is observed to a fraction."""
     curve = ode(_of_columns, ["depot", "central"], lambda state, psi, row: row["UNBOUND"] * state["central"] / psi["V"])

@@ -166,6 +166,7 @@ def test_nothing_is_found(fitted):
     assert found.message == "no relation; -2 log-likelihood is 0.00 lower."
 
 
+@pytest.mark.slow
 def test_columns_that_say_nothing_are_rows_that_say_why():
     table = _table().assign(one=7.3, pounds=lambda t: t["weight"] / 0.4536, young=lambda t: 100 - 2 * t["age"])
     found = _fitted(table).covariates({"m": ["one", "age", "young", "weight", "pounds"]}, forward=0.4, backward=0.4)

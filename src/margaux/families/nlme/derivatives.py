@@ -38,13 +38,16 @@ def _of_unit(
     second, back_second = ravel_pytree({name: params[name] for name in model.curved})
 
     def log_likelihoods(flat: Array) -> Float[Array, " m"]:
-        moved = params | back_second(flat)
-        return jax.vmap(lambda z: model.log_likelihood(moved, z, y))(z)
+        moved, own = params | back_second(flat), model.forward()
+        return jax.vmap(lambda z: own.log_likelihood(moved, z, y))(z)
+
+    def sloped(flat: Array) -> tuple[Array, Array]:
+        each = jax.jacfwd(log_likelihoods)(flat)
+        return w @ each, each
 
     slopes, bends = jnp.zeros((len(w), 0), w.dtype), jnp.zeros((0, 0), w.dtype)
     if second.size:
-        slopes = jax.jacfwd(log_likelihoods)(second)
-        bends = jax.hessian(lambda flat: w @ log_likelihoods(flat))(second)
+        bends, slopes = jax.jacfwd(sloped, has_aux=True)(second)
     # About where the effects are centred: their squares would be lost beside those of a mean far from zero.
     centre = model.mean(params, y["design"]) if model.random else jnp.zeros(0, z.dtype)
     moments = jax.vmap(lambda z: _moments(model, params, z, centre, y))(z)

@@ -44,6 +44,10 @@ class Dynamics(AbstractAdministration):
     its initial one. Every input is where a step begins. At steady state the state is the fixed point of one interval of the
     regimen, by Newton's method. Linear equations have exponentials of matrices in place of steps, and of the fixed point too. See
     `ode` for the arguments.
+
+    Args:
+        derivatives: what is wanted of them, "any", the "first" (see `transposable`), or any by "forward" mode alone, which costs
+            as many solutions as there are directions, and not as there are parameters.
     """
 
     derivative: Callable[..., Any]
@@ -60,6 +64,7 @@ class Dynamics(AbstractAdministration):
     duration: str | None = None
     rate: str | None = None
     linear: bool | None = None
+    derivatives: str = "any"
 
     by_parts = True
 
@@ -100,7 +105,9 @@ class Dynamics(AbstractAdministration):
             own = {name: leaf for name, leaf in rows.items() if name != DOSES}
             return jax.vmap(lambda state, row: self.output(self._named(state), psi, row))(states, own)
 
-        return transposable(predictions)(x, dict(rows))
+        if self.derivatives == "forward":
+            return predictions(x, dict(rows))
+        return transposable(predictions, self.derivatives == "any")(x, dict(rows))
 
     def _named(self, state: Any) -> dict[str, Array]:
         return dict(zip(self.states, state, strict=True))

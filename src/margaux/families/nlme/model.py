@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 from typing import Any
 
 import equinox as eqx
@@ -84,10 +85,21 @@ class MixedEffects(
 
     def rough(self) -> MixedEffects:
         """The model with predictions near enough to be started from, where they take long."""
+        return self._with(lambda dynamics: dataclasses.replace(dynamics.rough(), derivatives="first"))
+
+    def for_searches(self) -> MixedEffects:
+        return self._with(lambda dynamics: dataclasses.replace(dynamics, derivatives="first"))
+
+    def forward(self) -> MixedEffects:
+        """The model to be differentiated in few directions, by forward mode."""
+        return self._with(lambda dynamics: dataclasses.replace(dynamics, derivatives="forward"))
+
+    def _with(self, changed: Callable[[Any], Any]) -> MixedEffects:
+        """With differential equations changed, where there are any."""
         if not self.costly:
             return self
         outcome: Any = self.outcome
-        curve = dataclasses.replace(outcome.structural, function=outcome.structural.function.rough())
+        curve = dataclasses.replace(outcome.structural, function=changed(outcome.structural.function))
         return dataclasses.replace(self, outcome=dataclasses.replace(outcome, structural=curve))
 
     @property

@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from scipy.stats import norm
 
 from .answers import engine_names
 from .individual import LogNormal, Normal
@@ -115,7 +114,7 @@ def _numbers(
         raise ValueError(f"the prior of {name} is a NormalPrior; {type(prior).__name__} is for variances of random effects")
     scale = LogNormal() if parameter == "error" else Normal() if one is None else one
     mean, sd = prior.on_scale_of(scale, name)
-    return (mean, sd**-2), float(norm.logpdf(0.0, 0.0, sd))
+    return (mean, sd**-2), float(-np.log(sd) - np.log(2 * np.pi) / 2)
 
 
 def _block(model: MixedEffects, asked: tuple[str, ...], prior: NormalPrior | InverseWishart) -> tuple[int, np.ndarray]:

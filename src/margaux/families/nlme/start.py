@@ -52,11 +52,13 @@ class Point(NamedTuple):
 
 def at_point(model: MixedEffects, units: dict, u: np.ndarray, params: dict | None = None) -> Point:
     """At typical individual parameters on the Gaussian scale (d,); the information at engine parameters, where they are given."""
-    if params is None:
+    if params is None and not model.costly:  # one program does for both
         names = model.outcome.error_names
         params = coefficients(model, u) | ({"error": np.ones(len(names))} if names else {})
-    own = {name: np.asarray(params[name], float) for name in ("beta", "fixed", "delta", "drift", "error") if name in params}
-    found = _at_point(model.rough(), u, own, _on_the_ladder(units))
+    read = ("beta", "fixed", "delta", "drift", "error")
+    own = None if params is None else {name: np.asarray(params[name], float) for name in read if name in params}
+    program = _at_costly_point if model.costly else _at_point
+    found = program(model.rough(), u, own, _on_the_ladder(units))
     return found._replace(rows=np.asarray(found.rows)[: len(units["mask"])])
 
 
@@ -101,10 +103,13 @@ def intercepts(model: MixedEffects, params: dict) -> np.ndarray:
     return np.asarray([values[model.coefficients(j)[0]] for j in range(len(model.names))], float)
 
 
-@compiled(small=True)
-def _at_point(model: MixedEffects, u: Array | np.ndarray, params: dict, units: dict) -> Point:
+def _point(model: MixedEffects, u: Array | np.ndarray, params: dict | None, units: dict) -> Point:
     (misfit, rows), slope = jax.value_and_grad(lambda u: _pooled(model, u, units), has_aux=True)(u)
-    return Point(misfit, slope, rows, _information(model, params, units))
+    information: Any = jnp.zeros(0) if params is None else _information(model, params, units)
+    return Point(misfit, slope, rows, information)
+
+
+_at_point, _at_costly_point = compiled(small=True)(_point), compiled(_point)
 
 
 def _pooled(model: MixedEffects, u: Array | np.ndarray, units: dict) -> tuple[jax.Array, jax.Array]:
