@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 MANY, FEW, TURNS = 4096, 6, 200
 #: and where a curve takes long
 FEWER, FEWEST, FEWER_TURNS = 256, 3, 30
+#: logarithms of what a positive parameter may be, and how far one that is given may be from that where a curve takes long
+LEAST, MOST, NEAR = np.log(1e-3), np.log(1e3), np.log(30.0)
 #: share of a variance between subjects that the one between occasions starts from
 BETWEEN_OCCASIONS = 0.5
 #: subjects that starts are found and screened on, at most, and where a curve takes long
@@ -141,6 +143,9 @@ def find_starts(model: MixedEffects, units: dict, seed: int, most: int) -> list[
     data = {name: units[name] for name in ("rows", "mask", "design")}
     grid = spread(individual, FEWER if model.costly else MANY, seed)
     given = {j: one.gaussian(model.typical[j]) for j, one in enumerate(individual.values()) if np.isfinite(model.typical[j])}
+    if model.costly:  # wild places take longest
+        for j in (j for j, one in enumerate(individual.values()) if j in given and isinstance(one, LogNormal)):
+            grid[:, j] = given[j] + (2 * (grid[:, j] - LEAST) / (MOST - LEAST) - 1) * NEAR
     fixed = fixed_typical(model)
     grid[:, fixed] = [given[j] for j in np.flatnonzero(fixed).tolist()]
     out = [("pooled", u) for u in _minima(model, data, grid, fixed)[:most]]
@@ -222,7 +227,7 @@ def spread(individual: dict[str, Individual], count: int, seed: int) -> np.ndarr
 def _spread(one: Individual, q: np.ndarray) -> np.ndarray:
     """Gaussian-scale values that cover what such a parameter may be."""
     if isinstance(one, LogNormal):
-        return np.log(1e-3) + q * np.log(1e6)
+        return LEAST + q * (MOST - LEAST)
     if isinstance(one, Bounded):
         return 6 * q - 3
     size = np.abs(2 * q - 1)
