@@ -37,6 +37,9 @@ class Concave(AbstractConcave):
 class Costly(AbstractCostly):
     costly: bool = True
 
+    def for_searches(self):
+        return self
+
 
 def fit(n=100, model=None, estep=None):
     problem = SimpleNamespace(n=n, model=model)
