@@ -14,24 +14,9 @@ from margaux.engine.loop import full_chunk
 from margaux.families.nlme import Combined, ConstantError, LogNormal, Normal, ResidualError, lr_test
 from margaux.families.nlme.answers import natural_jacobian
 from margaux.families.nlme.start import _at_point
+from prior_modes import COLUMNS, line, lines
 
-COLUMNS: dict[str, Any] = {"id": "id", "time": "t", "y": "y"}
 NAMES = ["m", "beta_m[x]", "s", "omega2_m", "omega2_s", "a"]
-
-
-def _line(psi, row):
-    return psi["m"] + psi["s"] * row["t"]
-
-
-def _table(n: int = 50, seed: int = 0) -> pd.DataFrame:
-    """Lines of subjects, whose levels depend on x."""
-    rng = np.random.default_rng(seed)
-    rows = []
-    for i in range(n):
-        x, level, slope = rng.normal(), 2.0 + 0.7 * rng.normal(), -0.5 + 0.3 * rng.normal()
-        for t in np.arange(rng.integers(3, 7)) / 2:
-            rows.append((i, t, x, level + 0.6 * x + slope * t + 0.4 * rng.normal()))
-    return pd.DataFrame(rows, columns=["id", "t", "x", "y"])
 
 
 def _exact(table: pd.DataFrame, held: dict[str, float], b: bool = False) -> tuple[dict[str, float], float, dict[str, float]]:
@@ -67,12 +52,12 @@ def _exact(table: pd.DataFrame, held: dict[str, float], b: bool = False) -> tupl
 
 def _fit(table: pd.DataFrame, m: Any = None, s: Any = None, **settings: Any) -> mx.NLME:
     individual = {"m": Normal(1.0, covariates="x") if m is None else m, "s": Normal(0.0) if s is None else s}
-    return mx.NLME(structural=_line, individual=individual, n_starts=1, verbose=False, **settings).fit(table, **COLUMNS)
+    return mx.NLME(structural=line, individual=individual, n_starts=1, verbose=False, **settings).fit(table, **COLUMNS)
 
 
 @pytest.fixture(scope="module")
 def table() -> pd.DataFrame:
-    return _table()
+    return lines()
 
 
 @pytest.mark.parametrize(("held", "asked"), [

@@ -254,6 +254,29 @@ def test_residuals_and_figures_are_by_output(fitted):
     assert np.shape(fitted.plot.goodness()) == (4, 3)
 
 
+def test_conditional_residuals_are_by_output(fitted, tmp_path):
+    fitted.tables(tmp_path, n_simulations=200)
+    table, p = pd.read_csv(tmp_path / "sdtab.csv"), fitted.params_
+    assert sorted(table["DVID"].unique()) == ["cp", "effect"]
+    modes = pd.read_csv(tmp_path / "patab.csv").set_index("ID")[["ETA_CL", "ETA_E0"]]
+    for subject, rows in table.groupby("ID"):
+        cp = (rows["DVID"] == "cp").to_numpy()
+        kept = ~(cp & (rows["DV"] <= 1.5).to_numpy())
+        t, y, eta = rows["TIME"].to_numpy(), rows["DV"].to_numpy(), modes.loc[subject].to_numpy()
+
+        def curve(eta, cp=cp, t=t):
+            C = 100 / p["V"] * np.exp(-p["CL"] * np.exp(eta[0]) / p["V"] * t)
+            return np.where(cp, C, p["E0"] * np.exp(eta[1]) * (1 - C / (p["IC50"] + C)))
+
+        f = curve(eta)
+        G = np.stack([(curve(eta + step) - curve(eta - step)) / 2e-5 for step in 1e-5 * np.eye(2)], axis=1)[kept]
+        noise = np.where(cp, p["b[cp]"] * f, p["a[effect]"])[kept] ** 2
+        values, vectors = np.linalg.eigh(G @ np.diag([p["omega2_CL"], p["omega2_E0"]]) @ G.T + np.diag(noise))
+        wanted = vectors @ ((vectors.T @ ((y - f)[kept] + G @ eta)) / np.sqrt(values))
+        np.testing.assert_allclose(rows["CWRES"].to_numpy()[kept], wanted, rtol=1e-3, atol=2e-3)
+        assert rows["CWRES"].isna().to_numpy()[~kept].all()
+
+
 def test_a_regimen_is_followed_by_one_output(fitted):
     p = fitted.params_
     effects = fitted.simulate_regimen("100 mg q12h x 3", n=20, output="effect", times=[1.0, 30.0])

@@ -25,18 +25,18 @@ def _residuals(model: Any, params: dict, modes: Array, units: dict, kept: Array)
     r"""$(GRR^\top G^\top+\Sigma)^{-1/2}(y - f + G(\hat z - m))$ of each subject, with z ~ N(m, RR^T) and the symmetric root."""
 
     def unit(mode, y, kept):
-        outcome, scale = model.outcome, model.outcome.error.transformed
+        outcome, error = model.outcome, model.outcome.error.at(y["rows"])
 
         def prediction(z):
             return outcome.prediction(model.psi(params, z, y["design"]), y["rows"])
 
         def curve(z):
-            return scale(prediction(z))
+            return error.transformed(prediction(z))
 
         slope = jnp.where(kept[:, None], jax.jacfwd(curve)(mode), 0.0)
         centre, root = model.population(params, y)
-        gap = jnp.where(kept, scale(y["rows"]["y"]) - curve(mode), 0.0) + slope @ (mode - centre)
-        sd = jnp.where(kept, outcome.error.sd(params["error"], prediction(mode)), 1.0)
+        gap = jnp.where(kept, error.transformed(y["rows"]["y"]) - curve(mode), 0.0) + slope @ (mode - centre)
+        sd = jnp.where(kept, error.sd(params["error"], prediction(mode)), 1.0)
         spread = slope @ root
         values, vectors = jnp.linalg.eigh(spread @ spread.T + jnp.diag(sd**2))
         return vectors @ ((vectors.T @ gap) / jnp.sqrt(jnp.maximum(values, 1e-12 * values[-1])))

@@ -44,6 +44,8 @@ def observations(fitted: NLME, n_simulations: int, key: int) -> pd.DataFrame:
         "CWRES": conditional_residuals(fitted),
         "NPDE": frame["npde"],
     }
+    if "output" in roles:
+        out |= {"DVID": frame[roles["output"]]}
     return pd.DataFrame(out)
 
 
