@@ -25,7 +25,7 @@ class Toy(Search):
     def __init__(self, f, start, n=10_000, replicates=1, shift=(0.0,), estep=None, rows=(), wall=np.inf):
         self.f, self.n, self.wall, self.shift = f, n, wall, shift
         self.rule = Rule(estep or Exact(), rows, replicates, 1)
-        self.fit = SimpleNamespace(_model=lambda: SimpleNamespace(n=n))
+        self.fit = SimpleNamespace(_model=lambda: SimpleNamespace(n=n, model=None))
         self.coordinates = SimpleNamespace(back=lambda u: u)
         self.params = self.first = np.asarray(start, float)
         self.steps, self.since, self.level, self.rules, self.asked = [], 0.0, 0, [], []

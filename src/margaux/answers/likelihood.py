@@ -15,7 +15,7 @@ from ..numerics.sampling import HEAVY, pooled
 from ..problem.model import AbstractDiscrete
 from .evidence import annealed, harmonic_mean, student
 from .posterior import each_unit, latent_size, nothing, proposals
-from .rules import CORRECTED, TRIED, Rule, best_rule, weighted_draws
+from .rules import CORRECTED, TRIED, Rule, best_rule, costly, weighted_draws
 
 if TYPE_CHECKING:
     from .fit import Fit
@@ -28,6 +28,8 @@ WIDER = 1.4
 EVIDENCE = {"harmonic": (harmonic_mean, 100_000), "student": (student, 20_000), "annealed": (annealed, 500)}
 #: standard error that a likelihood by "auto" is brought below, and times its draws that this may take
 TOLERANCE, PATIENCE = 0.02, 16
+#: share of it that a quadrature may be off by, and of models whose densities take long
+SHARE, COSTLY_SHARE = 0.5, 1.5
 #: effective draws from Laplace's approximation, in a replicate, below which they tell nothing
 FEW_EFFECTIVE = 5
 #: replicates of importance sampling
@@ -103,7 +105,7 @@ def loglik(
             return _approximated(fit, params, rule, method)
         elif method == "auto" and isinstance(rule.estep, Quadrature) and n_draws is None:
             found = agreed(fit, params, rule)
-            if found.se <= tol / 2:
+            if found.se <= tol * share_of_quadrature(fit):
                 return found
     if method == "exact":
         return _enumerated(fit, params)
@@ -188,6 +190,11 @@ def agreed(fit: Fit, params: PyTree, rule: Rule, coarse: np.ndarray | None = Non
     # Errors of units may cancel in the sum: no less than they would make if they were independent.
     error = max(abs(np.sum(value - coarse)), abs(np.sum(value - wider)), float(np.sqrt(np.sum(apart**2))))
     return LogLikelihood(value, error, "quadrature")
+
+
+def share_of_quadrature(fit: Fit) -> float:
+    """Of the error that a likelihood may have, what a quadrature may be off by; beyond it finer rules or draws are tried."""
+    return COSTLY_SHARE if costly(fit._model().model) else SHARE
 
 
 def marginals(fit: Fit, rule: Rule) -> np.ndarray:

@@ -131,15 +131,16 @@ def best_rule(
 
 def quadratures(model: AbstractModel, size: int) -> tuple[tuple[int, int, float | None], ...]:
     """Nodes a latent, those that they are to agree with, and their reach, one after the other."""
-    return (COARSE.get(size, ()) if _costly(model) else ()) + NODES.get(size, ())
+    return (COARSE.get(size, ()) if costly(model) else ()) + NODES.get(size, ())
 
 
 def thorough(model: AbstractModel) -> ModeMixture:
     """A search of each unit's posterior for modes, not from as far away where a density takes long."""
-    return ModeMixture(searches=SEARCHES) if _costly(model) else ModeMixture()
+    return ModeMixture(searches=SEARCHES) if costly(model) else ModeMixture()
 
 
-def _costly(model: AbstractModel) -> bool:
+def costly(model: AbstractModel) -> bool:
+    """Whether its densities take long."""
     return isinstance(model, AbstractCostly) and model.costly
 
 

@@ -10,8 +10,8 @@ import jax
 import numpy as np
 from jaxtyping import PyTree
 
-from ..esteps import Laplace, ModeMixture, Quadrature
-from .likelihood import TOLERANCE, LogLikelihood, agreed
+from ..esteps import ImportanceSampling, Laplace, ModeMixture, Quadrature
+from .likelihood import TOLERANCE, LogLikelihood, agreed, share_of_quadrature
 from .posterior import UndefinedDensity, each_unit, latent_size, nothing
 from .rules import Rule, best_rule, laplace_rule
 from .scores import Coordinates, Evaluation, Place, evaluate
@@ -27,8 +27,8 @@ MOVED, NEAR = 0.15, 0.02
 #: coordinates that are looked at on either side, at most; how far where there is no curvature; a rise that is one; and how far
 #: proposals are still good
 LOOKED_AT, FLAT, RISEN, AFAR = 12, 5.0, 0.02, 0.3
-#: by what quadratures are centred a look away
-NEARBY = ModeMixture(searches=1, rounds=1)
+#: by what quadratures are centred a look away, and draws are made
+NEARBY, SAME = ModeMixture(searches=1, rounds=1), ModeMixture(searches=1)
 #: nodes a dimension by which falls are glanced at, by those of the rule; and points over all units from which that is quicker
 GLANCE, MANY = {9: 5, 15: 9, 17: 9, 35: 25}, 20_000
 #: a fall to both sides that is none: a standard error should cost a half
@@ -93,23 +93,27 @@ class Search:
         except UndefinedDensity:
             return None
 
-    def go(self, params: PyTree) -> None:
-        """To a place from afar, with proposals of its own."""
-        self.params, self.rule, self.since = params, self.rule_at(params), 0.0
+    def go(self, params: PyTree, nearby: bool = False) -> None:
+        """To a place from afar, or nearby, with proposals of its own."""
+        self.params, self.rule, self.since = params, self.rule_at(params, nearby), 0.0
         self.at = self.evaluated(params)
 
     def rule_at(self, params: PyTree, nearby: bool = False) -> Rule:
-        """Of a place, or of one nearby: where a quadrature has found one mode of each unit, none looks there for more."""
+        """Of a place, or of one nearby: where one mode of each unit has been found, none looks there for more."""
         if isinstance(self.rule.estep, Laplace):
             return laplace_rule(self.fit, params)
-        quick = nearby and isinstance(self.rule.estep, Quadrature)
-        return best_rule(self.fit, params, level=self.level, proposal=NEARBY if quick else None)
+        proposal = None
+        if nearby and isinstance(self.rule.estep, Quadrature):
+            proposal = NEARBY
+        elif nearby and self.rule.modes is not None and self.rule.modes.max() == 1:
+            proposal = SAME
+        return best_rule(self.fit, params, level=self.level, proposal=proposal)
 
     def look_closer(self, most: int) -> None:
         """By proposals of this place, where they were made too far away for second derivatives; then by a finer rule, or by
         draws, where a quadrature does not agree with others, as for logarithms of Gamma variables."""
         if self.since > NEAR and self.rule.has_likelihood and self.rule.rows is not None:
-            self.go(self.params)
+            self.go(self.params, nearby=not isinstance(self.rule.estep, Quadrature))
             self.climb(most)
         climbed = isinstance(self.rule.estep, Quadrature)
         while isinstance(self.rule.estep, Quadrature):
@@ -148,7 +152,8 @@ class Search:
     def likelihood(self) -> LogLikelihood | None:
         """By a quadrature that agreed with others, if there was one where the search is now."""
         params, value = self.held_to_others or (None, None)
-        return value if params is self.params and value is not None and value.se <= TOLERANCE / 2 else None
+        enough = TOLERANCE * share_of_quadrature(self.fit)
+        return value if params is self.params and value is not None and value.se <= enough else None
 
     def climb(self, most: int) -> None:
         """Steps by few sets of draws until they are short."""
@@ -228,10 +233,13 @@ class Search:
         return drops, min(found, key=lambda look: look.fall).params if found else None
 
     def _glance(self) -> Callable[[PyTree], float] | None:
-        """The fall of the log-likelihood at some parameters by few nodes, which are off alike here and there: it tells a half,
-        and what is anything else is looked at by the rule itself. None where that would cost little, or where units are so few
+        """The fall of the log-likelihood at some parameters by few nodes or draws, which are off alike here and there: it tells a
+        half, and what is anything else is looked at by the rule itself. None where that would cost little, or where units are so few
         that a standard error takes their posteriors far."""
         estep = self.rule.estep
+        if isinstance(estep, ImportanceSampling) and self.n * MOVED**2 >= 1:  # by one set of draws
+            first = self._by_one_set(self.params)
+            return lambda params: first - self._by_one_set(params)
         if not isinstance(estep, Quadrature) or estep.n_nodes not in GLANCE:
             return None
         n_nodes, size = GLANCE[estep.n_nodes], latent_size(self.fit)
@@ -240,6 +248,12 @@ class Search:
         few = dataclasses.replace(self.rule, estep=dataclasses.replace(estep, n_nodes=n_nodes), width=(size + 2) * n_nodes**size)
         base, _ = self.value(self.params, few)
         return lambda params: base - self.value(params, few)[0]
+
+    def _by_one_set(self, params: PyTree) -> float:
+        try:
+            return float(np.sum(_logs(self.fit, self.rule, params, 0)))
+        except UndefinedDensity:
+            return -np.inf
 
     def looked_at(
         self, place: int, toward: np.ndarray, base: tuple[float, float], glance: Callable[[PyTree], float] | None = None

@@ -1,6 +1,8 @@
 r"""Steps of one-step methods for differential equations, each with an estimate of its error.
 
-The few numbers of a state are written out: units that are mapped then go through a step in a few loops over all of them.
+The few numbers of a state are written out: units that are mapped then go through a step in a few loops over all of them. Where
+they are not so few, the stages of an implicit step are turns of a loop: written out one after the other they are a program that
+takes a minute to compile, and many times over what it computes.
 """
 
 from __future__ import annotations
@@ -11,6 +13,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 #: a state, number by number
 State = tuple[Any, ...]
@@ -45,6 +48,10 @@ RODAS: tuple[tuple[float, tuple[float, ...], tuple[float, ...], float], ...] = (
 )
 
 
+#: numbers of a state up to which the stages of an implicit step are written out
+WRITTEN_OUT = 3
+
+
 def rodas(slope: Slope, t: Any, y: State, step: Any) -> tuple[State, State]:
     r"""A step of Rodas (order 4, L-stable), of stages
     $(I/(h\gamma)-J)\,k_i=f(t+c_ih,\,y+\sum_j a_{ij}k_j)+\sum_j C_{ij}k_j/h+hd_i\,\partial f/\partial t$.
@@ -53,12 +60,12 @@ def rodas(slope: Slope, t: Any, y: State, step: Any) -> tuple[State, State]:
 
     Reference: Hairer and Wanner, Solving Ordinary Differential Equations II (2nd ed., 1996), IV.7 and the program RODAS.
     """
-    size, one = range(len(y)), jnp.ones_like(y[0])
-    units = [tuple(one if i == j else jnp.zeros_like(one) for i in size) for j in size]
-    columns = [jax.jvp(lambda y: slope(t, y), (y,), (unit,))[1] for unit in units]
+    size = range(len(y))
+    columns = _jacobian(slope, t, y)
     here, in_time = jax.jvp(lambda t: slope(t, y), (t,), (jnp.ones_like(t),))
-    matrix = [[(1 / (step * GAMMA) if i == j else 0.0) - columns[j][i] for j in size] for i in size]
-    factors = _factored(matrix)
+    factors = _factored([[(1 / (step * GAMMA) if i == j else 0.0) - columns[j][i] for j in size] for i in size])
+    if len(y) > WRITTEN_OUT:
+        return _in_turns(slope, t, y, step, (factors, in_time))
     found: list[State] = []
     place = y
     for node, inside, beside, by_time in RODAS:
@@ -68,6 +75,48 @@ def rodas(slope: Slope, t: Any, y: State, step: Any) -> tuple[State, State]:
         right = [here[i] + _combined(beside, found, i) / step + step * by_time * in_time[i] for i in size]
         found.append(_solved(factors, right))
     return tuple(place[i] + found[-1][i] for i in size), found[-1]
+
+
+def _jacobian(slope: Slope, t: Any, y: State) -> list[State]:
+    """Derivatives of the slope by each number of the state."""
+    size = range(len(y))
+    if len(y) > WRITTEN_OUT:
+        by_all = jax.jacfwd(lambda y: slope(t, tuple(y)))(jnp.stack(y))
+        return [tuple(each[j] for each in by_all) for j in size]
+    one = jnp.ones_like(y[0])
+    units = [tuple(one if i == j else jnp.zeros_like(one) for i in size) for j in size]
+    return [jax.jvp(lambda y: slope(t, y), (y,), (unit,))[1] for unit in units]
+
+
+def _in_turns(slope: Slope, t: Any, y: State, step: Any, known: Any) -> tuple[State, State]:
+    """The stages of a step of Rodas by a loop, given the factors of its matrix and the derivative in time."""
+    factors, in_time = known
+    size, dtype, stages = range(len(y)), y[0].dtype, np.arange(len(RODAS))
+    node, inside, beside, by_time = (jnp.asarray(table, dtype) for table in _tables())
+
+    def stage(s: Any, before: tuple[State, State]) -> tuple[State, State]:
+        found, _ = before
+        place = tuple(y[i] + jnp.sum(inside[s] * found[i]) for i in size)
+        here = slope(t + node[s] * step, place)
+        right = [here[i] + jnp.sum(beside[s] * found[i]) / step + step * by_time[s] * in_time[i] for i in size]
+        solved = _solved(factors, right)
+        return tuple(jnp.where(stages == s, solved[i], found[i]) for i in size), place
+
+    nothing = tuple(jnp.zeros(len(stages), dtype) for _ in size)
+    found, place = jax.lax.fori_loop(0, len(stages), stage, (nothing, tuple(y)))
+    last = tuple(each[-1] for each in found)
+    return tuple(place[i] + last[i] for i in size), last
+
+
+@functools.cache
+def _tables() -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+    """The coefficients of `RODAS` by stage, those of stages that are not yet there zero."""
+    nodes, inside, beside, by_time = zip(*RODAS, strict=True)
+
+    def square(rows: Any) -> np.ndarray:
+        return np.stack([np.pad(np.asarray(row, float), (0, len(RODAS) - len(row))) for row in rows])
+
+    return np.asarray(nodes), square(inside), square(beside), np.asarray(by_time)
 
 
 @functools.cache

@@ -30,8 +30,8 @@ STEADY = "places at steady state"
 STEPS, MORE = 100, 1000
 #: of the size of a state, its initial value or the largest dose, what is negligible
 NEGLIGIBLE = 1e-4
-#: the tolerance of a solution from which a fit is started
-ROUGH = 1e-3
+#: the tolerance of a solution from which a fit is started, and the share of the steps that it may take: wild places take most
+ROUGH, HURRIED = 1e-3, 0.5
 #: infusions of a regimen at steady state that can overlap; what has more of them is not a number
 OVERLAPS = 8
 
@@ -47,14 +47,14 @@ class Dynamics(AbstractAdministration):
 
     Args:
         derivatives: what is wanted of them, "any", the "first" (see `transposable`), or any by "forward" mode alone, which costs
-            as many solutions as there are directions, and not as there are parameters.
+            as many solutions as there are directions, and not as there are parameters. patience: times the usual steps at most.
     """
 
     derivative: Callable[..., Any]
     states: tuple[str, ...]
     output: Callable[..., Any]
     initial: Callable[..., Any] | None = None
-    stiff: bool = True
+    stiff: bool | None = None
     rtol: float = 1e-5
     atol: float | None = None
     max_steps: int | None = None
@@ -65,6 +65,7 @@ class Dynamics(AbstractAdministration):
     rate: str | None = None
     linear: bool | None = None
     derivatives: str = "any"
+    patience: float = 1.0
 
     by_parts = True
 
@@ -92,7 +93,7 @@ class Dynamics(AbstractAdministration):
 
     def rough(self) -> Dynamics:
         """The same equations solved near enough for a start."""
-        return dataclasses.replace(self, rtol=max(self.rtol, ROUGH))
+        return dataclasses.replace(self, rtol=max(self.rtol, ROUGH), patience=HURRIED)
 
     def over_rows(self, parameters: Mapping[str, Any], rows: Mapping[str, Any]) -> Float[Array, " T"]:
         """The predictions of one subject's rows."""
@@ -184,10 +185,10 @@ class Dynamics(AbstractAdministration):
         given = jax.lax.stop_gradient(jnp.max(jnp.abs(inputs.amount) + jnp.abs(inputs.rate), initial=0.0))
         size = jnp.where(own > 0, own, jnp.maximum(jnp.max(own), given))
         atol = NEGLIGIBLE * self.rtol * jnp.where(size > 0, size, 1.0) if self.atol is None else jnp.full_like(own, self.atol)
-        times_more = max(1.0, (1e-5 / self.rtol) ** 0.25)
+        times_more = self.patience * max(1.0, (1e-5 / self.rtol) ** 0.25)
         return states_at(
             self._slope, psi, start, times, added, inputs,
-            method=rodas if self.stiff else tsitouras(), rtol=self.rtol, atol=atol,
+            method=tsitouras() if self.stiff is False else rodas, rtol=self.rtol, atol=atol,
             most=self.max_steps or int(times_more * (STEPS * (len(times) + 2 * len(inputs.start)) + MORE)),
         )  # fmt: skip
 

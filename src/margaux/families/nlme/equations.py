@@ -24,7 +24,7 @@ def ode(
     *,
     initial: Callable[..., Any] | None = None,
     parameters: Sequence[str] | None = None,
-    stiff: bool = True,
+    stiff: bool | None = None,
     rtol: float = 1e-5,
     atol: float | None = None,
     max_steps: int | None = None,
@@ -49,8 +49,10 @@ def ode(
             `fit(output=)`, and each has a residual error of its own.
         initial: psi -> state before any dose, a mapping by name; what is not named is 0, as all is by default.
         parameters: names of individual parameters; found by calling the functions where None.
-        stiff: by an L-stable method, Rodas, which no rate is too fast for, however wild the parameters that a chain tries. False:
-            by Tsitouras' explicit one, quicker for many states and mild rates.
+        stiff: True: by an L-stable method, Rodas, which no rate is too fast for, however wild the parameters that a chain tries.
+            False: by Tsitouras' explicit one, many times quicker for many states and mild rates. By default a fit whose
+            parameters all have starting values takes the explicit one if it needs few steps there (see
+            `margaux.families.nlme.mild`), and all else Rodas.
         rtol, atol: tolerances of a step's error, relative and absolute; by default the latter is a ten-thousandth of `rtol` times
             the initial value of each state, or where that is 0 the largest dose. max_steps: of a subject, by default 100 for each
             of its rows and doses and 1000 more; a solution that needs more counts as impossible.

@@ -31,6 +31,7 @@ from .events import named_by_default, reading_events
 from .fitting import Settings, check_structural, estimate
 from .individual import Individual
 from .informed import Criteria
+from .mild import with_steps
 from .model import MixedEffects
 from .outcomes import AbstractOutcome
 from .prior_places import Priors, checked
@@ -64,9 +65,11 @@ class NLME(ModelBuilding, Criteria, Simulating, Writing, Parameters, Fitted):
             when the Monte Carlo error is small beside the statistical one (see `margaux.families.nlme.settled`); stop=False runs
             them all.
         n_chains: chains a subject; by default two or more, 50 in all, and one from 500 subjects on.
-        n_starts: starts screened, or more where curves have mirror images, for `n_screen` iterations each.
+        n_starts: starts screened, or more where curves have mirror images, for `n_screen` iterations each (a third of them where
+            differential equations are solved by steps).
         pattern: moves of the sampler, in turn, or a kernel (see `margaux.Alternating`). n_steps: transitions an iteration;
-            by default four, or two from 500 subjects on, whose averages need no more.
+            by default four, or two from 500 subjects on, whose averages need no more, and where differential equations are
+            solved by steps.
         anneal: least ratio of a variance to its last value during the burn-in; 0 for no annealing.
         fixed_effects: how parameters without random effect are estimated: "newton", or "exponentialised", with a
             random effect whose variance vanishes.
@@ -204,10 +207,11 @@ class NLME(ModelBuilding, Criteria, Simulating, Writing, Parameters, Fitted):
             outcome = with_limits(outcome, self.censoring, self.data_)
         self.data_ = by_occasion.with_occasions(self.data_, individual, outcome)
         specification.check_parameters(self, outcome, individual)
-        build = functools.partial(specification.built, outcome, specification.blocks(self, individual), self.data_,
-                                  priors=checked(self.priors))  # fmt: skip
+        known = specification.blocks(self, individual), self.data_
+        build = functools.partial(specification.built, outcome, *known, priors=checked(self.priors))
         settings = Settings.of(self, shared)
         with precision(settings.dtype):
+            build = functools.partial(specification.built, with_steps(*build(individual)), *known, **build.keywords)
             check_structural(*build(individual), self.data_)
         return self._ended(*estimate(build, individual, settings))
 

@@ -106,7 +106,7 @@ def estimate(build: Build, individual: dict[str, Individual], settings: Settings
 
         def begin() -> None:
             if settings.polish is not False:
-                ahead(problem, settings.estep(n), start, units, compared=False)
+                ahead(problem, settings.estep(n, model.costly), start, units, compared=False)
 
         with programs.meanwhile(begin):
             ends, table = screened(model, units, starts, settings)

@@ -26,7 +26,7 @@ from ..sharing import equal, fit_by_shares
 from .individual import Individual
 from .model import MixedEffects, carried_over
 from .settled import Settled
-from .sizes import by_size, on_the_ladder
+from .sizes import COSTLY_WORTH, WORTH, by_size, on_the_ladder
 from .start import between_subjects
 
 if TYPE_CHECKING:
@@ -94,11 +94,16 @@ class Settings:
         if self.fixed_effects not in ("newton", "exponentialised"):
             raise ValueError(f'fixed_effects must be "newton" or "exponentialised", got {self.fixed_effects!r}')
 
-    def estep(self, n_units: int, n_chains: int | None = None) -> MCMC:
-        chains = n_chains or self.n_chains or max(2 if n_units < MANY else 1, -(-50 // rung(n_units)))
-        n_steps = self.n_steps or (4 if n_units < MANY else 2)
+    def estep(self, n_units: int, costly: bool = False) -> MCMC:
+        chains = self.n_chains or max(2 if n_units < MANY else 1, -(-50 // rung(n_units)))
+        n_steps = self.n_steps or (4 if n_units < MANY and not costly else 2)
         kernel = self.pattern if isinstance(self.pattern, AbstractKernel) else Alternating(self.pattern)
         return MCMC(kernel, n_steps=n_steps, thin=n_steps, n_chains=chains)
+
+    def polishes(self, units: dict, start: dict) -> bool:
+        """Whether a polish follows SAEM."""
+        size = sum(np.size(leaf) for leaf in jax.tree.leaves(start))
+        return self.polish is not False and len(units["mask"]) <= FEW_UNITS and size <= LARGEST
 
     def algorithm(self, n_burn: int) -> SAEM:
         gain = ConstantThenDecay(1.0, n_burn, self.power)
@@ -111,15 +116,14 @@ def saem(
 ) -> Fit:  # fmt: skip
     """SAEM from a start. With polish=False it is only looked at where it ends, or polished later."""
     model, units = build(individual)
-    size = sum(np.size(leaf) for leaf in jax.tree.leaves(start))
-    unpolished = settings.polish is False or len(units["mask"]) > FEW_UNITS or size > LARGEST
-    slack = 1.0 if unpolished else SLACK
+    ends_polished = settings.polishes(units, start)
+    slack = SLACK if ends_polished else 1.0
     polish = settings.polish if polish is None else polish
     others: dict[str, Any] = dict(
         n_iter=settings.n_iter, batch_size=settings.batch_size, key=settings.seed, dtype=settings.dtype,
-        progress=settings.verbose, polish=False, shared=settings.shared,
+        progress=settings.verbose, polish=False, shared=settings.shared, near_enough=ends_polished,
     )  # fmt: skip
-    algorithm, estep = settings.algorithm(settings.n_burn), settings.estep(len(units["mask"]))
+    algorithm, estep = settings.algorithm(settings.n_burn), settings.estep(len(units["mask"]), model.costly)
     vanishing = [name for j, (name, one) in enumerate(individual.items()) if not (one.random or _is_held(model, j))]
 
     def settled(model: MixedEffects, units: dict, start: dict) -> Settled | None:
@@ -163,13 +167,21 @@ def _places(source: MixedEffects, target: MixedEffects, params: dict) -> np.ndar
     return np.concatenate([np.ravel(leaf) for leaf in jax.tree.leaves(moved)]).astype(int)
 
 
-def run_by_size(model: MixedEffects, units: dict, algorithm: SAEM, estep: MCMC, shared: bool, **others: Any) -> Fit:
+def run_by_size(
+    model: MixedEffects, units: dict, algorithm: SAEM, estep: MCMC, shared: bool, near_enough: bool, **others: Any
+) -> Fit:  # fmt: skip
     """The fit with subjects in groups by size, if that is worth it; its data, rows and model are in the given order. Shares of
-    several processes are not grouped."""
-    order, groups = by_size(units["mask"], estep.n_chains)
+    several processes are not grouped.
+
+    Args:
+        near_enough: differential equations are solved for chains by the tolerance of starts, since a polish follows.
+    """
+    order, groups = by_size(units["mask"], estep.n_chains, COSTLY_WORTH if model.costly else WORTH)
+    chains = model.rough() if near_enough else model
     if shared or not groups or others["batch_size"] is not None:
-        return fit_by_shares(model, units, equal(len(units["mask"]), shared), algorithm, estep, **others)
-    grouped = dataclasses.replace(model, groups=on_the_ladder(groups))
+        fit = fit_by_shares(chains, units, equal(len(units["mask"]), shared), algorithm, estep, **others)
+        return dataclasses.replace(fit, problem=dataclasses.replace(fit._model(), model=model))
+    grouped = dataclasses.replace(chains, groups=on_the_ladder(groups))
     fit = run(grouped, jax.tree.map(lambda leaf: np.asarray(leaf)[order], units), algorithm, estep, **others)
     back, problem = np.argsort(order), fit._model()
     return dataclasses.replace(

@@ -26,6 +26,9 @@ ERROR = 0.0125
 #: proposals by which ends are compared that may be in one place: at a single mode, with its curvature
 ROUGH = ModeMixture(searches=1, rounds=0)
 
+#: iterations of short runs where a curve takes long: a third, and so many at least
+LEAST = 20
+
 #: subjects up to which all are screened on
 ALL = 300
 
@@ -43,7 +46,8 @@ def screened(model: MixedEffects, units: dict, starts: list, settings: Settings)
     Continued are the one of highest log-likelihood, and the best that ended in another mode unless it is far below. Of two modes
     that are mirror images, one is always on the side that the user started from.
     """
-    n_burn = 4 * settings.n_screen // 5
+    n_iter = max(settings.n_screen // 3, min(settings.n_screen, LEAST)) if model.costly else settings.n_screen
+    n_burn = 4 * n_iter // 5
     if len(units["mask"]) > ALL:  # of fewer, the short runs share the programs of the fit
         units = some_subjects(units, settings.seed)
     places = np.asarray([intercepts(model, start) for _, start in starts])
@@ -52,12 +56,12 @@ def screened(model: MixedEffects, units: dict, starts: list, settings: Settings)
     first = [start for _, start in starts]
     if len(starts) == 1:
         return first, table.assign(loglik=np.nan, continued=True, reached=np.nan)
-    algorithm, estep = settings.algorithm(n_burn), settings.estep(len(units["mask"]))
+    algorithm, estep = settings.algorithm(n_burn), settings.estep(len(units["mask"]), model.costly)
     fits = [
         run_by_size(
-            model, units, algorithm, estep, params=start, space=model.space(), n_iter=settings.n_screen, batch_size=None,
+            model, units, algorithm, estep, params=start, space=model.space(), n_iter=n_iter, batch_size=None,
             key=settings.seed + 1, dtype=settings.dtype, progress=False, polish=False, throw=False,
-            shared=settings.shared,
+            shared=settings.shared, near_enough=settings.polishes(units, start),
         )
         for start in first
     ]  # fmt: skip

@@ -9,15 +9,17 @@ from .data import LANES
 
 #: groups at most, each of which is compiled by itself, and padded cells that one more must save: those of all chains
 GROUPS, WORTH = 4, 40_000
+#: where rows take long, as those of differential equations, for which all wait until the longest is solved
+COSTLY_WORTH = 500
 
 
-def by_size(mask: np.ndarray, n_chains: int) -> tuple[np.ndarray, tuple[tuple[int, int], ...]]:
+def by_size(mask: np.ndarray, n_chains: int, worth: int = WORTH) -> tuple[np.ndarray, tuple[tuple[int, int], ...]]:
     """The order of subjects by number of rows, and (subjects, rows) of the groups that leave least padding.
 
     No groups where padding to one width costs little more.
 
     Args:
-        mask: (n, T), one where there is a row.
+        mask: (n, T), one where there is a row. worth: padded cells that a group must save.
 
     >>> order, groups = by_size(np.arange(8) < np.array([[8], [2]] * 5000).reshape(-1, 1), 4)
     >>> groups
@@ -39,7 +41,7 @@ def by_size(mask: np.ndarray, n_chains: int) -> tuple[np.ndarray, tuple[tuple[in
         table = np.where(last > 0, best[-1][None] + last, np.inf)
         cuts.append(table.argmin(axis=1))
         best.append(table.min(axis=1))
-    saved = np.asarray([(best[0][-1] - found[-1]) * n_chains - WORTH * g for g, found in enumerate(best)])
+    saved = np.asarray([(best[0][-1] - found[-1]) * n_chains - worth * g for g, found in enumerate(best)])
     count = int(saved.argmax())
     if count == 0:
         return np.arange(n), ()

@@ -15,7 +15,7 @@ from ...numerics.keys import key_of
 from ...numerics.ladder import padded, rung
 from .flipflop import mirrored
 from .individual import Bounded, Individual, LogNormal, Normal
-from .outcomes import Continuous
+from .outcomes import DOSES, Continuous
 
 if TYPE_CHECKING:
     from jaxtyping import Array
@@ -27,7 +27,10 @@ if TYPE_CHECKING:
 #: places of the first search, local ones from the best of them, and turns of these
 MANY, FEW, TURNS = 4096, 6, 200
 #: and where a curve takes long
-FEWER, FEWEST, FEWER_TURNS = 256, 3, 30
+FEWER, FEWEST, FEWER_TURNS = 64, 2, 15
+#: rows, times the doses that each is the sum of, from which curves are worth a program that takes longer to compile, and places
+#: of the first search then
+HEAVY, SOMEWHAT_FEWER = 10_000, 1024
 #: logarithms of what a positive parameter may be, and how far one that is given may be from that where a curve takes long
 LEAST, MOST, NEAR = np.log(1e-3), np.log(1e3), np.log(30.0)
 #: share of a variance between subjects that the one between occasions starts from
@@ -59,9 +62,15 @@ def at_point(model: MixedEffects, units: dict, u: np.ndarray, params: dict | Non
         params = coefficients(model, u) | ({"error": np.ones(len(names))} if names else {})
     read = ("beta", "fixed", "delta", "drift", "error")
     own = None if params is None else {name: np.asarray(params[name], float) for name in read if name in params}
-    program = _at_costly_point if model.costly else _at_point
-    found = program(model.rough(), u, own, _on_the_ladder(units))
+    program = _at_heavy_point if model.costly or _curves(units) > HEAVY else _at_point
+    found = program(model.rough(), u, own, with_empty_subjects(units))
     return found._replace(rows=np.asarray(found.rows)[: len(units["mask"])])
+
+
+def _curves(units: dict) -> int:
+    """Rows, times the doses of a subject."""
+    doses = units["rows"].get(DOSES)
+    return np.size(units["mask"]) * (1 if doses is None else np.shape(doses["time"])[1])
 
 
 def rows_at(model: MixedEffects, units: dict, u: np.ndarray) -> np.ndarray:
@@ -80,7 +89,7 @@ def rows_at(model: MixedEffects, units: dict, u: np.ndarray) -> np.ndarray:
     return out
 
 
-def _on_the_ladder(units: dict) -> dict:
+def with_empty_subjects(units: dict) -> dict:
     """With empty subjects, so that data of a similar size have the same programs."""
     n = len(units["mask"])
     more = padded({name: units[name] for name in ("rows", "mask", "design")}, rung(n))
@@ -111,7 +120,7 @@ def _point(model: MixedEffects, u: Array | np.ndarray, params: dict | None, unit
     return Point(misfit, slope, rows, information)
 
 
-_at_point, _at_costly_point = compiled(small=True)(_point), compiled(_point)
+_at_point, _at_heavy_point = compiled(small=True)(_point), compiled(_point)
 
 
 def _pooled(model: MixedEffects, u: Array | np.ndarray, units: dict) -> tuple[jax.Array, jax.Array]:
@@ -141,7 +150,7 @@ def find_starts(model: MixedEffects, units: dict, seed: int, most: int) -> list[
     """
     individual, outcome = dict(model.individual), model.outcome
     data = {name: units[name] for name in ("rows", "mask", "design")}
-    grid = spread(individual, FEWER if model.costly else MANY, seed)
+    grid = spread(individual, FEWER if model.costly else MANY if _curves(data) <= HEAVY else SOMEWHAT_FEWER, seed)
     given = {j: one.gaussian(model.typical[j]) for j, one in enumerate(individual.values()) if np.isfinite(model.typical[j])}
     if model.costly:  # wild places take longest
         for j in (j for j, one in enumerate(individual.values()) if j in given and isinstance(one, LogNormal)):
@@ -194,7 +203,7 @@ def _different(individual: dict[str, Individual], places: list) -> list:
 
 def _minima(model: MixedEffects, data: dict, grid: np.ndarray, held: np.ndarray) -> list[np.ndarray]:
     """Local minima of the pooled misfit from the best places of a grid, coordinates that are held as they are; best first."""
-    data = _on_the_ladder(data)
+    data = with_empty_subjects(data)
     misfit = np.asarray(_misfits(model.rough(), grid, data), float)
     misfit = np.where(np.isfinite(misfit), misfit, np.inf)
 
