@@ -234,8 +234,8 @@ class Search:
 
     def _glance(self) -> Callable[[PyTree], float] | None:
         """The fall of the log-likelihood at some parameters by few nodes or draws, which are off alike here and there: it tells a
-        half, and what is anything else is looked at by the rule itself. None where that would cost little, or where units are so few
-        that a standard error takes their posteriors far."""
+        half, and what is anything else is looked at by the rule itself. None where that would cost little, or where units are
+        so few that a standard error takes their posteriors far."""
         estep = self.rule.estep
         if isinstance(estep, ImportanceSampling) and self.n * MOVED**2 >= 1:  # by one set of draws
             first = self._by_one_set(self.params)

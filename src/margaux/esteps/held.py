@@ -19,7 +19,7 @@ from .quadrature import Quadrature
 #: grids are served by one program
 PIECES: dict[int, tuple[int, int]] = {1: (11, 88), 2: (75, 2025), 3: (147, 9261)}
 
-#: of the point of most mass under a Gaussian, the share below which one is left out: at 17 nodes in three dimensions three in five
+#: of the point of most mass under a Gaussian, the share below which one is left out: in three dimensions most of 17 cubed
 NEGLIGIBLE = 1e-9
 
 

@@ -8,10 +8,20 @@ import pytest
 from scipy.integrate import solve_ivp
 
 import margaux as mx
-from margaux.families.nlme import LogNormal, bolus1cpt, bolus2cpt, emax, oral1cpt, oral1cpt_lag, oral2cpt, superposed
+from margaux.families.nlme import (
+    LogNormal,
+    bolus1cpt,
+    bolus2cpt,
+    emax,
+    infusion1cpt,
+    oral1cpt,
+    oral1cpt_lag,
+    oral2cpt,
+    superposed,
+)
 from margaux.families.nlme.data import group
 from margaux.families.nlme.dosing import dosed, with_regimen
-from margaux.families.nlme.error import ConstantError
+from margaux.families.nlme.error import ConstantError, Proportional
 from margaux.families.nlme.events import named_by_default, reading_events, recognised
 from margaux.families.nlme.outcomes import Continuous
 
@@ -364,3 +374,18 @@ def test_predictions_of_other_event_tables(fitted):
 def test_figures_of_event_tables_are_drawn(fitted):
     for name in ("fits", "predictions", "residuals", "vpc", "effects"):
         assert getattr(fitted.plot, name)() is not None
+
+
+@pytest.mark.parametrize("curve", [oral1cpt, infusion1cpt, bolus1cpt], ids=str)
+def test_a_steady_state_that_is_never_reached_is_impossible(curve):
+    """Of a draw of next to no elimination predictions are infinite; what overflows for the observations has no probability."""
+    frame = table({"TIME": [0.0], "AMT": [100.0], "RATE": [50.0 * (curve is infusion1cpt)], "SS": [1], "II": [12.0]}, [1.0, 3.0])
+    outcome, read = reading_events(frame, Continuous(curve, Proportional()), NOTHING, None)
+    data = group(frame, named_by_default(frame, NOTHING, outcome, True), outcome, observed=False, columns=read)
+    psi = {"ka": 1.0, "V": 1e22, "CL": 4.0}
+    with jax.enable_x64(True):
+        rows = jax.tree.map(lambda leaf: jnp.asarray(leaf[0]), data.units["rows"])
+        regular = with_regimen(outcome, data.regimen, psi)
+        found = np.asarray(regular.log_density(jnp.asarray([0.2]), psi, rows))
+        usual = np.asarray(regular.log_density(jnp.asarray([0.2]), psi | {"V": 30.0}, rows))
+    assert np.all(found == -np.inf) and np.all(np.isfinite(usual))

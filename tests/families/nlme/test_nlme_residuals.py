@@ -7,7 +7,7 @@ import pytest
 from scipy import stats
 
 import margaux.families.nlme.residuals as module
-from margaux.families.nlme.residuals import discrepancies, standard_normal
+from margaux.families.nlme.residuals import as_simulated, discrepancies, standard_normal
 from margaux.families.nlme.vpc import bands, binned, followed_until, kaplan_meier, percentiles, survival_bands
 
 TIMES = np.array([0.25, 0.5, 1.0, 2.0, 3.5, 5.0, 7.0, 9.0, 12.0, 24.0])
@@ -55,6 +55,28 @@ def test_npde_reject_twice_the_error_and_another_absorption():
     rng = np.random.default_rng(4)
     assert np.all(global_p(rng, 12, 10, error=1.4) < 0.05)
     assert np.mean(global_p(rng, 40, 20, ka=0.7) < 0.05) >= 0.8
+
+
+def _rich(rng, shape, skewed=False):
+    """Forty rows a subject, with an error of a fifth of the prediction."""
+    effects = np.exp(0.5 * rng.normal(size=(*shape, 2)))
+    f = effects[..., :1] * np.exp(-np.linspace(0, 3, 40) * effects[..., 1:])
+    e = rng.exponential(size=f.shape) - 1 if skewed else rng.normal(size=f.shape)
+    return f * (1 + 0.2 * e)
+
+
+@pytest.mark.parametrize(("skewed", "rejected"), [(False, range(3)), (True, range(15, 16))])
+def test_npde_of_a_subject_that_depend_on_each_other(skewed, rejected):
+    """Under the model the tests that take them to be independent reject two in three of these sets at a hundredth."""
+    rng, independent, simulated = np.random.default_rng(5), 0, 0
+    for _ in range(15):
+        y, simulations = _rich(rng, (60,), skewed), _rich(rng, (400, 60))
+        found = discrepancies(y, np.ones(y.shape), simulations)
+        p = as_simulated(found.npde.ravel(), found.spread)
+        simulated += 3 * min(p.values()) < 0.01
+        independent += standard_normal(found.npde.ravel())["p"]["global"] < 0.01
+    print(f"{independent} and as simulated {simulated} of 15")
+    assert independent >= 5 and simulated in rejected
 
 
 def test_a_thousand_simulations_of_400_observations_take_well_under_a_second():

@@ -92,7 +92,8 @@ class AbstractAdministration(abc.ABC):
     Attributes:
         regimen: what doses there are. duration, rate: names of what doses whose RATE is -2 and -1 read.
         by_parts: whether it needs to know where the record begins, and where it begins anew. needs_doses: whether nothing
-            happens without one.
+            happens without one. may_diverge: whether predictions need not be finite, as where a steady state is never reached;
+            parameters are impossible then.
     """
 
     regimen: Regimen
@@ -100,6 +101,7 @@ class AbstractAdministration(abc.ABC):
     rate: str | None
     by_parts = False
     needs_doses = True
+    may_diverge = True
 
     @property
     @abc.abstractmethod

@@ -1,4 +1,4 @@
-"""Which differential equations are mild: solved by explicit steps, which cost a tenth of implicit ones, in not many more of them."""
+"""Which differential equations are mild: solved by explicit steps, a tenth of the cost of implicit ones, in not many more."""
 
 from __future__ import annotations
 

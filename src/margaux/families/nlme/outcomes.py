@@ -110,9 +110,10 @@ class Continuous(AbstractOutcome):
         return _each(self.structural, psi, rows)
 
     def _solved(self, psi: dict[str, Array], rows: dict[str, Array]) -> tuple[Array, Array | bool]:
-        """Predictions, and whether there are any: parameters whose differential equations have no solution are impossible."""
+        """Predictions, and whether there are any: parameters whose differential equations have no solution are impossible, and
+        those of a regimen that reaches no steady state."""
         f = self.prediction(psi, rows)
-        if whole(self.structural) is None:
+        if not getattr(getattr(self.structural, "function", None), "may_diverge", False):
             return f, True
         solved = jnp.isfinite(f)
         return jnp.where(solved, f, rows["y"]), solved

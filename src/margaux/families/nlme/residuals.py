@@ -38,7 +38,8 @@ SHAPIRO = 5000
 
 class Discrepancies(NamedTuple):
     """Of each observation (n, T), NaN in the padding: mean and SD of its simulations, the weighted residual, prediction
-    discrepancies (pd) and decorrelated ones (pde), each also as a normal score (npd, npde)."""
+    discrepancies (pd) and decorrelated ones (pde), each also as a normal score (npd, npde). Of each subject the variances over
+    simulations of the sums of its npde's first four Hermite polynomials, `spread` (n, 4)."""
 
     mean: np.ndarray
     sd: np.ndarray
@@ -47,6 +48,7 @@ class Discrepancies(NamedTuple):
     npd: np.ndarray
     pde: np.ndarray
     npde: np.ndarray
+    spread: np.ndarray
 
 
 def discrepancies(y: np.ndarray, mask: np.ndarray, simulations: np.ndarray, method: str = "cholesky") -> Discrepancies:
@@ -94,19 +96,30 @@ def _block(y: np.ndarray, mask: np.ndarray, simulations: np.ndarray, largest: fl
     every = np.where(used[:, :, None], every, 0.0)
     among, one = every[:, :, :-1], every[:, :, -1:]
     wres = (_inverse_root(among, used, scale, method) @ one)[:, :, 0]
-    raw, white = _below(one, among), np.zeros(y.shape)
+    raw, white, simulated = _below(one, among), np.zeros(y.shape), np.zeros(among.shape)
     # Simulations that made the covariance lie closer to it than a new observation does, so they are not ranked against it.
     for fold in range(FOLDS):
         inside = np.arange(len(simulations)) % FOLDS == fold
         others, held = among[:, :, ~inside], among[:, :, inside]
         centre, root = others.mean(axis=2, keepdims=True), _inverse_root(others, used, scale, method)
-        white += _below(root @ (one - centre), root @ (held - centre))
+        simulated[:, :, inside] = root @ (held - centre)
+        white += _below(root @ (one - centre), simulated[:, :, inside])
     # Midpoints: k / K with only its ends moved inwards would make the variance of npde 1 + 8 / K.
     least = 0.5 / len(simulations)
     pd_, pde = (np.clip((count + 0.5) / (len(simulations) + 1), least, 1 - least) for count in (raw, white))
     out = (mean, sd, wres, pd_, scipy.stats.norm.ppf(pd_), pde, scipy.stats.norm.ppf(pde))
     # Where nothing varies in the model, a residual has no scale.
-    return Discrepancies(*(np.where(mask if k < 2 else used, value, np.nan) for k, value in enumerate(out)))
+    each = (np.where(mask if k < 2 else used, value, np.nan) for k, value in enumerate(out))
+    return Discrepancies(*each, _spread(simulated, used))
+
+
+def _spread(simulated: np.ndarray, used: np.ndarray) -> np.ndarray:
+    """Of decorrelated simulations (n, T, K), each among the others, the variances of the sums of polynomials, (n, 4)."""
+    count = simulated.shape[2]
+    ranks = np.argsort(np.argsort(simulated, axis=2), axis=2)
+    scores = scipy.stats.norm.ppf((np.arange(count) + 0.5) / count)[ranks]
+    sums = [np.where(used[:, :, None], each, 0.0).sum(axis=1) for each in _polynomials(scores)]
+    return np.stack([np.mean(each**2, axis=1) for each in sums], axis=1)
 
 
 def _below(one: np.ndarray, among: np.ndarray) -> np.ndarray:
@@ -154,6 +167,28 @@ def standard_normal(npde: np.ndarray) -> pd.DataFrame:
     )
 
 
+def as_simulated(npde: np.ndarray, spread: np.ndarray) -> dict[str, float]:
+    r"""p-values of "mean", "variance" and "normality" where the npde of a subject depend on each other as simulations say.
+
+    Decorrelated is not independent: of curves that are nonlinear in the effects, or errors that grow with them, the squares of a
+    subject's many npde rise and fall together, and the tests of `standard_normal` reject models that are true. Under these each
+    npde is standard normal by itself, so that its Hermite polynomials have mean zero, $x$, $x^2-1$, $x^3-3x$ and $x^4-6x^2+3$;
+    their sums are held to the variances that they have over simulations, the last two together for the shape.
+
+    Args:
+        npde: NaN where there is none. spread: of each subject the variances of its sums (n, 4), see `Discrepancies`.
+    """
+    x = np.asarray(npde, float)
+    sums = [float(each.sum()) for each in _polynomials(x[np.isfinite(x)])]
+    p = 2 * scipy.stats.norm.sf(np.abs(sums) / np.sqrt(np.sum(spread, axis=0)))
+    return {"mean": float(p[0]), "variance": float(p[1]), "normality": float(min(1.0, 2 * min(p[2:])))}
+
+
+def _polynomials(x: np.ndarray) -> tuple[np.ndarray, ...]:
+    """Of Hermite: of a standard normal they have mean zero."""
+    return x, x**2 - 1, x**3 - 3 * x, x**4 - 6 * x**2 + 3
+
+
 @dataclasses.dataclass(frozen=True)
 class NPDE:
     """Normalised prediction distribution errors of a fit.
@@ -162,14 +197,16 @@ class NPDE:
         frame: in the order of the data: subject, time, output and outcome under the names of their columns; `mean` and
             `variance` of the simulations; `wres`, `pd`, `npd`, `pde`, `npde` (see `discrepancies`), NaN where the
             model has no variability.
-        n_simulations: K.
+        n_simulations: K. spread: see `Discrepancies`.
     """
 
     frame: pd.DataFrame
     n_simulations: int
+    spread: np.ndarray
 
     def test(self) -> pd.DataFrame:
-        """Mean, variance, normality and global p-value: see `margaux.families.nlme.residuals.standard_normal`."""
+        """Mean, variance, normality and global p-value: see `margaux.families.nlme.residuals.standard_normal`. They take npde to
+        be independent, as usual; the certificate of a fit allows for those of a subject that are not (`as_simulated`)."""
         return standard_normal(self.frame["npde"].to_numpy())
 
 
@@ -198,13 +235,13 @@ def _computed_npde(fitted: Any, n_simulations: int, key: int, method: str) -> NP
     unit = _units_of_outputs(data, simulations)
     found = discrepancies(y / unit, data.units["mask"], simulations / unit, method)
     columns = {"mean": found.mean * unit, "variance": (found.sd * unit) ** 2}
-    columns |= {k: getattr(found, k) for k in found._fields[2:]}
+    columns |= {k: getattr(found, k) for k in found._fields[2:-1]}
     frame = data.frame[[data.roles[role] for role in ("id", "time", "output", "y") if role in data.roles]].copy()
     frame[list(columns)] = np.stack([data.flat(value) for value in columns.values()], axis=1)
     lost = int(frame["npde"].isna().sum())
     if lost:
         warnings.warn(f"{lost} rows whose simulations do not vary have no residual", stacklevel=4)
-    return NPDE(frame.sort_index(), n_simulations)
+    return NPDE(frame.sort_index(), n_simulations, found.spread)
 
 
 def _units_of_outputs(data: Any, simulations: np.ndarray) -> np.ndarray | float:

@@ -66,6 +66,10 @@ def screened(model: MixedEffects, units: dict, starts: list, settings: Settings)
         for start in first
     ]  # fmt: skip
     ends = [fit.params for fit in fits]
+    ended = [at for at, fit in enumerate(fits) if not fit.result.failed]
+    if model.costly and ended and not any(_apart(model, ends[ended[0]], ends[at]) for at in ended[1:]):
+        # In one place it hardly matters which goes on, and likelihoods take longer than the runs.
+        return ends, table.assign(loglik=np.nan, continued=np.arange(len(ends)) == ended[0], reached=np.nan)
     values = np.asarray([_short_of(fit, ROUGH) for fit in fits])
     if len(places := _of_places(model, ends, values)) > 1:  # in one place it hardly matters which goes on
         values[places] = [_short_of(fits[at]) for at in places]

@@ -82,7 +82,8 @@ def mirror(fitted: NLME) -> Check | None:
 
 
 def npde(fitted: NLME) -> Check | None:
-    """The least of three p-values of the npde (mean, variance, normality) times three; None for outcomes without residuals."""
+    """The least of three p-values of the npde (mean, variance, normality) times three; None for outcomes without residuals. Each
+    is the larger of that of independent ones and that of ones as they are simulated."""
     n = fitted.n_observations_
     if not fitted.model_.outcome.continuous or n > SIMULATED // LEAST:
         return None
@@ -90,11 +91,15 @@ def npde(fitted: NLME) -> Check | None:
     times = max(int(np.clip(SIMULATED // n, LEAST, MOST)), 2 * longest + 10)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)
-        scores = residuals.npde(fitted, times).frame["npde"].to_numpy(float)
+        found = residuals.npde(fitted, times)
+    scores = found.frame["npde"].to_numpy(float)
     scores = scores[np.isfinite(scores)]
     if len(scores) < 3:
         return None
-    p: dict[str, float] = residuals.standard_normal(scores)["p"].to_dict()  # type: ignore[assignment]
+    independent = residuals.standard_normal(scores)["p"]
+    simulated = residuals.as_simulated(scores, found.spread)
+    p = {name: max(float(independent[name]), value) for name, value in simulated.items()}
+    p["global"] = min(1.0, 3 * min(p.values()))
     level = "pass" if p["global"] >= DOUBTFUL else "careful"
     if level == "pass":
         return Check("npde", p["global"], NAN, DOUBTFUL, "pass", "Residuals (npde) are as the model has them.")
