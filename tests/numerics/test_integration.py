@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from scipy.integrate import solve_ivp
 
+from margaux.numerics import steps
 from margaux.numerics.integration import Inputs, fixed_point, states_at, transposable
 from margaux.numerics.steps import rodas, tsitouras
 
@@ -42,6 +43,24 @@ def test_a_step_has_its_order(name):
         return np.abs(np.asarray(found) - exact).max()
 
     assert np.log2(wrong(40) / wrong(80)) == pytest.approx(order, abs=0.8)
+
+
+def test_stages_in_turns_are_those_that_are_written_out(monkeypatch):
+    """Of a stiff chain that depends on time: a step, its error, and their derivatives."""
+
+    def slope(t, y):
+        return tuple(jnp.sin(t) - 10.0**i * y[i] * (1 + y[i - 1] ** 2) for i in range(5))
+
+    def stepped(y):
+        after, wrong = rodas(slope, 0.3, tuple(y), 0.05)
+        return jnp.stack(after + wrong)
+
+    start = jnp.linspace(0.5, 1.5, 5)
+    in_turns = stepped(start), jax.jacfwd(stepped)(start)
+    monkeypatch.setattr(steps, "WRITTEN_OUT", 5)
+    written_out = stepped(start), jax.jacfwd(stepped)(start)
+    for one, other in zip(in_turns, written_out, strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-9, atol=1e-12)
 
 
 def test_rodas_is_l_stable():

@@ -34,6 +34,8 @@ ALL = 300
 
 #: a start is out of the running when its log-likelihood after the screening is lower by so much, and so much a subject
 FAR, FAR_EACH = 5.0, 0.1
+#: times that, by proposals at single modes, that no better ones make up for
+ROUGHLY = 3.0
 
 #: log-likelihood at which the data overrule the side of the user's starting values: twice it is very strong evidence
 #: (Kass and Raftery 1995)
@@ -71,13 +73,15 @@ def screened(model: MixedEffects, units: dict, starts: list, settings: Settings)
         # In one place it hardly matters which goes on, and likelihoods take longer than the runs.
         return ends, table.assign(loglik=np.nan, continued=np.arange(len(ends)) == ended[0], reached=np.nan)
     values = np.asarray([_short_of(fit, ROUGH) for fit in fits])
-    if len(places := _of_places(model, ends, values)) > 1:  # in one place it hardly matters which goes on
+    near = FAR + FAR_EACH * len(units["mask"])
+    places = [at for at in _of_places(model, ends, values) if values[at] > np.nanmax(values) - ROUGHLY * near]
+    if len(places) > 1:  # in one place it hardly matters which goes on
         values[places] = [_short_of(fits[at]) for at in places]
     if not np.any(np.isfinite(values)):
         raise FitError(dataclasses.replace(fits[0], result=RESULTS.diverged))
     table = table.assign(loglik=values, continued=False, reached=np.nan)
     order = np.argsort(-np.where(np.isnan(values), -np.inf, values))
-    best, near = int(order[0]), FAR + FAR_EACH * len(units["mask"])
+    best = int(order[0])
     others = [at for at in order[1:] if values[at] > values[best] - near and _apart(model, ends[best], ends[at])]
     side = _side_asked_for(model)
     if side is not None and _side(model, ends[best]) != side:

@@ -1,0 +1,59 @@
+"""By which steps differential equations are solved, where that is left open."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+from test_events import NOTHING, predicted, table
+
+from margaux.families.nlme import LogNormal, friberg, oral1cpt_mm
+from margaux.families.nlme.data import group
+from margaux.families.nlme.dosing import with_regimen
+from margaux.families.nlme.error import ConstantError
+from margaux.families.nlme.events import named_by_default, reading_events
+from margaux.families.nlme.mild import with_steps
+from margaux.families.nlme.outcomes import Continuous
+from margaux.families.nlme.specification import built
+from margaux.numerics.precision import precision
+
+CELLS = {"V": 10.0, "CL": 2.0, "Circ0": 7.0, "MTT": 100.0, "slope": 0.3, "gamma": 0.16}
+ORAL = {"ka": 1.0, "V": 10.0, "Vm": 8.0, "Km": 2.0}
+
+
+def _chosen(curve, starts):
+    frame = table({"TIME": [0.0], "AMT": [100.0]}, [1.0, 24.0, 100.0, 300.0])
+    outcome, read = reading_events(frame, Continuous(curve, ConstantError()), NOTHING, None)
+    data = group(frame, named_by_default(frame, NOTHING, outcome, True), outcome, observed=False, columns=read)
+    outcome = with_regimen(outcome, data.regimen, starts)
+    individual = {name: LogNormal() if start is None else LogNormal(start) for name, start in starts.items()}
+    with precision(np.dtype(float)):
+        return with_steps(*built(outcome, [], data, individual)).structural.function.stiff
+
+
+@pytest.mark.parametrize(
+    ("curve", "starts", "stiff"),
+    [
+        (friberg, CELLS, False),
+        (oral1cpt_mm, ORAL, False),
+        (oral1cpt_mm, ORAL | {"ka": 1e3}, None),  # three hundred hours of a thousand an hour: 100,000 steps
+        (friberg, CELLS | {"gamma": None}, None),
+    ],
+    ids=["cells", "saturable", "fast", "not given"],
+)
+def test_explicit_steps_are_taken_where_few_do(curve, starts, stiff):
+    assert _chosen(curve, starts) is stiff
+
+
+@pytest.mark.parametrize("asked", [True, False])
+def test_what_is_asked_for_is_done(asked):
+    function = dataclasses.replace(oral1cpt_mm.function, stiff=asked)
+    assert _chosen(dataclasses.replace(oral1cpt_mm, function=function), ORAL | {"ka": 1e3}) is asked
+
+
+def test_both_solve_the_same_equations():
+    frame = table({"TIME": [0.0], "AMT": [100.0]}, [1.0, 24.0, 100.0, 300.0])
+    curves = [
+        dataclasses.replace(friberg, function=dataclasses.replace(friberg.function, stiff=stiff)) for stiff in (True, False)
+    ]
+    implicit, explicit = (predicted(frame, curve, CELLS) for curve in curves)
+    np.testing.assert_allclose(implicit, explicit, rtol=1e-4)
