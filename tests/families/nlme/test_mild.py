@@ -27,7 +27,7 @@ def _chosen(curve, starts):
     outcome = with_regimen(outcome, data.regimen, starts)
     individual = {name: LogNormal() if start is None else LogNormal(start) for name, start in starts.items()}
     with precision(np.dtype(float)):
-        return with_steps(*built(outcome, [], data, individual)).structural.function.stiff
+        return with_steps(outcome, *built(outcome, [], data, individual)).structural.function.stiff
 
 
 @pytest.mark.parametrize(

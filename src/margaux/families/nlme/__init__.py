@@ -1,5 +1,6 @@
 """Nonlinear mixed-effects models: distributions, errors, outcomes, structural models, comparisons."""
 
+from .autocorrelated import AR1
 from .comparison import compare, lr_test
 from .control import ControlStream, from_control
 from .dosing import dosed

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array
 
+from .autocorrelated import AR1
 from .error import ResidualError, as_error
 from .kinds import OUTPUT, label, selected
 
@@ -64,6 +65,9 @@ class OfRows:
     def sd(self, error: Array, f: Array) -> Array:
         return self._of(error, lambda one, own: one.sd(own, f))
 
+    def covariance(self, error: Array, f: Array) -> Array:
+        return jnp.diag(self.sd(error, f) ** 2)
+
     def unscaled(self, f: Array) -> Array:
         return self._of(jnp.ones(sum(len(one.names) for one in self.errors), f.dtype), lambda one, own: one.sd(own, f))
 
@@ -96,6 +100,7 @@ def error_of(error: Any, outputs: tuple[str, ...]) -> ResidualError | ErrorByOut
         one = as_error(error)
         if not outputs:
             return one
+        _refuse_correlated([one])
         if one.held:
             raise ValueError(
                 f"error={one!r} would be held for each of the outputs {', '.join(outputs)}; say of which, as "
@@ -108,9 +113,15 @@ def error_of(error: Any, outputs: tuple[str, ...]) -> ResidualError | ErrorByOut
             "several outputs, as ode(..., output={...}) or outputs({...})"
         )
     given = {label(key): as_error(one) for key, one in error.items()}
+    _refuse_correlated(list(given.values()))
     if len(given) < len(error) or set(given) != set(outputs):
         raise ValueError(
             f"error= is of the outputs {', '.join(map(label, error))}, and the structural model has {', '.join(outputs)}; give "
             "each its error"
         )
     return ErrorByOutput(outputs, tuple(given[output] for output in outputs))
+
+
+def _refuse_correlated(errors: list[ResidualError]) -> None:
+    if any(isinstance(one, AR1) for one in errors):
+        raise ValueError("AR1 is for a model with one output: whose residuals are whose neighbours is not said of several")

@@ -36,9 +36,10 @@ def _residuals(model: Any, params: dict, modes: Array, units: dict, kept: Array)
         slope = jnp.where(kept[:, None], jax.jacfwd(curve)(mode), 0.0)
         centre, root = model.population(params, y)
         gap = jnp.where(kept, error.transformed(y["rows"]["y"]) - curve(mode), 0.0) + slope @ (mode - centre)
-        sd = jnp.where(kept, error.sd(params["error"], prediction(mode)), 1.0)
+        both = kept[:, None] & kept[None]
+        residual = jnp.where(both, error.covariance(params["error"], prediction(mode)), jnp.eye(len(kept)))
         spread = slope @ root
-        values, vectors = jnp.linalg.eigh(spread @ spread.T + jnp.diag(sd**2))
+        values, vectors = jnp.linalg.eigh(spread @ spread.T + residual)
         return vectors @ ((vectors.T @ gap) / jnp.sqrt(jnp.maximum(values, 1e-12 * values[-1])))
 
     return jax.vmap(unit)(modes, units, kept)

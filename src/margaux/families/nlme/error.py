@@ -79,6 +79,10 @@ class ResidualError(abc.ABC):
         scaled = self.sd(error, f) * noise
         return f * jnp.exp(scaled) if self.positive else f + scaled
 
+    def covariance(self, error: Array, f: Array) -> Array:
+        """Of the errors of rows (T, T), on the scale of `transformed`."""
+        return jnp.diag(self.sd(error, f) ** 2)
+
     def at(self, rows: Mapping[str, Any]) -> ResidualError:
         """The error of these rows, with `sd`, `unscaled`, `transformed`, `log_density` and `noisy`: itself."""
         return self

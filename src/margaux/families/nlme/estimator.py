@@ -20,6 +20,7 @@ from ...numerics.precision import precision
 from ...showing.parts import check_fitted
 from ..sharing import pooled
 from . import answers, bounds, by_occasion, comparison, flipflop, informed, prediction, rows_by_output, specification, verdict
+from .autocorrelated import check_times
 from .building import ModelBuilding
 from .censoring import with_limits
 from .data import LongData, group
@@ -203,6 +204,7 @@ class NLME(ModelBuilding, Criteria, Simulating, Writing, Parameters, Fitted):
             raise ValueError("name the column of the outcome: fit(data, id=..., time=..., y=...)")
         self.data_: LongData = group(data, roles, outcome, columns=table, lloq=lloq)
         outcome = with_constants(with_regimen(outcome, self.data_.regimen, individual), individual, self.data_)
+        check_times(outcome, self.data_)
         if self.data_.censored:
             outcome = with_limits(outcome, self.censoring, self.data_)
         self.data_ = by_occasion.with_occasions(self.data_, individual, outcome)
@@ -211,7 +213,7 @@ class NLME(ModelBuilding, Criteria, Simulating, Writing, Parameters, Fitted):
         build = functools.partial(specification.built, outcome, *known, priors=checked(self.priors))
         settings = Settings.of(self, shared)
         with precision(settings.dtype):
-            build = functools.partial(specification.built, with_steps(*build(individual)), *known, **build.keywords)
+            build = functools.partial(specification.built, with_steps(outcome, *build(individual)), *known, **build.keywords)
             check_structural(*build(individual), self.data_)
         return self._ended(*estimate(build, individual, settings))
 

@@ -40,10 +40,10 @@ def linearised_information(model: Any, space: AbstractSpace, params: dict, modes
         centre, root = model.population(moving, y)
         mean = f - slope @ (mode - centre)
         plain = outcome.prediction(model.psi(params, mode, y["design"]), y["rows"])
-        sd = error.sd(moving["error"], plain)
         kept = y["mask"] > 0
         both = kept[:, None] & kept[None]
-        covariance = jnp.where(both, slope @ root @ root.T @ slope.T, 0.0) + jnp.diag(jnp.where(kept, sd**2, 1.0))
+        whole = slope @ root @ root.T @ slope.T + error.covariance(moving["error"], plain)
+        covariance = jnp.where(both, whole, jnp.eye(len(kept)))
         factor = jnp.linalg.cholesky(covariance)
         white = jax.scipy.linalg.solve_triangular(factor, jnp.where(kept, scale(y["rows"]["y"]) - mean, 0.0), lower=True)
         return -jnp.sum(white**2) / 2 - jnp.sum(jnp.log(jnp.diagonal(factor)))

@@ -12,7 +12,7 @@ import numpy as np
 from ...numerics.compiling import compiled
 from .dosing import administered
 from .dynamics import Dynamics
-from .outcomes import DOSES, AbstractOutcome
+from .outcomes import DOSES
 from .start import SOME, some_subjects, with_empty_subjects
 
 if TYPE_CHECKING:
@@ -23,14 +23,16 @@ if TYPE_CHECKING:
 STEPS, MORE = 20, 500
 
 
-def with_steps(model: MixedEffects, units: dict) -> AbstractOutcome:
-    """The outcome of a model, with the method that its differential equations are solved by, where it is left open.
+def with_steps(outcome: Any, model: MixedEffects, units: dict) -> Any:
+    """The outcome with the method that its differential equations are solved by, where it is left open.
 
     Explicit ones, where these solve the equations of some subjects at the starting values in few steps: their number is bound by
     the largest rate times the time there is, and not by the error. Where a parameter has no starting value it is not known
     what its rates are.
+
+    Args:
+        model, units: of this outcome.
     """
-    outcome: Any = model.outcome
     dynamics = administered(outcome)
     if not isinstance(dynamics, Dynamics) or dynamics.stiff is not None or not np.all(np.isfinite(model.typical)):
         return outcome
@@ -39,7 +41,7 @@ def with_steps(model: MixedEffects, units: dict) -> AbstractOutcome:
     by_explicit = dataclasses.replace(dynamics, stiff=False)
     own = with_empty_subjects(some_subjects(units, 0, SOME))
     events = own["mask"].shape[1] + (2 * own["rows"][DOSES]["time"].shape[1] if DOSES in own["rows"] else 0)
-    tried = _by(outcome, dataclasses.replace(by_explicit, max_steps=STEPS * events + MORE))
+    tried = _by(model.outcome, dataclasses.replace(by_explicit, max_steps=STEPS * events + MORE))
     psi = dict(zip(model.names, model.typical, strict=True))
     solved = np.asarray(_predicted(dataclasses.replace(model, outcome=tried), psi, own["rows"]))
     return _by(outcome, by_explicit) if np.all(np.isfinite(solved[own["mask"] > 0])) else outcome

@@ -179,4 +179,4 @@ def _predictions(outcome: AbstractOutcome, individual: tuple, phi: Array, rows: 
 
 
 def _name(error: ResidualError) -> str:
-    return type(error).__name__.lower()
+    return type(getattr(error, "of", error)).__name__.lower()

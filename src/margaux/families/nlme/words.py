@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from .error import Combined, ConstantError, Exponential, Power, Proportional, ResidualError
+from .autocorrelated import AR1
+from .error import Combined, ConstantError, Exponential, Power, Proportional, ResidualError, as_error
 from .individual import Bounded, LogNormal
 
 if TYPE_CHECKING:
@@ -35,6 +36,8 @@ def error(fitted: Any) -> str:
 
 
 def _of(error: ResidualError) -> str:
+    if isinstance(error, AR1):
+        return f"{_of(as_error(error.of))}, correlated in time (AR(1): exp(-distance / tau))"
     if not isinstance(error, Combined):
         return next((words for kind, words in ERRORS.items() if isinstance(error, kind)), type(error).__name__)
     formula = "SD a + b f" if error.form == 1 else "SD the root of a^2 + b^2 f^2"
