@@ -152,8 +152,9 @@ class Search:
     def likelihood(self) -> LogLikelihood | None:
         """By a quadrature that agreed with others, if there was one where the search is now."""
         params, value = self.held_to_others or (None, None)
-        enough = TOLERANCE * share_of_quadrature(self.fit)
-        return value if params is self.params and value is not None and value.se <= enough else None
+        if params is not self.params or value is None:
+            return None
+        return value if value.se <= TOLERANCE * share_of_quadrature(self.fit) else None
 
     def climb(self, most: int) -> None:
         """Steps by few sets of draws until they are short."""
