@@ -45,7 +45,7 @@ def taken(estep, model, shift, rows, y):
 @pytest.mark.parametrize("shift", [0.0, 5000.0, -5000.0])
 def test_the_sum_of_all_points(d, rules, shift):
     # In three dimensions without the corners, where these posteriors have next to nothing.
-    close = {"rtol": 1e-11, "atol": 1e-13} if d < 3 else {"rtol": 1e-6, "atol": 1e-6}
+    rtol, atol = (1e-11, 1e-13) if d < 3 else (1e-6, 1e-6)
     with precision(np.dtype(np.float64)):
         y = jnp.asarray([4.0, 0.0, 1.0][:d])
         rows = {"mean": jnp.log(y + 0.5), "cholesky": jnp.tril(0.1 * jnp.ones((d, d))) + 0.6 * jnp.eye(d)}
@@ -54,7 +54,7 @@ def test_the_sum_of_all_points(d, rules, shift):
                 rule = mx.Quadrature(n_nodes, widening=widening, held=True, reach=reach)
                 whole, in_pieces = (taken(estep, Skewed(), shift, rows, y) for estep in (rule, held(rule, d)))
                 for one, other in zip(jax.tree.leaves(whole), jax.tree.leaves(in_pieces), strict=True):
-                    np.testing.assert_allclose(one, other, **close)
+                    np.testing.assert_allclose(one, other, rtol=rtol, atol=atol)
 
 
 def test_grids_of_all_sizes_are_one_program():

@@ -1,16 +1,17 @@
 """Residuals that are correlated in time, against the Gaussian likelihood of lines with a random intercept."""
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pandas as pd
 import pytest
 import scipy
-from margaux.nlme import Combined, LogNormal, Normal, outputs, polynomial
 from scipy.stats import multivariate_normal
 
 import margaux as mx
-from margaux.families.nlme import words
+from margaux.families.nlme import Combined, LogNormal, Normal, outputs, polynomial, words
 from margaux.families.nlme.autocorrelated import AR1
 from margaux.families.nlme.conditional import conditional_residuals
 
@@ -109,7 +110,8 @@ def test_densities_are_those_of_the_joint_normal(error):
     found = float(jnp.sum(own.log_density(at, f, y)))
     jacobian = float(jnp.sum(jnp.log(y))) if error == "exponential" else 0.0
     mean, seen = own.transformed(f), own.transformed(y)
-    wanted = multivariate_normal.logpdf(np.asarray(seen), np.asarray(mean), np.asarray(own.covariance(at, f), float)) - jacobian
+    covariance: Any = np.asarray(own.covariance(at, f), float)
+    wanted = multivariate_normal.logpdf(np.asarray(seen), np.asarray(mean), covariance) - jacobian
     assert found == pytest.approx(wanted, abs=2e-5)
 
 
@@ -119,7 +121,7 @@ def test_what_it_is_not_for_is_refused():
     with pytest.raises(ValueError, match=r"not later than the one before it \(subject 1, row 9\); average"):
         _model().fit(twice, id="id", time="t", y="y")
     with pytest.raises(ValueError, match="some are limits"):
-        _model().fit(frame, id="id", time="t", y="y", lloq=float(frame["y"].quantile(0.2)))
+        _model().fit(frame, id="id", time="t", y="y", lloq=float(np.quantile(frame["y"], 0.2)))
     with pytest.raises(ValueError, match=r"hold by AR1\(fixed=...\)"):
         AR1(Combined(fixed={"a": 0.1}))
     both = outputs({"one": polynomial(1), "two": lambda p, row: p["k"] * row["one"]})

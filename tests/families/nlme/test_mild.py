@@ -1,6 +1,7 @@
 """By which steps differential equations are solved, where that is left open."""
 
 import dataclasses
+from typing import Any
 
 import numpy as np
 import pytest
@@ -25,7 +26,7 @@ def _chosen(curve, starts):
     outcome, read = reading_events(frame, Continuous(curve, ConstantError()), NOTHING, None)
     data = group(frame, named_by_default(frame, NOTHING, outcome, True), outcome, observed=False, columns=read)
     outcome = with_regimen(outcome, data.regimen, starts)
-    individual = {name: LogNormal() if start is None else LogNormal(start) for name, start in starts.items()}
+    individual: dict[str, Any] = {name: LogNormal() if start is None else LogNormal(start) for name, start in starts.items()}
     with precision(np.dtype(float)):
         return with_steps(outcome, *built(outcome, [], data, individual)).structural.function.stiff
 
@@ -46,14 +47,15 @@ def test_explicit_steps_are_taken_where_few_do(curve, starts, stiff):
 
 @pytest.mark.parametrize("asked", [True, False])
 def test_what_is_asked_for_is_done(asked):
-    function = dataclasses.replace(oral1cpt_mm.function, stiff=asked)
+    own: Any = oral1cpt_mm.function
+    function = dataclasses.replace(own, stiff=asked)
     assert _chosen(dataclasses.replace(oral1cpt_mm, function=function), ORAL | {"ka": 1e3}) is asked
 
 
 def test_both_solve_the_same_equations():
     frame = table({"TIME": [0.0], "AMT": [100.0]}, [1.0, 24.0, 100.0, 300.0])
-    curves = [
-        dataclasses.replace(friberg, function=dataclasses.replace(friberg.function, stiff=stiff)) for stiff in (True, False)
-    ]
+    curve: Any = friberg
+    functions = [dataclasses.replace(curve.function, stiff=stiff) for stiff in (True, False)]
+    curves = [dataclasses.replace(curve, function=function) for function in functions]
     implicit, explicit = (predicted(frame, curve, CELLS) for curve in curves)
     np.testing.assert_allclose(implicit, explicit, rtol=1e-4)

@@ -74,7 +74,7 @@ def test_npde_of_a_subject_that_depend_on_each_other(skewed, rejected):
         found = discrepancies(y, np.ones(y.shape), simulations)
         p = as_simulated(found.npde.ravel(), found.spread)
         simulated += 3 * min(p.values()) < 0.01
-        independent += standard_normal(found.npde.ravel())["p"]["global"] < 0.01
+        independent += bool(float(standard_normal(found.npde.ravel())["p"].to_dict()["global"]) < 0.01)
     print(f"{independent} and as simulated {simulated} of 15")
     assert independent >= 5 and simulated in rejected
 

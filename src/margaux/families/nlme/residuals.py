@@ -110,7 +110,7 @@ def _block(y: np.ndarray, mask: np.ndarray, simulations: np.ndarray, largest: fl
     out = (mean, sd, wres, pd_, scipy.stats.norm.ppf(pd_), pde, scipy.stats.norm.ppf(pde))
     # Where nothing varies in the model, a residual has no scale.
     each = (np.where(mask if k < 2 else used, value, np.nan) for k, value in enumerate(out))
-    return Discrepancies(*each, _spread(simulated, used))
+    return Discrepancies(*each, spread=_spread(simulated, used))
 
 
 def _spread(simulated: np.ndarray, used: np.ndarray) -> np.ndarray:

@@ -96,9 +96,9 @@ def npde(fitted: NLME) -> Check | None:
     scores = scores[np.isfinite(scores)]
     if len(scores) < 3:
         return None
-    independent = residuals.standard_normal(scores)["p"]
+    independent: dict[str, float] = residuals.standard_normal(scores)["p"].to_dict()  # type: ignore[assignment]
     simulated = residuals.as_simulated(scores, found.spread)
-    p = {name: max(float(independent[name]), value) for name, value in simulated.items()}
+    p = {name: max(independent[name], value) for name, value in simulated.items()}
     p["global"] = min(1.0, 3 * min(p.values()))
     level = "pass" if p["global"] >= DOUBTFUL else "careful"
     if level == "pass":
