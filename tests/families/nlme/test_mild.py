@@ -4,10 +4,12 @@ import dataclasses
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pytest
 from test_events import NOTHING, predicted, table
 
-from margaux.families.nlme import LogNormal, friberg, oral1cpt_mm
+import margaux as mx
+from margaux.families.nlme import LogNormal, friberg, ode, oral1cpt_mm
 from margaux.families.nlme.data import group
 from margaux.families.nlme.dosing import with_regimen
 from margaux.families.nlme.error import ConstantError
@@ -59,3 +61,18 @@ def test_both_solve_the_same_equations():
     curves = [dataclasses.replace(curve, function=function) for function in functions]
     implicit, explicit = (predicted(frame, curve, CELLS) for curve in curves)
     np.testing.assert_allclose(implicit, explicit, rtol=1e-4)
+
+
+def test_posteriors_that_reach_where_there_is_no_solution_are_told():
+    """dy/dt = a y^2 from one has none beyond t = 1 / a, and a subject's a is known to within a fifth."""
+    rng, n = np.random.default_rng(0), 12
+    a = 0.6 * np.exp(0.1 * rng.normal(size=n))
+    times = np.array([0.5, 1.0])
+    frame = pd.DataFrame({"id": np.repeat(np.arange(n), 2), "t": np.tile(times, n)})
+    frame["y"] = (1 / (1 - a[:, None] * times) + rng.normal(size=(n, 2))).ravel()
+    explosive = ode(lambda t, state, psi: {"y": psi["a"] * state["y"] ** 2}, ["y"], "y", initial=lambda psi: {"y": 1.0})
+    model = mx.NLME(structural=explosive, individual={"a": LogNormal(0.6, variance=0.15)}, n_starts=1, verbose=False)
+    model = model.fit(frame, id="id", time="t", y="y")
+    check = model.certificate_["solutions"]
+    assert check.level == "careful" and "no solution" in check.sentence and 0 < check.figure <= 1
+    assert model.model_.outcome.structural.function.stiff is False
