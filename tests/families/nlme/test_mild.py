@@ -75,4 +75,5 @@ def test_posteriors_that_reach_where_there_is_no_solution_are_told():
     model = model.fit(frame, id="id", time="t", y="y")
     check = model.certificate_["solutions"]
     assert check.level == "careful" and "no solution" in check.sentence and 0 < check.figure <= 1
-    assert model.model_.outcome.structural.function.stiff is False
+    outcome: Any = model.model_.outcome
+    assert outcome.structural.function.stiff is False
