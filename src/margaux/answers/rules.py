@@ -32,8 +32,8 @@ NODES: dict[int, tuple[tuple[int, int, float | None], ...]] = {
 }
 #: what precedes them for models whose densities take long
 COARSE: dict[int, tuple[tuple[int, int, float | None], ...]] = {1: ((11, 15, None),), 2: ((7, 11, None),), 3: ((5, 7, None),)}
-#: and searches for modes of theirs: from the starts, and from the mirror image of what they find
-SEARCHES = 3
+#: and searches for modes of theirs: from the starts, and from five standard deviations to both sides
+SEARCHES = 5
 #: points over all units that a quadrature may have
 AFFORDABLE = 50_000_000
 #: draws a replicate over all units, the least and the most a unit has, and replicates

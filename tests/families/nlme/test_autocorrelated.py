@@ -93,7 +93,8 @@ def test_conditional_residuals_are_white(fitted):
 
 @pytest.mark.parametrize("error", ["constant", "proportional", "exponential"])
 def test_simulated_residuals_have_their_correlations(error):
-    times, f = jnp.asarray([0.0, 0.5, 2.0, 2.1]), jnp.asarray([4.0, 3.0, 2.0, 5.0])
+    # Two of one time have one error.
+    times, f = jnp.asarray([0.0, 0.5, 2.0, 2.0]), jnp.asarray([4.0, 3.0, 2.0, 5.0])
     own = AR1(error).at({"time": times})
     at = jnp.asarray([0.2, 1.5])
     noise = jax.random.normal(jax.random.key(0), (40_000, 4))

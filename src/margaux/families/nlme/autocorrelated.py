@@ -83,16 +83,18 @@ class _Along(AR1):
 
     times: Any = None
 
-    def _shares(self, tau: Array) -> tuple[Float[Array, " T"], Float[Array, " T"]]:
+    def _gaps(self) -> Float[Array, " T"]:
+        return jnp.abs(jnp.diff(self.times, prepend=self.times[:1]))
+
+    def _shares(self, gaps: Array, tau: Array) -> tuple[Float[Array, " T"], Float[Array, " T"]]:
         """The correlation of each residual with the one before, and the SD of what is new in it."""
-        gaps = jnp.diff(self.times, prepend=self.times[:1])
-        # Rows of the padding may have any time.
-        distance = jnp.where(gaps > 0, gaps, 1.0) / tau
-        first = jnp.arange(len(gaps)) == 0
+        distance, first = gaps / tau, jnp.arange(len(gaps)) == 0
         return jnp.where(first, 0.0, jnp.exp(-distance)), jnp.where(first, 1.0, jnp.sqrt(-jnp.expm1(-2 * distance)))
 
     def log_density(self, error, f, y):
-        share, new = self._shares(error[-1])
+        gaps = self._gaps()
+        # Rows of the padding may have any time; those of the data are one after the other.
+        share, new = self._shares(jnp.where(gaps > 0, gaps, 1.0), error[-1])
         z = (self.transformed(y) - self.transformed(f)) / self.sd(error, f)
         before = jnp.concatenate([jnp.zeros_like(z[:1]), z[:-1]])
         return self._one.log_density(error[:-1], f, y) + norm.logpdf(z, share * before, new) - norm.logpdf(z)
@@ -103,7 +105,7 @@ class _Along(AR1):
             here = share * before + new * own
             return here, here
 
-        _, correlated = jax.lax.scan(go_on, jnp.zeros_like(noise[0]), (*self._shares(error[-1]), noise))
+        _, correlated = jax.lax.scan(go_on, jnp.zeros_like(noise[0]), (*self._shares(self._gaps(), error[-1]), noise))
         return self._one.noisy(error[:-1], f, correlated)
 
     def covariance(self, error, f):

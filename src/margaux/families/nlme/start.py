@@ -27,9 +27,7 @@ if TYPE_CHECKING:
 #: places of the first search, local ones from the best of them, and turns of these
 MANY, FEW, TURNS = 4096, 6, 200
 #: and where a curve takes long
-FEWER, FEWEST, FEWER_TURNS = 64, 2, 15
-#: starts where a curve takes long and its parameters are given
-TWO = 2
+FEWER, FEWEST, FEWER_TURNS = 256, 3, 30
 #: rows, times the doses that each is the sum of, from which curves are worth a program that takes longer to compile, and places
 #: of the first search then
 HEAVY, SOMEWHAT_FEWER = 10_000, 1024
@@ -340,20 +338,18 @@ def plausible(model: MixedEffects, units: dict, params: dict) -> dict[str, Any]:
 
 def first_parameters(model: MixedEffects, units: dict, settings: Settings) -> list[tuple[str, dict]]:
     """Where starts come from, and their engine parameters: what `find_starts` finds, then random moves around it until there are
-    `n_starts`, or two where curves take long and all parameters have a start. One start alone is the user's, if there is one."""
+    `n_starts`. One start alone is the user's, if there is one."""
     rng = np.random.default_rng(settings.seed)
     individual = dict(model.individual)
     units = some_subjects(units, settings.seed, SOME if model.costly else ENOUGH)
-    known = model.costly and bool(np.all(np.isfinite(model.typical)))
-    n_starts = min(settings.n_starts, TWO) if known else settings.n_starts
-    places = find_starts(model, units, settings.seed, -(-n_starts // 2))
-    if n_starts == 1:
+    places = find_starts(model, units, settings.seed, -(-settings.n_starts // 2))
+    if settings.n_starts == 1:
         places = [pair for pair in places if pair[0] == "given"][:1] or places[:1]
         return [(kind, first_guess(model, units, psi)) for kind, psi in places]
     out = [(kind, first_guess(model, units, psi)) for kind, psi in places]
     widths = np.full(len(individual), 1.0)
     widths[model.random] = between_subjects(model, units, out[0][1])
-    while len(out) < n_starts:
+    while len(out) < settings.n_starts:
         moved = {}
         near = places[len(out) % len(places)][1]
         for (name, value), width, fixed in zip(near.items(), widths, fixed_typical(model), strict=True):
