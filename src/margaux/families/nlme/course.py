@@ -153,6 +153,7 @@ def _on_clock(
     interval = _interval(doses, last) or _follow_up(fitted, last, float(time.min()), times)
     _warn_of_units(fitted, doses["amount"].to_numpy(float)[doses["steady"].to_numpy() < 2], per_kg)
     kinds = Regimen.of({name: values[:count] for name, values in padded.items() if name != BEGINS})
+    kinds = dataclasses.replace(kinds, reach=None)  # amounts per kilogram make infusions longer
     return Course(
         records, unit, per_kg, padded, clock, first, kinds, count, float(time.min()), last, last + interval
     )  # fmt: skip

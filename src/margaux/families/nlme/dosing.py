@@ -1,9 +1,4 @@
-r"""Concentrations after a history of doses, by superposition: exact for linear compartments.
-
-Each exponential phase of `Compartments` answers to one dose by a function of its rate, $h(\lambda)$, and absorption by a divided
-difference of it, $k_a\,(h(\lambda)-h(k_a))/(k_a-\lambda)$. `Pair` carries values at two rates with their divided difference
-through sums, products and reciprocals, so that no history of doses has anything to cancel where the rates meet.
-"""
+"""Concentrations after a history of doses, by superposition: exact for linear compartments."""
 
 from __future__ import annotations
 
@@ -11,58 +6,23 @@ import abc
 import dataclasses
 import functools
 import operator
-from collections.abc import Collection, Iterable, Mapping
-from typing import Any, NamedTuple
+from collections.abc import Callable, Collection, Iterable, Mapping
+from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
+from .carried import carried, reach
 from .outcomes import DOSES
-from .pharmacokinetics import Compartments, exp_difference, within
+from .pharmacokinetics import Compartments, within
+from .responses import UNTIL_NOW, Pair, history
 from .structural import Curve
 
 #: which of the doses act on a row
 FIRST, LAST = "first_dose", "last_dose"
-#: kinds of steady state in `Doses`: none, doses at intervals for ever, an infusion for ever that now ends
-NEVER, AT_INTERVALS, UNTIL_NOW = 0, 1, 2
-
-
-class Pair(NamedTuple):
-    """A function of a rate at a, at b, and its divided difference (f(a) - f(b)) / (a - b)."""
-
-    a: Any
-    b: Any
-    difference: Any
-
-    def __add__(self, other: Any) -> Pair:
-        return Pair(*(mine + its for mine, its in zip(self, _pair(other), strict=True)))
-
-    def __sub__(self, other: Any) -> Pair:
-        return self + _pair(other) * -1.0
-
-    def __mul__(self, other: Any) -> Pair:
-        other = _pair(other)
-        return Pair(self.a * other.a, self.b * other.b, self.a * other.difference + other.b * self.difference)
-
-    __rmul__ = __mul__
-
-    def inverse(self) -> Pair:
-        return Pair(1 / self.a, 1 / self.b, -self.difference / (self.a * self.b))
-
-
-def _pair(value: Any) -> Pair:
-    return value if isinstance(value, Pair) else Pair(value, value, 0.0)
-
-
-def _decay(rates: Pair, t: Any) -> Pair:
-    r"""$e^{-\lambda t}$."""
-    a, b = -rates.a * t, -rates.b * t
-    return Pair(jnp.exp(a), jnp.exp(b), -t * exp_difference(a, b))
-
-
-def _where(condition: Any, one: Pair, other: Pair) -> Pair:
-    return Pair(*(jnp.where(condition, x, y) for x, y in zip(one, other, strict=True)))
+#: what of a dose arrives, and how long it takes
+AMOUNT, LASTS = "amount that arrives", "lasts"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -71,19 +31,20 @@ class Regimen:
 
     Args:
         infusions: some last. steady: some are at steady state. depots: whether all doses are absorbed (True), none (False), or
-            it depends on the dose (None).
+            it depends on the dose (None). reach: see `margaux.families.nlme.carried.reach`.
     """
 
     infusions: bool = False
     steady: bool = False
     depots: bool | None = False
+    reach: int | None = None
 
     @classmethod
     def of(cls, doses: Mapping[str, np.ndarray]) -> Regimen:
         """That of the doses of a table."""
         first = np.unique(doses["compartment"]) == 1
         infusions = bool(np.any(doses["rate"] != 0) or np.any(doses["duration"] > 0))
-        return cls(infusions, bool(np.any(doses["steady"] > 0)), bool(first[0]) if len(first) == 1 else None)
+        return cls(infusions, bool(np.any(doses["steady"] > 0)), bool(first[0]) if len(first) == 1 else None, reach(doses))
 
 
 class AbstractAdministration(abc.ABC):
@@ -152,18 +113,59 @@ class Administered(AbstractAdministration):
     rate: str | None = None
 
     def __call__(self, parameters: Mapping[str, Any], row: Mapping[str, Any]) -> Array:
-        doses, t = row[DOSES], row["time"]
-        place = jnp.arange(doses["time"].shape[0])
-        live = (place >= row[FIRST]) & (place < row[LAST])
+        doses = row[DOSES]
         fraction = self._of_dose(self.bioavailability, parameters, doses, 1.0)
         if self.regimen.steady:  # what flows in for ever is a rate, which the fraction does not change
             fraction = jnp.where(doses["steady"] == UNTIL_NOW, 1.0, fraction)
-        amount = doses["amount"] * fraction
-        since = t - doses["time"] - self._of_dose(self.lag, parameters, doses, 0.0)
-        lasts = self.lasts(parameters, doses, amount) if self.regimen.infusions else None
-        each = self._responses(parameters, doses, jnp.where(live, since, 0.0), lasts)
+        doses = doses | {AMOUNT: doses["amount"] * fraction}
+        lag = self._of_dose(self.lag, parameters, doses, 0.0)
+        if self.regimen.infusions:
+            doses = doses | {LASTS: self.lasts(parameters, doses, doses[AMOUNT])}
+        of_compartments = self._carried if self._may_carry and jnp.ndim(lag) == 0 else self._superposed
+        return of_compartments(parameters, row, doses, lag)
+
+    def _superposed(self, parameters: Any, row: Any, doses: Any, lag: Any) -> Array:
+        """The sum over all doses."""
+        place, since = jnp.arange(doses["time"].shape[0]), row["time"] - doses["time"] - lag
+        live = (place >= row[FIRST]) & (place < row[LAST])
         given = live & ((since >= 0) | (doses["steady"] > 0)) if self.regimen.steady else live & (since >= 0)
-        return jnp.sum(jnp.where(given, amount * each, 0.0))
+        times = jnp.where(live, since, 0.0)
+
+        def each(rates: Pair, absorbed: bool) -> Any:
+            found = self._history(rates, doses, times)
+            return found.difference if absorbed else found.a
+
+        return jnp.sum(jnp.where(given, doses[AMOUNT] * self._of_phases(parameters, doses, each), 0.0))
+
+    def _carried(self, parameters: Any, row: Any, doses: Any, lag: Any) -> Array:
+        """The same, carried from dose to dose, see `margaux.families.nlme.carried`."""
+        last, t = row[LAST], row["time"]
+        if self.lag != (None, None):
+            place = jnp.arange(doses["time"].shape[0])
+            last = row[FIRST] + jnp.sum((place >= row[FIRST]) & (place < row[LAST]) & (t - doses["time"] >= lag))
+        last = jnp.where(last > row[FIRST], last - 1, -1).astype(int)
+
+        def total(rates: Pair, absorbed: bool) -> Array:
+            entering = doses[AMOUNT]
+            if self._enters is None:
+                entering = jnp.where((doses["compartment"] == 1) == absorbed, entering, 0.0)
+
+            def response(places: Array, times: Array) -> Pair:
+                own = {name: doses[name][places] for name in ("steady", "interval", LASTS) if name in doses}
+                return self._history(rates, own, times) * entering[places]
+
+            def since(place: Array) -> Array:
+                return jnp.maximum(t - doses["time"][place] - lag, 0.0)
+
+            return carried(rates, absorbed, doses, self.regimen.reach or 1, LASTS in doses, response, last, since)
+
+        return self._of_phases(parameters, doses, total, together=True)
+
+    @property
+    def _may_carry(self) -> bool:
+        """Whether it is known before parameters are how long doses last, and none of a steady state is lagged."""
+        known = not self.regimen.infusions or self.bioavailability == (None, None)
+        return self.regimen.reach is not None and known and not (self.regimen.steady and self.lag != (None, None))
 
     @property
     def names(self):
@@ -188,28 +190,26 @@ class Administered(AbstractAdministration):
             return 1
         return {True: 1, False: 2, None: None}[self.regimen.depots]
 
-    def _responses(self, parameters: Any, doses: Any, since: Any, lasts: Any) -> Float[Array, " E"]:
-        """What a unit of each dose adds to the concentration."""
-        model = self.curve
-        phases = model.phases(parameters)
-        if self._enters == 1 and model.route == "oral":
-            ka = parameters["ka"]
-            return _total(w * -ka * self._history(Pair(k, ka, 1.0), doses, since, lasts).difference for w, k in phases)
-        if self._enters is not None:
-            return _total(w * self._history(Pair(k, k, 0.0), doses, since, lasts).a for w, k in phases)
-        ka, absorbed = parameters["ka"], doses["compartment"] == 1
-        histories = [(w, self._history(Pair(k, ka, 1.0), doses, since, lasts)) for w, k in phases]
-        return _total(w * jnp.where(absorbed, -ka * history.difference, history.a) for w, history in histories)
+    def _of_phases(self, parameters: Any, doses: Any, of: Callable[[Pair, bool], Any], together: bool = False) -> Any:
+        """The concentration from what `of(rates, absorbed)` says of phases.
 
-    def _history(self, rates: Pair, doses: Any, since: Any, lasts: Any) -> Pair:
-        """h of the doses: of one given now, and of all that came before it at steady state."""
-        if not self.regimen.steady:
-            return _one(rates, jnp.maximum(since, 0.0), lasts)
-        steady, interval = doses["steady"], jnp.where(doses["interval"] > 0, doses["interval"], 1.0)
-        # Between the record and its lagged dose, the regimen's last interval.
-        s = jnp.where(since < 0, since + interval, since)
-        out = _where(steady == AT_INTERVALS, _for_ever(rates, s, interval, lasts), _one(rates, jnp.maximum(since, 0.0), lasts))
-        return _where(steady == UNTIL_NOW, _decay(rates, jnp.maximum(since, 0.0)) * rates.inverse(), out)
+        Args:
+            together: whether that is of all doses into the compartment, and not of each.
+        """
+        phases = self.curve.phases(parameters)
+        if self.curve.route != "oral" or self._enters == 2:
+            return _total(w * of(Pair(k, k, 0.0), False) for w, k in phases)
+        ka = parameters["ka"]
+        absorbed = [(w, Pair(k, ka, 1.0)) for w, k in phases]
+        if self._enters == 1:
+            return _total(w * -ka * of(rates, True) for w, rates in absorbed)
+        if together:
+            return _total(w * (of(rates, False) - ka * of(rates, True)) for w, rates in absorbed)
+        first = doses["compartment"] == 1
+        return _total(w * jnp.where(first, -ka * of(rates, True), of(rates, False)) for w, rates in absorbed)
+
+    def _history(self, rates: Pair, doses: Any, since: Any) -> Pair:
+        return history(rates, doses, since, doses.get(LASTS), self.regimen.steady)
 
 
 def _total(terms: Iterable[Any]) -> Any:
@@ -290,34 +290,3 @@ def with_regimen(outcome: Any, regimen: Regimen | None, individual: Collection[s
         read = set(curve.function.names) - set(individual)
         changed |= {name: tuple(p for p in getattr(curve, name) if p not in read) for name in ("parameters", "positive")}
     return dataclasses.replace(outcome, structural=dataclasses.replace(curve, **changed))
-
-
-def _one(rates: Pair, t: Any, lasts: Any) -> Pair:
-    r"""$e^{-\lambda t}$, or its mean over an infusion that lasts T: $e^{-\lambda(t-u)}(1-e^{-\lambda u})/(\lambda T)$ with u the
-    lesser of t and T."""
-    if lasts is None:
-        return _decay(rates, t)
-    some = lasts > 0
-    length = jnp.where(some, lasts, 1.0)
-    u = jnp.where(some, jnp.minimum(t, length), 1.0)
-    infused = _decay(rates, t - u) * (_pair(1.0) - _decay(rates, u)) * rates.inverse() * (1 / length)
-    return _where(some, infused, _decay(rates, t))
-
-
-def _for_ever(rates: Pair, t: Any, interval: Any, lasts: Any) -> Pair:
-    r"""The sum of `_one` at t, t + II, t + 2 II, ... for ever.
-
-    N infusions that have not ended are $N/\lambda-e^{-\lambda t}(1-e^{-\lambda N II})/(\lambda(1-e^{-\lambda II}))$, over T. At a
-    negative t, N is that of time 0.
-    """
-    total = (_pair(1.0) - _decay(rates, interval)).inverse()
-    given = _decay(rates, t) * total
-    if lasts is None:
-        return given
-    some = lasts > 0
-    length = jnp.where(some, lasts, 1.0)
-    running = jnp.maximum(jnp.ceil((length - jnp.maximum(t, 0.0)) / interval), 0.0)
-    over = running * interval
-    filling = _pair(running) - _decay(rates, t) * (_pair(1.0) - _decay(rates, over)) * total
-    emptying = _decay(rates, t + over - length) * (_pair(1.0) - _decay(rates, length)) * total
-    return _where(some, (filling + emptying) * rates.inverse() * (1 / length), given)

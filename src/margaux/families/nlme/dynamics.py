@@ -15,9 +15,10 @@ from jaxtyping import Array, Float
 from ...numerics.integration import Inputs, fixed_point, states_at, transposable
 from ...numerics.linear_systems import LinearSystem
 from ...numerics.steps import State, rodas, tsitouras
-from .dosing import AT_INTERVALS, LAST, NEVER, UNTIL_NOW, AbstractAdministration, Regimen, administered, read_of_dose
+from .dosing import LAST, AbstractAdministration, Regimen, administered, read_of_dose
 from .linear import Linearity, linearity, system
 from .outcomes import DOSES
+from .responses import AT_INTERVALS, NEVER, UNTIL_NOW
 
 if TYPE_CHECKING:
     from .data import LongData

@@ -10,11 +10,13 @@ import numpy as np
 import pandas as pd
 
 from ...numerics.ladder import rung
-from .dosing import AT_INTERVALS, FIRST, LAST, NEVER, UNTIL_NOW, AbstractAdministration, administered
+from .carried import with_places
+from .dosing import FIRST, LAST, AbstractAdministration, administered
 from .dynamics import BEGINS, PART, STEADY, Dynamics
 from .outcomes import DOSES
 from .records import DOSE, OBSERVATION, RESET, RESET_AND_DOSE, Records, decoded, empty, numbers, refuse_names_twice
 from .refused_events import refuse, refuse_observations, repeated
+from .responses import AT_INTERVALS, NEVER, UNTIL_NOW
 from .rows_by_output import DVID
 from .several import takes_doses, with_doses
 
@@ -252,11 +254,15 @@ def given_to(
     places = np.minimum(starts[:, None] + np.arange(width), np.maximum(starts + sizes - 1, 0)[:, None])
     padding = np.arange(width) >= sizes[:, None]
     columns = {name: doses[name].to_numpy(float) for name in doses.columns if name not in UNREAD}
-    padded = {name: np.where(padding, float(name == "interval"), values[places]) for name, values in columns.items()}
+    filling = {"interval": 1.0, "compartment": columns["compartment"][places]}  # of no other kind than the doses
+    padded = {name: np.where(padding, filling.get(name, 0.0), values[places]) for name, values in columns.items()}
     first, last = _acting(events, doses, owner, starts, rows, time, subject)
     others = _of_another_occasion(events.occasion[rows], doses[OF_OCCASION].to_numpy(), starts[subject], first, last)
+    of_doses = doses["part"].to_numpy()[places]
     given = {DOSES: padded, FIRST: first, LAST: last, "of_another_occasion": others}
-    return given if not parts else _with_parts(given, events, doses["part"].to_numpy()[places], rows, subject)
+    if parts:
+        return _with_parts(given, events, of_doses, rows, subject)
+    return given | {DOSES: with_places(padded, of_doses, padding)}
 
 
 def _with_parts(

@@ -18,8 +18,9 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
-from .dosing import AT_INTERVALS, Administered
+from .dosing import Administered
 from .dynamics import Dynamics
+from .responses import AT_INTERVALS
 from .several import DosedOutputs
 
 _HALF = np.array([
