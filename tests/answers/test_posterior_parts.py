@@ -3,6 +3,7 @@
 # Stand-ins take the place of fits and rules: pyright sees other types.
 # pyright: reportArgumentType=false, reportAttributeAccessIssue=false
 
+import dataclasses
 from types import SimpleNamespace
 
 import equinox as eqx
@@ -17,6 +18,7 @@ from helpers import normal
 from margaux.answers import posterior as module
 from margaux.answers.posterior import UndefinedDensity, _of_one_kind, each_unit, latent_size, latents, proposals, reference_estep
 from margaux.numerics.ladder import rung
+from margaux.problem import AbstractCostly
 
 N = 11
 
@@ -88,6 +90,37 @@ def test_chosen_units_are_visited_and_sums_are_over_them(fit):
     np.testing.assert_allclose(found["one"], mean(fit, -1.0)[units])
     np.testing.assert_allclose(found["all"], mean(fit, -1.0)[units].sum() * np.ones(2))
     assert figures["log_marginal"].shape == (5,)
+
+
+class Slow(Gaussian, AbstractCostly):
+    """The same, where a unit takes the longer, the smaller its y."""
+
+    costly = True
+
+    def lengths(self, data):
+        return -np.asarray(data)
+
+    def for_searches(self):
+        return self
+
+
+def test_units_that_take_alike_are_visited_together(fit, monkeypatch):
+    visited = []
+    block = module._block
+    monkeypatch.setattr(module, "_block", lambda *args: (visited.append(args[5].tolist()), block(*args))[1])
+    slow = dataclasses.replace(fit, problem=dataclasses.replace(fit.problem, model=Slow()))
+    for units in (None, np.array([9, 2, 7, 8, 3, 10, 0, 1, 5])):
+        visited.clear()
+        found, figures = each_unit(slow, both, mx.Quadrature(9), units=units, summed=("all",))
+        chosen = np.arange(N) if units is None else units
+        ids = [i for ids in visited for i in ids][: len(chosen)]
+        assert ids == chosen[np.argsort(-fit.data[chosen])].tolist() and len(visited[0]) == module.ALIKE
+        np.testing.assert_allclose(found["one"], mean(fit)[chosen])
+        np.testing.assert_allclose(found["all"], mean(fit)[chosen].sum() * np.ones(2))
+        expected = each_unit(fit, both, mx.Quadrature(9), units=units)[1]["log_marginal"]
+        np.testing.assert_allclose(figures["log_marginal"], expected)
+        rows, plain = (proposals(one, mx.Quadrature(9, held=True), units=units)["mean"] for one in (slow, fit))
+        np.testing.assert_allclose(rows, plain)
 
 
 def test_draws_of_a_unit_depend_on_its_number_and_the_key_alone(fit):

@@ -20,7 +20,7 @@ from ..numerics.ladder import rung
 from ..numerics.naming import named_values
 from ..numerics.precision import default_dtype, precision, settle
 from ..numerics.threads import side_by_side
-from ..problem.model import AbstractConcave, AbstractConjugate, AbstractDiscrete, AbstractModel
+from ..problem.model import AbstractConcave, AbstractConjugate, AbstractCostly, AbstractDiscrete, AbstractModel
 
 if TYPE_CHECKING:
     from ..engine.share import Share
@@ -35,6 +35,8 @@ BLOCK_NUMBERS, MOST = 500_000, 4096
 AT_ONCE = 4
 #: units whose proposals are made at once: a search lasts as long as that of the slowest
 SEARCHED = 64
+#: units at once whose densities take long, each as long as that of the slowest
+ALIKE = 8
 #: latents a unit up to which blocks are visited side by side: the linear algebra of larger ones has threads of its own
 FEW = 20
 
@@ -120,7 +122,8 @@ def each_unit(
         if rows is not None:
             estep, width = _in_pieces(estep, latent_size(fit), width)
         model, estep = settle((problem.model, estep), dtype)
-        size = _units_at_once(problem.n, width)
+        chosen, back = _alike(problem.model, data, chosen, before)
+        size = min(_units_at_once(problem.n, width), _most(problem.model))
         chains = keep_chains and fit.rows is not None and _of_one_kind(estep, fit.estep)
 
         def visit(first: int) -> tuple[PyTree, dict[str, np.ndarray], dict[str, np.ndarray]]:
@@ -139,6 +142,8 @@ def each_unit(
     values, infos, sums = zip(*found, strict=True)
     joined = jax.tree.map(lambda *leaf: np.concatenate(leaf), *values)
     figures = {name: np.concatenate([info[name] for info in infos]) for name in infos[0]}
+    if back is not None:
+        joined, figures = jax.tree.map(lambda leaf: leaf[back], (joined, figures))
     totals = {name: sum(part[name] for part in sums) for name in summed}
     if share is not None:
         joined, figures, totals = _of_all(share, asked, joined, figures, totals)
@@ -163,6 +168,19 @@ def _here(share: Share | None, asked: np.ndarray) -> tuple[np.ndarray, int]:
         return asked, 0
     own = asked[share.owners(asked) == share.index]
     return own if len(own) else np.array([share.first]), share.before
+
+
+def _most(model: AbstractModel) -> int:
+    """Units at once."""
+    return ALIKE if isinstance(model, AbstractCostly) and model.costly else MOST
+
+
+def _alike(model: AbstractModel, data: PyTree, chosen: np.ndarray, before: int) -> tuple[np.ndarray, np.ndarray | None]:
+    """Units in the order of how long their densities take, and their places in it; None where all take alike."""
+    if not (isinstance(model, AbstractCostly) and model.costly):
+        return chosen, None
+    order = np.argsort(np.asarray(model.lengths(jax.tree.map(np.asarray, data)))[chosen - before], kind="stable")
+    return chosen[order], np.argsort(order)
 
 
 def _of_all(share: Share, asked: np.ndarray, joined: PyTree, figures: dict, totals: dict) -> tuple[PyTree, dict, dict]:
@@ -203,7 +221,8 @@ def proposals(fit: Fit, estep: AbstractEStep, params: PyTree = None, units: np.n
     dtype, problem, share = default_dtype(None), fit._model(), fit.share
     asked = np.arange(problem.n) if units is None else np.asarray(units)
     chosen, before = _here(share, asked)
-    size = rung(min(problem.n, SEARCHED))
+    chosen, back = _alike(problem.model, fit.data, chosen, before)
+    size = min(rung(min(problem.n, SEARCHED)), _most(problem.model))
     with precision(dtype):
         at = _on_host(fit.params if params is None else params, dtype)
         model, estep = settle((problem.model, estep.for_rows()), dtype)
@@ -215,6 +234,8 @@ def proposals(fit: Fit, estep: AbstractEStep, params: PyTree = None, units: np.n
 
         parts = side_by_side(visit, range(0, len(chosen), size), dtype, None if latent_size(fit) <= FEW else 1)
     made = jax.tree.map(lambda *leaf: np.concatenate(leaf), *parts)
+    if back is not None:
+        made = jax.tree.map(lambda leaf: leaf[back], made)
     if share is not None:
         made, *_ = _of_all(share, asked, made, {}, {})
     if units is None:
@@ -228,7 +249,7 @@ def proposals_ahead(model: AbstractModel, params: PyTree, data: PyTree) -> None:
     """Have the program of the proposals that a polish begins with compiled while a fit goes on."""
     dtype, n = default_dtype(None), jax.tree.leaves(data)[0].shape[0]
     with precision(dtype):
-        block = _on_host(data, dtype, np.zeros(rung(min(n, SEARCHED)), int))
+        block = _on_host(data, dtype, np.zeros(min(rung(min(n, SEARCHED)), _most(model)), int))
         concave = isinstance(model, AbstractConcave) and model.concave
         rule = Quadrature(1) if concave else ImportanceSampling(2, ModeMixture())
         model, estep = settle((model, rule.for_rows()), dtype)
@@ -242,7 +263,7 @@ def block_ahead(
     dtype, n = default_dtype(None), jax.tree.leaves(data)[0].shape[0]
     estep, width = _in_pieces(estep, row["mean"].shape[-1], width)
     with precision(dtype):
-        ids = np.zeros(_units_at_once(n, width), int)
+        ids = np.zeros(min(_units_at_once(n, width), _most(model)), int)
         block, rows = _on_host(data, dtype, ids), _on_host(jax.tree.map(lambda leaf: leaf[None], row), dtype, ids)
         model, estep = settle((model, estep), dtype)
         _block.ahead(model, estep, _on_host(params, dtype), rows, block, ids, key_of(0), f)

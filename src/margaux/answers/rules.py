@@ -32,8 +32,8 @@ NODES: dict[int, tuple[tuple[int, int, float | None], ...]] = {
 }
 #: what precedes them for models whose densities take long
 COARSE: dict[int, tuple[tuple[int, int, float | None], ...]] = {1: ((11, 15, None),), 2: ((7, 11, None),), 3: ((5, 7, None),)}
-#: and searches for modes of theirs: from the starts, and from five standard deviations to both sides
-SEARCHES = 5
+#: and searches for modes of theirs: from the starts, and from five standard deviations to both sides; rounds of draws after them
+SEARCHES, ROUNDS = 5, 2
 #: points over all units that a quadrature may have
 AFFORDABLE = 50_000_000
 #: draws a replicate over all units, the least and the most a unit has, and replicates
@@ -136,7 +136,7 @@ def quadratures(model: AbstractModel, size: int) -> tuple[tuple[int, int, float 
 
 def thorough(model: AbstractModel) -> ModeMixture:
     """A search of each unit's posterior for modes, not from as far away where a density takes long."""
-    return ModeMixture(searches=SEARCHES) if costly(model) else ModeMixture()
+    return ModeMixture(searches=SEARCHES, rounds=ROUNDS) if costly(model) else ModeMixture()
 
 
 def costly(model: AbstractModel) -> bool:

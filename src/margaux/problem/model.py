@@ -172,6 +172,10 @@ class AbstractCostly(eqx.Module):
         """Whether it does."""
 
     @abc.abstractmethod
+    def lengths(self, data: PyTree) -> Array:
+        """About how long the density of each unit takes, (n,), in any unit: units that take alike are worked out together."""
+
+    @abc.abstractmethod
     def for_searches(self) -> Any:
         """The same densities and gradients, with second derivatives that take less, near enough for Newton's steps and for the
         shape of proposals."""

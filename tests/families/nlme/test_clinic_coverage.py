@@ -9,7 +9,7 @@ import pandas as pd
 import pytest
 
 import margaux as mx
-from margaux.families.nlme import LogNormal, Normal, bolus1cpt, emax_baseline, oral1cpt
+from margaux.families.nlme import LogNormal, Normal, bolus1cpt, emax_baseline, ode, oral1cpt
 
 SETS = 200
 #: of clearance between subjects and between occasions, of volume between subjects, and the error's
@@ -68,6 +68,38 @@ def one_absorption(rng: np.random.Generator, n: int = 60) -> pd.DataFrame:
     return pd.DataFrame({"id": np.repeat(np.arange(n), 7), "t": np.tile(times, n), "y": y.ravel(), "dose": 100.0})
 
 
+#: a response that is made at a constant rate, which a drug inhibits, and is lost in proportion: R(0) = kin / kout
+TURNOVER = {"R0": 50.0, "kout": 0.3, "IC50": 2.0, "omega2_R0": 0.04, "omega2_IC50": 0.15, "a": 3.0}
+DECAY, PEAK = 0.15, 10.0
+
+
+def _turning_over(t, state, psi):
+    inhibited = 1 - state["C"] / (psi["IC50"] + state["C"])
+    return {"C": -DECAY * state["C"], "R": psi["kout"] * (psi["R0"] * inhibited - state["R"])}
+
+
+def turnover(rng: np.random.Generator, n: int = 60) -> pd.DataFrame:
+    """Eight responses after a dose, by Runge and Kutta's steps of order four in step with all subjects."""
+    p, times, step = TURNOVER, np.array([0.0, 1.0, 2.0, 4.0, 8.0, 12.0, 18.0, 24.0]), 0.02
+    R0, IC50 = (p[name] * np.exp(np.sqrt(p[f"omega2_{name}"]) * rng.normal(size=n)) for name in ("R0", "IC50"))
+
+    def slope(t, R):
+        C = PEAK * np.exp(-DECAY * t)
+        return p["kout"] * (R0 * IC50 / (IC50 + C) - R)
+
+    R, seen = R0.copy(), []
+    for i in range(round(times[-1] / step) + 1):
+        t = i * step
+        if np.any(np.isclose(times, t)):
+            seen.append(R.copy())
+        k1 = slope(t, R)
+        k2 = slope(t + step / 2, R + step / 2 * k1)
+        k3 = slope(t + step / 2, R + step / 2 * k2)
+        R = R + step / 6 * (k1 + 2 * k2 + 2 * k3 + slope(t + step, R + step * k3))
+    y = np.stack(seen, axis=1) + p["a"] * rng.normal(size=(n, len(times)))
+    return pd.DataFrame({"id": np.repeat(np.arange(n), len(times)), "t": np.tile(times, n), "y": y.ravel()})
+
+
 def studied(
     simulated: Callable[[np.random.Generator], pd.DataFrame], truth: Mapping[str, float], roles: dict[str, Any], **model: Any
 ) -> None:
@@ -120,3 +152,13 @@ def test_effects_of_doses():
 def test_a_parameter_without_a_random_effect():
     individual = {"ka": LogNormal(1.5, random=False), "V": LogNormal(20.0), "CL": LogNormal(3.0)}
     studied(one_absorption, ONE_KA, EVERY_SUBJECT, structural=oral1cpt, individual=individual, error="proportional")
+
+
+@pytest.mark.slow
+def test_a_turnover_by_differential_equations():
+    individual = {"R0": LogNormal(50.0), "kout": LogNormal(0.3, random=False), "IC50": LogNormal(2.0)}
+    model = ode(
+        _turning_over, ["C", "R"], "R", initial=lambda psi: {"C": PEAK, "R": psi["R0"]}, parameters=tuple(individual),
+        name="turnover",
+    )  # fmt: skip
+    studied(turnover, TURNOVER, {"id": "id", "time": "t", "y": "y"}, structural=model, individual=individual)

@@ -59,6 +59,15 @@ def test_the_fewest_padded_cells():
     assert groups[0] == (30_000, 2) and set(order[:30_000]) == set(range(30_000, 60_000))
 
 
+def test_subjects_that_take_longest_are_apart_however_few_rows_they_have():
+    mask = np.arange(8) < np.array([4, 8, 4, 2] * 100)[:, None]
+    lengths = np.where(np.arange(400) % 100 == 3, 500.0, 5.0)
+    order, groups = sizes.by_size(mask, 1, 1000, lengths)
+    assert groups == ((396, 8), (4, 8))  # of the rows that subjects before have, which may move up
+    assert sorted(order[396:]) == [3, 103, 203, 303]
+    assert sizes.by_size(mask, 1, 1000, np.full(400, 5.0))[1] == ()
+
+
 def test_a_fixed_parameter_by_a_vanishing_effect_stops_by_its_own_parameters():
     individual = {"ka": LogNormal(1.5), "V": LogNormal(30.0), "CL": LogNormal(2.5, random=False)}
     model = mx.NLME(structural=oral1cpt, individual=individual, fixed_effects="exponentialised", n_burn=40, n_iter=200,

@@ -83,6 +83,11 @@ class MixedEffects(
     def costly(self):
         return isinstance(self.outcome, Continuous) and whole(self.outcome.structural) is not None
 
+    def lengths(self, data):
+        rows, mask = data["rows"], np.asarray(data["mask"]) > 0
+        spans = np.max(np.where(mask, rows["time"], -np.inf), axis=1) - np.min(np.where(mask, rows["time"], np.inf), axis=1)
+        return np.sum(mask, axis=1) * (1 + spans / np.median(spans)) if np.median(spans) > 0 else np.sum(mask, axis=1)
+
     def rough(self) -> MixedEffects:
         """The model with predictions near enough to be started from, where they take long."""
         return self._with(lambda dynamics: dataclasses.replace(dynamics.rough(), derivatives="first"))

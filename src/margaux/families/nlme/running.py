@@ -176,7 +176,8 @@ def run_by_size(
     Args:
         near_enough: differential equations are solved for chains by the tolerance of starts, since a polish follows.
     """
-    order, groups = by_size(units["mask"], estep.n_chains, COSTLY_WORTH if model.costly else WORTH)
+    long = (COSTLY_WORTH, model.lengths(units)) if model.costly else (WORTH, None)
+    order, groups = by_size(units["mask"], estep.n_chains, *long)
     chains = model.rough() if near_enough else model
     if shared or not groups or others["batch_size"] is not None:
         fit = fit_by_shares(chains, units, equal(len(units["mask"]), shared), algorithm, estep, **others)

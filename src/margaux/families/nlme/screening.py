@@ -75,7 +75,7 @@ def screened(model: MixedEffects, units: dict, starts: list, settings: Settings)
     values = np.asarray([_short_of(fit, ROUGH) for fit in fits])
     near = FAR + FAR_EACH * len(units["mask"])
     places = [at for at in _of_places(model, ends, values) if values[at] > np.nanmax(values) - ROUGHLY * near]
-    if len(places) > 1:  # in one place it hardly matters which goes on
+    if len(places) > 1 and not model.costly:  # in one place it hardly matters which goes on
         values[places] = [_short_of(fits[at]) for at in places]
     if not np.any(np.isfinite(values)):
         raise FitError(dataclasses.replace(fits[0], result=RESULTS.diverged))

@@ -13,13 +13,16 @@ GROUPS, WORTH = 4, 40_000
 COSTLY_WORTH = 500
 
 
-def by_size(mask: np.ndarray, n_chains: int, worth: int = WORTH) -> tuple[np.ndarray, tuple[tuple[int, int], ...]]:
+def by_size(
+    mask: np.ndarray, n_chains: int, worth: int = WORTH, lengths: np.ndarray | None = None
+) -> tuple[np.ndarray, tuple[tuple[int, int], ...]]:
     """The order of subjects by number of rows, and (subjects, rows) of the groups that leave least padding.
 
     No groups where padding to one width costs little more.
 
     Args:
-        mask: (n, T), one where there is a row. worth: padded cells that a group must save.
+        mask: (n, T), one where there is a row. worth: padded cells that a group must save. lengths: how long each subject takes,
+            by which they are grouped instead (n,).
 
     >>> order, groups = by_size(np.arange(8) < np.array([[8], [2]] * 5000).reshape(-1, 1), 4)
     >>> groups
@@ -27,10 +30,10 @@ def by_size(mask: np.ndarray, n_chains: int, worth: int = WORTH) -> tuple[np.nda
     """
     n = len(mask)
     sizes = np.sum(np.asarray(mask) > 0, axis=1)
-    order = np.argsort(sizes, kind="stable")
     # Widths as `group` pads them: multiples of LANES, or the few rows there are.
-    width = mask.shape[1]
-    widths = np.minimum(np.where(sizes > LANES // 2, -(-sizes // LANES) * LANES, sizes), width)[order]
+    rows = np.minimum(np.where(sizes > LANES // 2, -(-sizes // LANES) * LANES, sizes), mask.shape[1])
+    order = np.argsort(sizes if lengths is None else lengths, kind="stable")
+    widths = (rows if lengths is None else np.asarray([rung(int(np.ceil(length))) for length in lengths]))[order]
     ends = np.flatnonzero(np.append(np.diff(widths) > 0, True)) + 1  # a group ends where the width grows
     # best[g][e]: least cells of the subjects before ends[e] in g + 1 groups, and where the last of them starts.
     starts = np.concatenate([[0], ends])
@@ -50,7 +53,9 @@ def by_size(mask: np.ndarray, n_chains: int, worth: int = WORTH) -> tuple[np.nda
         e = int(cuts[g][e])
         edges.append(e)
     stops = ends[edges[::-1]]
-    return order, tuple(zip(np.diff(stops, prepend=0).tolist(), widths[stops - 1].tolist(), strict=True))
+    # A subject may move up to the next group, which has its rows then.
+    most = np.maximum.accumulate(rows[order])[stops - 1]
+    return order, tuple(zip(np.diff(stops, prepend=0).tolist(), most.tolist(), strict=True))
 
 
 def on_the_ladder(groups: tuple[tuple[int, int], ...]) -> tuple[tuple[int, int], ...]:
