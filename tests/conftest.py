@@ -15,7 +15,7 @@ if os.environ["JAX_PLATFORMS"] == "cpu" and int(metadata.version("jax").split(".
     # What tests compute themselves is compiled as the library's programs are (`margaux.numerics.compiling.CPU_OPTIONS`), and
     # all of it without what LLVM unrolls and joins, which runs as fast. Flags that an XLA does not know would end it.
     os.environ["XLA_FLAGS"] += (
-        " --xla_cpu_use_fusion_emitters=false --xla_backend_optimization_level=1"
+        " --xla_cpu_use_fusion_emitters=false --xla_backend_optimization_level=0"
         " --xla_backend_extra_options=xla_cpu_disable_loop_unrolling,xla_cpu_slp_vectorizer_disabled"
     )
 
@@ -40,6 +40,12 @@ threadpool_limits(int(os.environ["OPENBLAS_NUM_THREADS"]), user_api="blas")
 if SHIFT := int(os.environ.get("MARGAUX_SEED", "0")):
     _check_key = margaux.engine.job.check_key
     margaux.engine.job.check_key = lambda key: _check_key(key + SHIFT if isinstance(key, int) else key)
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Quick tests are for the most part compilation, of which what LLVM optimises is half; studies are as users run them."""
+    if "not slow" in config.option.markexpr:
+        compiling.CPU_OPTIONS["xla_backend_optimization_level"] = 0
 
 
 def _folder(name: str, override: str | None = None) -> Path | None:
