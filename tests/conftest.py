@@ -15,7 +15,7 @@ if os.environ["JAX_PLATFORMS"] == "cpu" and int(metadata.version("jax").split(".
     # What tests compute themselves is compiled as the library's programs are (`margaux.numerics.compiling.CPU_OPTIONS`), and
     # all of it without what LLVM unrolls and joins, which runs as fast. Flags that an XLA does not know would end it.
     os.environ["XLA_FLAGS"] += (
-        " --xla_cpu_use_fusion_emitters=false --xla_backend_optimization_level=0"
+        " --xla_cpu_use_fusion_emitters=false --xla_backend_optimization_level=1"
         " --xla_backend_extra_options=xla_cpu_disable_loop_unrolling,xla_cpu_slp_vectorizer_disabled"
     )
 
