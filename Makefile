@@ -9,7 +9,7 @@ demo: .venv/.demo
 
 test: .venv/.test
 	.venv/bin/python -m pytest -n 2 --dist loadfile tests
-	OPENBLAS_NUM_THREADS=1 .venv/bin/python -m pytest -p no:cacheprovider -n 2 --doctest-modules src/margaux
+	PYTHONPATH=tests .venv/bin/python -m pytest -p conftest -p no:cacheprovider -n 2 --doctest-modules src/margaux
 
 test-slow: .venv/.test
 	.venv/bin/python -m pytest -n 2 -m slow -rP tests

@@ -42,6 +42,12 @@ if SHIFT := int(os.environ.get("MARGAUX_SEED", "0")):
     margaux.engine.job.check_key = lambda key: _check_key(key + SHIFT if isinstance(key, int) else key)
 
 
+def pytest_configure(config: pytest.Config) -> None:
+    """Quick tests are for the most part compilation, of which what LLVM optimises is half; studies are as users run them."""
+    if "not slow" in config.option.markexpr:
+        compiling.CPU_OPTIONS["xla_backend_optimization_level"] = 0
+
+
 def _folder(name: str, override: str | None = None) -> Path | None:
     path = Path(override) if override else ROOT.parent / "shared" / name
     return path if path.is_dir() else None

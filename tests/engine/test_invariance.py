@@ -16,6 +16,7 @@ from helpers import RandomIntercept, random_intercept, simulate_intercepts
 from margaux.engine import loop
 from margaux.engine.batches import plan_chunk, visits
 from margaux.engine.job import Job
+from margaux.numerics import compiling
 
 PROBLEM = random_intercept()
 
@@ -191,6 +192,8 @@ def test_kill_and_resume_is_bit_exact(tmp_path, batch_size):
         sys.path.insert(0, {str(__file__).rsplit("/", 2)[0]!r})
         import margaux as mx
         from helpers import random_intercept
+        from margaux.numerics import compiling
+        compiling.CPU_OPTIONS.update({compiling.CPU_OPTIONS!r})  # other options, other roundings
         P = random_intercept()
         class Kill(mx.AbstractCallback):
             def __call__(self, progress):

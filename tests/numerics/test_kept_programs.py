@@ -149,7 +149,10 @@ def test_what_was_asked_for_ahead_is_not_asked_for_again(monkeypatch):
     assert asked == [3, 4]
 
 
-def test_small_programs_are_not_optimised():
+def test_small_programs_are_not_optimised(monkeypatch):
+    monkeypatch.setitem(compiling.CPU_OPTIONS, "xla_backend_optimization_level", 1)
+    compiling._options.cache_clear()
+
     @compiled(small=True)
     def little(x):
         return jnp.sin(x)
@@ -160,6 +163,7 @@ def test_small_programs_are_not_optimised():
         patch.setattr(programs, "find", lambda request: (seen.append(request.options), find(request))[1])
         np.testing.assert_allclose(little(np.ones(3)), np.sin(1.0), rtol=1e-6)
         applied(jnp.cosh, np.ones(3))
+    compiling._options.cache_clear()
     levels = [options["xla_backend_optimization_level"] for options in seen]
     assert levels == [0, 1] and all(1 <= options["xla_cpu_parallel_codegen_split_count"] <= 8 for options in seen)
 

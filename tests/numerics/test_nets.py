@@ -1,8 +1,5 @@
 """Sobol nets are SciPy's, point for point."""
 
-import subprocess
-import sys
-
 import numpy as np
 import pytest
 from scipy.stats import qmc
@@ -22,15 +19,3 @@ def test_scipy_is_asked_where_its_direction_numbers_lie_elsewhere(monkeypatch):
     points = nets.sobol(3, 4, np.random.default_rng(0))
     assert points.shape == (16, 3)
     assert np.all(np.sort(np.floor(16 * points), axis=0) == np.arange(16)[:, None])
-
-
-def test_a_fit_of_counts_imports_neither_scipy_stats_nor_formulaic():
-    """Each takes longer to import than a tenth of the fit."""
-    code = """
-import sys, numpy as np, margaux as mx
-counts = np.random.default_rng(0).poisson(5.0, (30, 6))
-mx.PLNPCA(2, verbose=False).fit(counts)
-print({name for name in ("scipy.stats", "formulaic", "matplotlib") if name in sys.modules})
-"""
-    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert out.stdout.strip() == "set()"

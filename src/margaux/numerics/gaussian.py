@@ -46,7 +46,7 @@ def laplace(
     def unfinished(pair):
         count, (proposal, mode, damping, (_, slope, _)) = pair
         stuck = jnp.all(mode == start) & (damping < HOPELESS) & (slope @ (proposal - mode) > FOUND**2)
-        return (count <= n_newton) | stuck
+        return (count <= n_newton) | (stuck & (count < n_newton + RESCUES))
 
     def go_on(pair):
         count, state = pair
@@ -76,6 +76,9 @@ def find_mode(logdensity: Callable[[Float[Array, " d"]], Scalar], start: Float[A
 
 #: damping at which a search gives up
 HOPELESS = 1e8
+#: turns beyond those asked for at most: XLA may compute a comparison twice, rounded to opposite answers for nearly equal
+#: densities, and a search then neither moves nor grows its damping, for ever
+RESCUES = 50
 #: numbers of unknowns of the systems that are solved without a call of LAPACK
 WRITTEN_OUT = 3
 
