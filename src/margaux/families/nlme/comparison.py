@@ -9,6 +9,7 @@ import numpy as np
 import pandas as pd
 import scipy
 
+from . import shaped
 from .informed import refuse
 
 if TYPE_CHECKING:
@@ -58,7 +59,10 @@ def lr_test(reduced: NLME, full: NLME) -> LikelihoodRatioTest:
         raise ValueError(f"the full model has {full.n_params_} parameters and the reduced one {reduced.n_params_}; swap them?")
     statistic = 2 * (float(full.loglik_) - float(reduced.loglik_))
     error = 2 * float(np.hypot(full.loglik_.se, reduced.loglik_.se))
-    variances = sum(n.startswith(("omega2_", "gamma2_")) and n not in reduced.params_ for n in full.params_)
+    edges = shaped.scales(full)
+    new = [n for n in full.params_ if n not in reduced.params_ and n not in full.held_]
+    variances = sum(n.startswith(("omega2_", "gamma2_")) or n in edges for n in new)
+    what = "1 / nu" if any(n in edges for n in new) else "a variance"
     at, note = max(statistic, 0.0), ""
 
     def upper(k):
@@ -67,9 +71,10 @@ def lr_test(reduced: NLME, full: NLME) -> LikelihoodRatioTest:
     p = upper(df)
     if variances == 1:
         p = (upper(df - 1) + upper(df)) / 2
-        note = f"a variance is tested on its boundary: p by the mixture of chi-squared with {df - 1} and {df} degrees of freedom"
+        note = f"{what} is tested on its boundary: p by the mixture of chi-squared with {df - 1} and {df} degrees of freedom"
     elif variances:
-        note = f"{variances} variances are tested on their boundaries: p by chi-squared is an upper bound; drop one at a time"
+        which = f"{variances} {'parameters' if what == '1 / nu' else 'variances'}"
+        note = f"{which} are tested on their boundaries: p by chi-squared is an upper bound; drop one at a time"
     return LikelihoodRatioTest(statistic, df, p, error, note)
 
 

@@ -59,5 +59,7 @@ def check_linearisable(fitted: NLME) -> None:
     """Raises: ValueError: no tangent to take, or a fit on the boundary."""
     if not fitted.model_.outcome.continuous:
         raise ValueError('linearised information is for continuous outcomes; use method="louis"')
+    if fitted.model_.shaped:
+        raise ValueError('linearised information is for effects that are normal, and this fit has shapes; use method="louis"')
     if not np.all(np.isfinite(list(fitted.result_.params["beta"]))) or "boundary" in fitted.message_:
         raise ValueError('the fit is on the boundary; use method="louis", which leaves degenerate parameters out')

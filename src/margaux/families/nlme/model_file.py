@@ -32,6 +32,7 @@ from .model_keys import (
 from .model_priors import read
 from .model_structure import structural
 from .running import Settings
+from .shapes import of_table
 from .structural import Curve
 from .written import equations_of
 
@@ -55,6 +56,7 @@ ROLES = {
 PARAMETER = {
     "distribution": TEXT, "initial": NUMBER, "fixed": SWITCH, "random": SWITCH, "occasion": SWITCH, "covariates": TEXT,
     "coefficients": NUMBERS_BY_NAME, "variance": NUMBER, "occasion_variance": NUMBER, "low": NUMBER, "high": NUMBER,
+    "shape": TEXT, "shape_initial": NUMBER, "shape_fixed": SWITCH,
 }  # fmt: skip
 ERROR = {"model": TEXT, "fixed": HELD, "censoring": TEXT}
 SETTINGS = {
@@ -133,9 +135,9 @@ def from_toml(path: str | Path) -> ModelFile:
 
     Tables of the file: `[data]` (file, id, time, y, dose, occ, cens, limit, lloq, columns), `[structural]` (name of a ready one,
     or output, derivatives, initial, define in text), `[parameters.NAME]` (distribution, initial, fixed, random, occasion,
-    covariates, coefficients, variance, occasion_variance, low, high), `[priors]` (by name, center and sd or cv, or mode and df),
-    `[error]` (model, fixed, censoring), `[settings]` (seed and those of `NLME`); before them `title` and `omega`. A path of
-    data begins at the folder of the file.
+    covariates, coefficients, variance, occasion_variance, low, high, shape, shape_initial, shape_fixed), `[priors]` (by name,
+    center and sd or cv, or mode and df), `[error]` (model, fixed, censoring), `[settings]` (seed and those of `NLME`); before
+    them `title` and `omega`. A path of data begins at the folder of the file.
 
     Expressions are arithmetic (see `margaux.families.nlme.expressions.Expression`), and no other code.
 
@@ -195,7 +197,12 @@ def _individual(name: str, table: Any, source: Source) -> Individual:
         raise source.problem(keys, f'must be a table: [parameters.{name}], then distribution = "lognormal" and initial = 1.5')
     source.check(table, keys, PARAMETER, needed=["distribution"])
     kind = DISTRIBUTIONS[source.one_of(table["distribution"], [*keys, "distribution"], DISTRIBUTIONS)]
-    given = {key: value for key, value in table.items() if key not in ("distribution", "initial")}
+    given = {key: value for key, value in table.items() if key not in ("distribution", "initial") and "shape" not in key}
+    if own := {key: value for key, value in table.items() if "shape" in key}:
+        try:
+            given["shape"] = of_table(own)
+        except ValueError as problem:
+            raise source.problem([*keys, next(iter(own))], str(problem)) from problem
     for key in ("low", "high"):
         if key in given and kind not in (LogitNormal, ProbitNormal):
             raise source.problem([*keys, key], f"is of logitnormal and probitnormal, and {name} is {table['distribution']}")

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from . import held, prior_places
+from . import held, prior_places, shaped
 from .by_output import error_of
 from .censoring import METHODS
 from .data import LongData
@@ -66,6 +66,7 @@ def individual(asked: NLME) -> dict[str, Individual]:
             raise TypeError(f"individual[{name!r}] must be a distribution such as margaux.nlme.LogNormal(), got {one!r}")
     if not any(one.random or one.occasion for one in named.values()):
         raise ValueError("no parameter has a random effect; a mixed model needs one (random=True)")
+    shaped.check(named, asked.fixed_effects)
     return named
 
 
@@ -94,7 +95,8 @@ def built(
         model = BetweenOccasions(*args, varying=varying, shifted=design.shifted, most=units[PRESENT].shape[1])
     starts = prior_places.starts(known_before, individual)
     typical = np.asarray([starts.get(name, one.start) for name, one in individual.items()], float)
-    model = dataclasses.replace(model, typical=typical, held=held.values(model, individual, outcome, design.labels))
+    model = dataclasses.replace(model, typical=typical, first_shapes=shaped.starts(individual))
+    model = dataclasses.replace(model, held=held.values(model, individual, outcome, design.labels))
     density = prior_places.density(model, individual, known_before, design.labels, len(data.labels))
     return dataclasses.replace(model, prior=density), units
 
@@ -121,7 +123,8 @@ def blocks(asked: NLME, individual: Mapping[str, Individual]) -> list[tuple[str,
         if asked.omega not in ("diagonal", "full"):
             raise ValueError(f'omega must be "diagonal", "full" or a list of tuples of names, got {asked.omega!r}')
         out = [tuple(random)] if asked.omega == "full" else []
-        held.refuse_blocks(individual, out)
+        for refuse in (held.refuse_blocks, shaped.refuse_blocks):
+            refuse(individual, out)
         return out
     seen: set[str] = set()
     out = []
@@ -131,5 +134,6 @@ def blocks(asked: NLME, individual: Mapping[str, Individual]) -> list[tuple[str,
                 raise ValueError(f"omega names {name!r}, which has no random effect, or is named twice; they are {random}")
             seen.add(name)
         out.append(tuple(block))
-    held.refuse_blocks(individual, out)
+    for refuse in (held.refuse_blocks, shaped.refuse_blocks):
+        refuse(individual, out)
     return out
