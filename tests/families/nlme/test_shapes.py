@@ -275,7 +275,7 @@ def test_answers(skewed, tmp_path):
 def test_a_profile_and_an_interval_of_degrees_of_freedom():
     model = fitted(simulated(2, heavy, 0.35, 0.25), "t")
     line = model.profile("nu_k", [2.5, 4.0, 20.0])
-    assert list(line["nu_k"]) == pytest.approx([2.5, 4.0, 20.0]) and line["loglik"].idxmax() == 4.0
+    assert list(line["nu_k"]) == pytest.approx([2.5, 4.0, 20.0]) and np.argmax(line["loglik"].to_numpy()) == 1
     row = model.summary().loc["nu_k"].to_dict()
     assert row["ci_low"] < row["estimate"] and np.isinf(row["ci_high"]) and np.isnan(row["p"])
     with pytest.raises(ValueError, match="lr_test"):

@@ -47,8 +47,10 @@ def lr_test(reduced: NLME, full: NLME) -> LikelihoodRatioTest:
         reduced.data_.units["rows"]["y"], full.data_.units["rows"]["y"]
     ):
         raise ValueError("the two models were fitted to different data")
+    error: Any = getattr(full.model_.outcome, "error", None)
+    neutral = {} if error is None else dict.fromkeys(error.multipliers, 1.0)
     for name, value in full.held_.items():
-        there = reduced.params_.get(name, 0.0)
+        there = reduced.params_.get(name, neutral.get(name, 0.0))
         if (name in reduced.params_ and name not in reduced.held_) or not np.isclose(there, value):
             also = f"is {there:g}" if name in reduced.held_ or name not in reduced.params_ else "is estimated"
             raise ValueError(

@@ -78,7 +78,10 @@ def _error(asked: NLME) -> dict[str, Any]:
         raise ValueError(f"error={error!r} is no error of margaux.nlme, which a model file could name")
     out: dict[str, Any] = {"model": next(iter(free))}
     return (
-        out | ({"fixed": error.held} if error.held else {}) | ({} if asked.censoring == "M3" else {"censoring": asked.censoring})
+        out
+        | ({"random": True} if error.random else {})
+        | ({"fixed": error.held} if error.held else {})
+        | ({} if asked.censoring == "M3" else {"censoring": asked.censoring})
     )
 
 

@@ -14,7 +14,7 @@ from .censoring import METHODS
 from .data import LongData
 from .design import Design
 from .dosing import administered
-from .individual import Individual
+from .individual import Individual, LogNormal
 from .kinds import outputs_of
 from .model import MixedEffects
 from .occasions import BetweenOccasions
@@ -52,6 +52,27 @@ def outcome_of(fitted: NLME) -> AbstractOutcome:
     return dataclasses.replace(own, error=error_of(fitted.error, own.outputs)) if isinstance(own, Continuous) else own
 
 
+def multipliers(asked: NLME) -> set[str]:
+    """Names of individual parameters that multiply a residual error."""
+    return set() if asked.structural is None else set(error_of(asked.error, outputs_of(asked.structural)).multipliers)
+
+
+def with_multipliers(named: dict[str, Individual], factors: set[str]) -> dict[str, Individual]:
+    """With the parameters that multiply residual errors, whose typical value is one.
+
+    Raises:
+        ValueError: one is given that is estimated, not log-normal, or varies between occasions.
+    """
+    for name in sorted(factors & set(named)):
+        one = named[name]
+        if not (isinstance(one, LogNormal) and one.fixed and one.start == 1 and not one.occasion):
+            raise ValueError(
+                f"individual[{name!r}] multiplies each subject's residual error, whose own parameters are its typical size: "
+                "its typical value is one and held, as LogNormal(1.0, fixed=True)"
+            )
+    return named | {name: LogNormal(1.0, fixed=True) for name in sorted(factors - set(named))}
+
+
 def individual(asked: NLME) -> dict[str, Individual]:
     """The individual parameters by name.
 
@@ -61,6 +82,7 @@ def individual(asked: NLME) -> dict[str, Individual]:
     named = asked.individual
     if not isinstance(named, dict) or not named:
         raise ValueError('individual must name the parameters, as {"ka": LogNormal(), "V": LogNormal()}')
+    named = with_multipliers(named, multipliers(asked))
     for name, one in named.items():
         if not isinstance(one, Individual):
             raise TypeError(f"individual[{name!r}] must be a distribution such as margaux.nlme.LogNormal(), got {one!r}")
@@ -108,7 +130,8 @@ def check_parameters(asked: NLME, outcome: AbstractOutcome, individual: Mapping[
         return
     administration = administered(outcome)
     read = set() if administration is None else set(administration.names) & set(asked.data_.units["rows"].get(DOSES, {}))
-    if not set(needed) - read <= set(individual) <= set(needed):
+    curves = set(individual) - multipliers(asked)
+    if not set(needed) - read <= curves <= set(needed):
         raise ValueError(f"{asked.structural!r} has the parameters {', '.join(needed)}; individual has {', '.join(individual)}")
 
 

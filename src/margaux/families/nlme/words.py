@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import TYPE_CHECKING, Any
 
 from .autocorrelated import AR1
@@ -37,6 +38,8 @@ def error(fitted: Any) -> str:
 
 
 def _of(error: ResidualError) -> str:
+    if error.random:
+        return f"{_of(dataclasses.replace(error, random=False))}, times a log-normal factor of each subject's own"
     if isinstance(error, AR1):
         return f"{_of(as_error(error.of))}, correlated in time (AR(1): exp(-distance / tau))"
     if not isinstance(error, Combined):
