@@ -24,9 +24,9 @@ class ResidualError(abc.ABC):
     Args:
         fixed: values that parameters are held at instead of being estimated: a number where there is one parameter, else by
             name, as `Combined(fixed={"b": 0.1})`.
-        random: whether each subject multiplies g by a factor of its own, $w_i=e^{\eta_i}$ with $\eta_i\sim N(0,\omega^2)$ ("eta on
-            RUV" of NONMEM): an individual parameter `residual`, of an output `residual[cp]`, whose variance is `omega2_residual`.
-            It can be given as others are, as {"residual": LogNormal(1.0, fixed=True, covariates="Site")}.
+        random: whether each subject multiplies g by a factor of its own, $w_i=e^{\eta_i}$ with $\eta_i\sim N(0,\omega^2)$ ("eta
+            on RUV" of NONMEM): an individual parameter `residual`, of an output `residual[cp]`, whose variance is
+            `omega2_residual`. It can be given as others are, as {"residual": LogNormal(1.0, fixed=True, covariates="Site")}.
 
     Raises:
         ValueError: no such parameter, a value that is not positive, or random=True of an error that is not multiplied with the
