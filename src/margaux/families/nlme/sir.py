@@ -47,9 +47,9 @@ class SIR:
         resamples: a row each, a column a parameter as `params_` names it. proposals: the same of all proposals, with `drop`
             (twice the fall of the log-likelihood from the estimate, of a fit with priors with the log prior), `weight` (they sum
             to one) and `resampled`. ess: the effective size of the weights. pareto: the shape of their tail; the mean of weights
-            has no finite variance from 0.5 on, and is not to be trusted from 0.7 on. inflation: of the proposal's standard deviations. error: of a
-            log-likelihood. narrow: by parameter, how many times as wide as the proposal the weighted proposals are, where that
-            is too much. level: of intervals. note: what is to be said of the fit.
+            has no finite variance from 0.5 on, and is not to be trusted from 0.7 on. inflation: of the proposal's standard
+            deviations. error: of a log-likelihood. narrow: by parameter, how many times as wide as the proposal the weighted
+            proposals are, where that is too much. level: of intervals. note: what is to be said of the fit.
     """
 
     resamples: pd.DataFrame
