@@ -26,10 +26,9 @@ from margaux.families.nlme import (
 )
 
 TIMES = np.array([0.25, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0])
-#: a grid of standard normal effects in two dimensions
-GRID = np.linspace(-6.5, 6.5, 161)
-FIRST, SECOND = np.meshgrid(GRID, GRID, indexing="ij")
-WEIGHTS = np.outer(*[scipy.stats.norm.pdf(GRID) * (GRID[1] - GRID[0])] * 2)
+#: grids of standard normal effects, finer where data tell more, and their weights
+GRID, COARSE = np.linspace(-6.5, 6.5, 601), np.linspace(-6.5, 6.5, 81)
+WEIGHTS = np.outer(*[scipy.stats.norm.pdf(grid) * (grid[1] - grid[0]) for grid in (GRID, COARSE)])
 
 
 def decay(psi, row):
@@ -52,7 +51,7 @@ def by_numpy(frame):
     def value(x):
         log_a, log_k, log_omega2, log_b, log_spread2 = x
         k = np.exp(log_k + np.exp(log_omega2 / 2) * GRID)
-        log_sd = log_b + np.exp(log_spread2 / 2) * GRID
+        log_sd = log_b + np.exp(log_spread2 / 2) * COARSE
         f = np.exp(log_a - k[:, None] * TIMES)
         # Squares of relative residuals depend on the curve alone, and their weight on the factor alone.
         squares = np.sum(((every[:, None] - f) / f) ** 2, axis=2)

@@ -25,7 +25,7 @@ from margaux.problem.model import differentiated
 
 TIMES = np.array([0.25, 0.5, 1.0, 2.0, 4.0, 8.0])
 #: a grid of standard normal effects, and its weights: sums over it are exact to rounding for what is as smooth as this
-GRID = np.linspace(-8, 8, 601)
+GRID = np.linspace(-8, 8, 1601)
 WEIGHTS = scipy.stats.norm.pdf(GRID) * (GRID[1] - GRID[0])
 
 
