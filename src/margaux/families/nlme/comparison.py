@@ -77,6 +77,8 @@ def lr_test(reduced: NLME, full: NLME) -> LikelihoodRatioTest:
     elif variances:
         which = f"{variances} {'parameters' if what == '1 / nu' else 'variances'}"
         note = f"{which} are tested on their boundaries: p by chi-squared is an upper bound; drop one at a time"
+    if undefined := [n for n in shaped.names(full.model_) if n in new and f"omega2_{n.partition('_')[2]}" in new]:
+        note = f"{note}; {', '.join(undefined)} is not defined without its effect, so that p is approximate".removeprefix("; ")
     return LikelihoodRatioTest(statistic, df, p, error, note)
 
 
