@@ -154,7 +154,7 @@ def test_a_posterior_mode(table):
         "a": False,
     }
     assert "MAP" in frame.attrs["message"] and "log prior" in fitted.message_
-    for asked in (lambda: fitted.aic_, lambda: fitted.aicc_, lambda: fitted.bic_, lambda: fitted.bicc_, fitted.sir,
+    for asked in (lambda: fitted.aic_, lambda: fitted.aicc_, lambda: fitted.bic_, lambda: fitted.bicc_,
                   lambda: fitted.lr_test(fitted), lambda: compare(fitted, fitted), lambda: fitted.covariates({"s": ["x"]}),
                   lambda: fitted.profile("s", [-1.0, 0.0, 1.0]), lambda: fitted.slice("s", [-1.0, 0.0, 1.0])):  # fmt: skip
         with pytest.raises(ValueError, match="this fit has priors: it maximises the log-likelihood and the log prior"):

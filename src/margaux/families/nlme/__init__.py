@@ -23,6 +23,7 @@ from .outcomes import (
 from .priors import InverseWishart, NormalPrior
 from .ready_odes import friberg, iv1cpt_mm, metabolite, oral1cpt_mm, transit1cpt, turnover
 from .several import outputs
+from .shapes import BoxCox, StudentT
 from .structural import (
     CURVES,
     Curve,

@@ -23,7 +23,7 @@ from ...numerics.compiling import compiled
 from ...numerics.inverse import guarded
 from ...numerics.precision import precision
 from ...numerics.wald import check_level
-from . import bounds, held
+from . import bounds, held, shaped
 from .individual import Individual, LogNormal, Normal
 from .linearised import check_linearisable, linearised_information
 from .model import MixedEffects
@@ -48,7 +48,7 @@ def natural_names(model: MixedEffects, labels: list[str], dropped: tuple[str, ..
         out += [f"{kind}_{name}" for name in model.names if name in left or f"{kind}_{name}" in dropped]
     for block in model.blocks:
         out += [f"cov_{random[a]}_{random[b]}" for position, a in enumerate(block) for b in block[position + 1 :]]
-    return out + list(model.outcome.error_names)
+    return out + list(model.outcome.error_names) + shaped.names(model) + [n for n in dropped if n.startswith("nu_")]
 
 
 def engine_names(model: MixedEffects, labels: list[str]) -> dict[str, str]:
@@ -67,6 +67,7 @@ def engine_names(model: MixedEffects, labels: list[str]) -> dict[str, str]:
             first, last = random[min(a, b)], random[max(a, b)]
             out[f"omega.{number}[{row},{column}]"] = f"omega2_{first}" if a == b else f"cov_{first}_{last}"
     out |= {f"gamma2[{place}]": f"gamma2_{model.names[j]}" for place, j in enumerate(model.varying)}
+    out |= {f"shape[{k}]": name for k, name in enumerate(shaped.names(model))}
     return out | {f"error[{j}]": name for j, name in enumerate(model.outcome.error_names)}
 
 
@@ -94,7 +95,8 @@ def natural_values(model: MixedEffects, params: dict, dropped: tuple[str, ...]) 
     out += [variances[name] for name in every if name in variances]
     for block in model.blocks:
         out += [omega[a, b] for position, a in enumerate(block) for b in block[position + 1 :]]
-    return jnp.stack(out + [params["error"][j] for j in range(len(model.outcome.error_names))])
+    out += [params["error"][j] for j in range(len(model.outcome.error_names))] + shaped.natural(model, params)
+    return jnp.stack(out + [jnp.full((), jnp.inf) for name in dropped if name.startswith("nu_")])
 
 
 def rule_of(fitted: NLME) -> Rule:
@@ -235,7 +237,7 @@ def scales(fitted: NLME) -> dict[str, Individual]:
     for name in fitted.params_:
         positive = name.startswith(("omega2_", "gamma2_")) or name in fitted.model_.outcome.error_names
         out[name] = individual.get(name, LogNormal() if positive else Normal())
-    return out
+    return out | shaped.scales(fitted)
 
 
 def with_intervals(fitted: NLME, frame: pd.DataFrame, level: float) -> pd.DataFrame:
@@ -245,7 +247,8 @@ def with_intervals(fitted: NLME, frame: pd.DataFrame, level: float) -> pd.DataFr
     df = degrees_of_freedom(fitted)
     out["t"] = out["estimate"] / out["se"]
     # No variance is negative: zero is the edge of its space, where t has no t distribution. See `lr_test`.
-    out.loc[[name.startswith(("omega2_", "gamma2_")) for name in out.index], "t"] = np.nan
+    edges = shaped.scales(fitted)
+    out.loc[[name.startswith(("omega2_", "gamma2_")) or name in edges for name in out.index], "t"] = np.nan
     out["p"] = 2 * scipy.special.stdtr(df, -np.abs(out["t"].to_numpy()))
     ends = []
     halves = scipy.special.stdtrit(df, 0.5 + level / 2)
@@ -266,7 +269,8 @@ def degrees_of_freedom(fitted: NLME) -> np.ndarray:
     """Of Student's t: subjects less one for variances and covariances of random effects; for the rest observations less
     subjects less parameters, the within-subject degrees of freedom (Pinheiro and Bates 2000, section 2.4.2). Of variances
     between occasions, occasions less subjects, and less such coefficients for those of covariates that change between them."""
-    between = [name.startswith(("omega2_", "cov_")) for name in fitted.params_]
+    own = shaped.names(fitted.model_)
+    between = [name.startswith(("omega2_", "cov_")) or name in own for name in fitted.params_]
     within = max(fitted.n_observations_ - fitted.n_subjects_ - fitted.n_params_, 1)
     out = np.where(between, max(fitted.n_subjects_ - 1, 1), within).astype(float)
     more = int(np.sum(fitted.data_.units.get(PRESENT, 0))) - fitted.n_subjects_
@@ -358,7 +362,7 @@ def along(fitted: NLME, name: str, grid: ArrayLike, maximised: bool, level: floa
     if name not in places:
         raise ValueError(f"no estimated parameter is called {name!r}; they are {list(places)}")
     held.refuse([name], fitted.held_)
-    one = dict(fitted.model_.individual).get(name, Normal())
+    one = (dict(fitted.model_.individual) | dict.fromkeys(shaped.scales(fitted), LogNormal())).get(name, Normal())
     values = np.asarray(one.gaussian(np.unique(np.asarray(grid, float))), float)
     if not np.all(np.isfinite(values)):
         raise ValueError(f"the grid leaves the range of {type(one).__name__}{one._range}, the distribution of {name}")
@@ -386,6 +390,7 @@ def wald_test(fitted: NLME, names: str | list[str], value: ArrayLike = 0.0) -> W
         if name not in known:
             raise ValueError(f"no parameter is called {name!r}; they are {known}")
     held.refuse(wanted, fitted.held_)
+    shaped.refuse(wanted, fitted)
     at = [known.index(name) for name in wanted]
     variance = _covariances(fitted)[0][np.ix_(at, at)]
     if not np.all(np.isfinite(variance)):

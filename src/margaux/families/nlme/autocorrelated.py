@@ -43,8 +43,11 @@ class AR1(ResidualError):
 
     def __post_init__(self) -> None:
         one = as_error(self.of)
-        if isinstance(one, AR1) or one.held:
-            raise ValueError(f"AR1 is of an error that holds nothing and is no AR1, got {one!r}; hold by AR1(fixed=...)")
+        if isinstance(one, AR1) or one.held or one.random:
+            raise ValueError(
+                f"AR1 is of an error that holds nothing and is no AR1, got {one!r}; hold by AR1(fixed=...), and multiply by "
+                "AR1(random=True)"
+            )
         object.__setattr__(self, "of", one)
         super().__post_init__()
 
@@ -55,6 +58,10 @@ class AR1(ResidualError):
     @property
     def names(self) -> tuple[str, ...]:  # type: ignore[override]
         return (*self._one.names, "tau")
+
+    @property
+    def scales(self):
+        return self._one.scales
 
     @property
     def positive(self) -> bool:  # type: ignore[override]
@@ -71,7 +78,7 @@ class AR1(ResidualError):
         return self._one.transformed(y)
 
     def at(self, rows):
-        return _Along(self.of, fixed=self.fixed, times=rows.get("time"))
+        return _Along(self.of, fixed=self.fixed, random=self.random, times=rows.get("time"))
 
     def parts(self, rows):
         return [(self.at(rows), np.ones(np.shape(rows["y"]), bool))]

@@ -156,7 +156,7 @@ def bootstrap(fitted: NLME, n: int, stratify: str | None, level: float, key: int
     status = np.full(len(values), CONVERGED, object)
     status[_flat_among(fit, found, "omega.") | zero.any(axis=1)] = BOUNDARY
     status[_mirrored(fitted, values, names)] = MIRRORED
-    status[_flat_among(fit, found, "beta", "fixed", "delta", "drift", "error")] = UNKNOWN
+    status[_flat_among(fit, found, "beta", "fixed", "delta", "drift", "error", "shape")] = UNKNOWN
     status[~found.converged] = LOST
     drawn = np.vstack([np.ones(len(strata)), counts]) > 0
     status[[not _identified(model, jax.tree.map(lambda leaf, own=own: leaf[own], fit.data)) for own in drawn]] = UNKNOWN

@@ -59,7 +59,9 @@ class ModelBuilding:
         of variances and errors, the log-Cholesky vector of covariance matrices), with Louis' information I; weights
         $w_m\propto L(u_m)/q(u_m)$ by the marginal likelihood itself, of all proposals side by side; and resamples in proportion
         to the weights, without replacement. What they are drawn from is the likelihood as a density of u. No model is fitted
-        anew: it takes few subjects, too, whose resamples a bootstrap could not fit.
+        anew: it takes few subjects, too, whose resamples a bootstrap could not fit. Of a fit with priors they are drawn from the
+        posterior density: $w_m\propto L(u_m)\pi(\theta_m)|\partial\theta/\partial u|/q(u_m)$, with the Jacobian of variances and
+        blocks that have an inverse Wishart prior; parameters without a prior have a flat one in u.
 
         Args:
             n: proposals. resamples: a fifth of them by default. inflate: c, of the standard deviations; by default one, and

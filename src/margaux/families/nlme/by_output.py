@@ -41,6 +41,14 @@ class ErrorByOutput:
         pairs = zip(self.outputs, self.errors, strict=True)
         return {f"{name}[{output}]": value for output, one in pairs for name, value in one.held.items()}
 
+    @property
+    def multipliers(self) -> dict[str, tuple[int, ...]]:
+        """As of one error, `residual[cp]` of the output cp."""
+        firsts = np.cumsum([0, *(len(one.names) for one in self.errors)]).tolist()
+        each = zip(self.outputs, self.errors, firsts, strict=False)
+        return {f"{name}[{output}]": tuple(first + k for k in own)
+                for output, one, first in each for name, own in one.multipliers.items()}  # fmt: skip
+
     def without_numbers(self) -> ErrorByOutput:
         return dataclasses.replace(self, errors=tuple(one.without_numbers() for one in self.errors))
 

@@ -9,6 +9,7 @@ import numpy as np
 import pandas as pd
 import scipy
 
+from . import shaped
 from .informed import refuse
 
 if TYPE_CHECKING:
@@ -46,8 +47,10 @@ def lr_test(reduced: NLME, full: NLME) -> LikelihoodRatioTest:
         reduced.data_.units["rows"]["y"], full.data_.units["rows"]["y"]
     ):
         raise ValueError("the two models were fitted to different data")
+    error: Any = getattr(full.model_.outcome, "error", None)
+    neutral = {} if error is None else dict.fromkeys(error.multipliers, 1.0)
     for name, value in full.held_.items():
-        there = reduced.params_.get(name, 0.0)
+        there = reduced.params_.get(name, neutral.get(name, 0.0))
         if (name in reduced.params_ and name not in reduced.held_) or not np.isclose(there, value):
             also = f"is {there:g}" if name in reduced.held_ or name not in reduced.params_ else "is estimated"
             raise ValueError(
@@ -58,7 +61,10 @@ def lr_test(reduced: NLME, full: NLME) -> LikelihoodRatioTest:
         raise ValueError(f"the full model has {full.n_params_} parameters and the reduced one {reduced.n_params_}; swap them?")
     statistic = 2 * (float(full.loglik_) - float(reduced.loglik_))
     error = 2 * float(np.hypot(full.loglik_.se, reduced.loglik_.se))
-    variances = sum(n.startswith(("omega2_", "gamma2_")) and n not in reduced.params_ for n in full.params_)
+    edges = shaped.scales(full)
+    new = [n for n in full.params_ if n not in reduced.params_ and n not in full.held_]
+    variances = sum(n.startswith(("omega2_", "gamma2_")) or n in edges for n in new)
+    what = "1 / nu" if any(n in edges for n in new) else "a variance"
     at, note = max(statistic, 0.0), ""
 
     def upper(k):
@@ -67,9 +73,12 @@ def lr_test(reduced: NLME, full: NLME) -> LikelihoodRatioTest:
     p = upper(df)
     if variances == 1:
         p = (upper(df - 1) + upper(df)) / 2
-        note = f"a variance is tested on its boundary: p by the mixture of chi-squared with {df - 1} and {df} degrees of freedom"
+        note = f"{what} is tested on its boundary: p by the mixture of chi-squared with {df - 1} and {df} degrees of freedom"
     elif variances:
-        note = f"{variances} variances are tested on their boundaries: p by chi-squared is an upper bound; drop one at a time"
+        which = f"{variances} {'parameters' if what == '1 / nu' else 'variances'}"
+        note = f"{which} are tested on their boundaries: p by chi-squared is an upper bound; drop one at a time"
+    if undefined := [n for n in shaped.names(full.model_) if n in new and f"omega2_{n.partition('_')[2]}" in new]:
+        note = f"{note}; {', '.join(undefined)} is not defined without its effect, so that p is approximate".removeprefix("; ")
     return LikelihoodRatioTest(statistic, df, p, error, note)
 
 

@@ -37,7 +37,8 @@ def _residuals(model: Any, params: dict, modes: Array, units: dict, kept: Array)
         centre, root = model.population(params, y)
         gap = jnp.where(kept, error.transformed(y["rows"]["y"]) - curve(mode), 0.0) + slope @ (mode - centre)
         both = kept[:, None] & kept[None]
-        residual = jnp.where(both, error.covariance(params["error"], prediction(mode)), jnp.eye(len(kept)))
+        own = outcome.of_subject(params["error"], model.psi(params, mode, y["design"]))
+        residual = jnp.where(both, error.covariance(own, prediction(mode)), jnp.eye(len(kept)))
         spread = slope @ root
         values, vectors = jnp.linalg.eigh(spread @ spread.T + residual)
         return vectors @ ((vectors.T @ gap) / jnp.sqrt(jnp.maximum(values, 1e-12 * values[-1])))

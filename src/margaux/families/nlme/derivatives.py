@@ -15,6 +15,9 @@ from jaxtyping import Array, Float
 from ...problem.model import leading, mapped
 from .outcomes import PRESENT
 
+#: what densities of effects depend on
+EFFECTS = {"beta", "omega2", "omega", "gamma2", "delta"}
+
 if TYPE_CHECKING:
     from .model import MixedEffects
 
@@ -34,7 +37,7 @@ def _of_unit(
     model: MixedEffects, params: dict, z: Float[Array, "m d"], w: Float[Array, " m"], y: dict
 ) -> tuple[Float[Array, "m p"], Float[Array, "p p"]]:
     """Of one subject's draws."""
-    first, back = ravel_pytree({name: leaf for name, leaf in params.items() if name not in model.curved})
+    first, back = ravel_pytree({name: leaf for name, leaf in params.items() if name in EFFECTS or name not in model.curved})
     second, back_second = ravel_pytree({name: params[name] for name in model.curved})
 
     def log_likelihoods(flat: Array) -> Float[Array, " m"]:
@@ -60,10 +63,17 @@ def _of_unit(
     each = jnp.concatenate([moments @ coefficients.T, slopes], axis=1)
     none = jnp.zeros((first.size, second.size), w.dtype)
     hessian = jnp.block([[jax.jacfwd(slope)(first, w @ moments), none], [none.T, bends]])
-    # In the order of flat parameters.
-    numbered = ravel_pytree(back(jnp.arange(first.size)) | back_second(first.size + jnp.arange(second.size)))[0]
-    order = numbered.astype(int)
-    return each[:, order], hessian[jnp.ix_(order, order)]
+    if not set(model.curved) & EFFECTS & set(params):
+        # In the order of flat parameters.
+        numbered = ravel_pytree(back(jnp.arange(first.size)) | back_second(first.size + jnp.arange(second.size)))[0]
+        order = numbered.astype(int)
+        return each[:, order], hessian[jnp.ix_(order, order)]
+    # Densities of effects and of data depend on some alike: both add to their places.
+    flat, unflat = ravel_pytree(params)
+    numbers = unflat(jnp.arange(flat.size, dtype=flat.dtype))
+    own = [ravel_pytree({name: numbers[name] for name in part})[0] for part in (back(first), back_second(second))]
+    to = jax.nn.one_hot(jnp.concatenate(own).astype(int), flat.size, dtype=w.dtype)
+    return each @ to, to.T @ hessian @ to
 
 
 def _moments(model: MixedEffects, params: dict, z: Float[Array, " d"], centre: Float[Array, " d"], y: dict) -> Float[Array, " q"]:

@@ -7,25 +7,39 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.scipy.stats import norm
 from jaxtyping import Array
 
+#: the individual parameter that multiplies an error, of which each subject has its own
+MULTIPLIER = "residual"
+
 
 @dataclasses.dataclass(frozen=True)
 class ResidualError(abc.ABC):
-    """y = f + g(f) epsilon, with epsilon standard normal; of one parameter where g is a times a known function.
+    r"""y = f + g(f) epsilon, with epsilon standard normal; of one parameter where g is a times a known function.
 
     Args:
         fixed: values that parameters are held at instead of being estimated: a number where there is one parameter, else by
             name, as `Combined(fixed={"b": 0.1})`.
+        random: whether each subject multiplies g by a factor of its own, $w_i=e^{\eta_i}$ with $\eta_i\sim N(0,\omega^2)$ ("eta
+            on RUV" of NONMEM): an individual parameter `residual`, of an output `residual[cp]`, whose variance is
+            `omega2_residual`. It can be given as others are, as {"residual": LogNormal(1.0, fixed=True, covariates="Site")}.
 
     Raises:
-        ValueError: no such parameter, or a value that is not positive.
+        ValueError: no such parameter, a value that is not positive, or random=True of an error that is not multiplied with the
+            parameters that are its `scales`.
+
+    >>> Combined(random=True).multipliers
+    {'residual': (0, 1)}
+
+    References: Karlsson, Jonsson, Wiltse and Wade, J. Pharmacokinet. Biopharm. 26 (1998), 207-246 (of `random`).
     """
 
     fixed: float | Mapping[str, float] | tuple[tuple[str, float], ...] | None = dataclasses.field(default=None, kw_only=True)
+    random: bool = dataclasses.field(default=False, kw_only=True)
 
     #: names of the error parameters, and whether the only one is a scale with a closed estimate
     names = ("a",)
@@ -34,6 +48,28 @@ class ResidualError(abc.ABC):
     positive = False
     #: whether the error vanishes with the prediction
     relative = False
+
+    @property
+    def scales(self) -> tuple[int, ...]:
+        """Places of the parameters with which g is multiplied: of all by default."""
+        return tuple(range(len(self.names)))
+
+    @property
+    def multipliers(self) -> dict[str, tuple[int, ...]]:
+        """Individual parameters that multiply g, and the places of the parameters by which they do."""
+        return {MULTIPLIER: self.scales} if self.random else {}
+
+    def _check_scales(self) -> None:
+        parameters, f = np.full(len(self.names), 0.7), np.array([0.3, 2.0])
+        doubled = parameters * np.where(np.isin(np.arange(len(parameters)), self.scales), 2.0, 1.0)
+        # Errors are made while programs are traced, too.
+        with jax.ensure_compile_time_eval():
+            sizes = [np.asarray(self.sd(jnp.asarray(own), jnp.asarray(f)), float) for own in (parameters, doubled)]
+        if not np.allclose(sizes[1], 2 * sizes[0], rtol=1e-4):
+            raise ValueError(
+                f"{type(self).__name__} does not double with its parameters {', '.join(self.names[k] for k in self.scales)}, "
+                "which random=True multiplies; say by `scales` which it does"
+            )
 
     def __post_init__(self) -> None:
         # Hashable, as what programs are found by.
@@ -50,6 +86,8 @@ class ResidualError(abc.ABC):
                 raise ValueError(f"{kind} has no parameter {name!r} to hold; it has {', '.join(self.names)}")
             if not (np.isfinite(value) and value > 0):
                 raise ValueError(f"{name} of {kind} must be a positive number to be held, got {value}")
+        if self.random:
+            self._check_scales()
 
     @property
     def held(self) -> dict[str, float]:
@@ -151,6 +189,10 @@ class Power(ResidualError):
 
     names = ("a", "b", "c")
     closed = False
+
+    @property
+    def scales(self):
+        return (0, 1)
 
     def sd(self, error, f):
         return error[0] + error[1] * jnp.maximum(jnp.abs(f), 1e-12) ** error[2]

@@ -36,6 +36,7 @@ from .mild import with_steps
 from .model import MixedEffects
 from .outcomes import AbstractOutcome
 from .prior_places import Priors, checked
+from .shaped import lost_shapes, note_of_shapes
 from .simulating import Simulating
 from .writing import Writing
 
@@ -52,7 +53,8 @@ class NLME(ModelBuilding, Criteria, Simulating, Writing, Parameters, Fitted):
     Args:
         structural: f(parameters, row) -> number, or a `Curve` such as `margaux.families.nlme.oral1cpt`. `row` holds the numeric
             columns of the data by name, and by role "time", "dose", "y".
-        individual: name -> distribution: `Normal LogNormal LogitNormal ProbitNormal` of `margaux.nlme`.
+        individual: name -> distribution: `Normal LogNormal LogitNormal ProbitNormal` of `margaux.nlme`, whose random effects may
+            be skewed or have heavy tails, as `LogNormal(shape="boxcox")` and `LogNormal(shape="t")`.
         omega: "diagonal", "full", or a list of tuples of names whose effects are correlated.
         priors: what is known beforehand, by the names of `params_`, as {"ka": NormalPrior(1.5, cv=0.3), "omega2_ka":
             InverseWishart(0.09, df=20)}, or by a block of omega, ("V", "CL"). Estimates are then MAP, of log-likelihood + log
@@ -80,7 +82,7 @@ class NLME(ModelBuilding, Criteria, Simulating, Writing, Parameters, Fitted):
 
     Attributes:
         params_: natural scale, named `ka`, `beta_V[log(Weight/70)]`, `omega2_ka`, `gamma2_CL` (between occasions), `cov_V_CL`,
-            `a`, `b` (of an output `a[cp]`). stderr_: by Louis.
+            `a`, `b` (of an output `a[cp]`), `lambda_V` and `nu_V` (of shapes of effects). stderr_: by Louis.
         individual_: frame of conditional means, SDs and modes a subject. starts_: the screening. See `Fitted`.
 
     Raises:
@@ -235,14 +237,15 @@ class NLME(ModelBuilding, Criteria, Simulating, Writing, Parameters, Fitted):
             values = np.asarray(answers.natural_jacobian(self.model_, params, self._dropped)[0])
         names = answers.natural_names(self.model_, self._design.labels, self._dropped)
         self.params_ = dict(zip(names, values.tolist(), strict=True))
-        for about in filter(None, (flipflop.note(self.structural, self.params_), bounds.note(self))):
+        notes = flipflop.note(self.structural, self.params_), bounds.note(self), note_of_shapes(self)
+        for about in filter(None, notes):
             self.message_ = f"{self.message_.rstrip('.')}; {about}."
 
     @property
     def _dropped(self) -> tuple[str, ...]:
         """Names of the variances that were estimated as zero."""
         asked, left = specification.individual(self).items(), dict(self.model_.individual)
-        lost = [f"omega2_{name}" for name, one in asked if one.random and not left[name].random]
+        lost = [f"omega2_{name}" for name, one in asked if one.random and not left[name].random] + lost_shapes(asked, left)
         return tuple(lost + [f"gamma2_{name}" for name, one in asked if one.occasion and not left[name].occasion])
 
     @property

@@ -21,6 +21,7 @@ from ...numerics import programs
 from ...numerics.precision import precision
 from ...problem.penalty import NoPenalty
 from ...problem.space import as_space
+from . import shaped
 from .data import LongData
 from .individual import Individual
 from .model import MixedEffects, carried_over
@@ -129,9 +130,34 @@ def refined(build: Build, individual: dict[str, Individual], start: dict, settin
 
 def _on_the_boundary(build: Build, individual: dict[str, Individual], fit: Fit, settings: Settings) -> Fit:
     """The fit, or where its effects are not all asked for by the data the one on the boundary."""
+    fit, individual, normal = _without_tails(build, individual, fit, settings)
     fit, dropped = _without_unused(build, individual, fit, settings)
+    dropped |= normal
     fit, singular = _made_singular(fit)
     return dataclasses.replace(fit, result=RESULTS.boundary) if (dropped or singular) and not fit.result.failed else fit
+
+
+def _without_tails(
+    build: Build, individual: dict[str, Individual], fit: Fit, settings: Settings
+) -> tuple[Fit, dict[str, Individual], bool]:  # fmt: skip
+    """The fit with effects normal whose tails are no heavier, its individual parameters, and whether there were any.
+
+    Where tails are next to normal, the likelihood is next to flat: before a shape is left out, the model is fitted once more
+    from heavy ones.
+    """
+    found = False
+    while not fit.result.failed and (name := shaped.normal_tails(fit._model().model, fit.params)) is not None:  # type: ignore[arg-type]
+        model, _ = build(individual)
+        less = individual | {name: dataclasses.replace(individual[name], shape=None)}
+        reduced = saem(build, less, carried_over(model, build(less)[0], fit.params), settings)
+        if _lower(reduced, fit):
+            break
+        again = saem(build, individual, shaped.with_heavy_tails(model, fit.params, name), settings)
+        if _lower(reduced, again):
+            fit = again
+            break
+        fit, individual, found = reduced, less, True
+    return fit, individual, found
 
 
 def _without_unused(build: Build, individual: dict[str, Individual], fit: Fit, settings: Settings) -> tuple[Fit, bool]:
@@ -145,7 +171,8 @@ def _without_unused(build: Build, individual: dict[str, Individual], fit: Fit, s
         name, kind, place = least
         if _falls_without(fit, kind, place):
             break
-        less = individual | {name: dataclasses.replace(individual[name], **{WITHOUT[kind]: False})}
+        gone: dict[str, Any] = {WITHOUT[kind]: False} | ({"shape": None} if kind == "omega2" else {})
+        less = individual | {name: dataclasses.replace(individual[name], **gone)}
         model, units = build(individual)
         reduced = saem(build, less, carried_over(model, build(less)[0], fit.params), settings)
         if _lower(reduced, fit):

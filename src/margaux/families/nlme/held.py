@@ -11,6 +11,7 @@ import numpy as np
 from jaxtyping import Array, Float
 
 from ...problem.held import Held
+from . import shaped
 from .outcomes import AbstractOutcome, Continuous
 
 if TYPE_CHECKING:
@@ -150,6 +151,7 @@ def values(model: MixedEffects, individual: Mapping[str, Individual], outcome: A
     found: dict[str, np.ndarray] = dict(zip(("beta", "fixed", "delta", "drift"), np.split(every, ends), strict=True))
     found["omega2"] = np.asarray([individual[model.names_of_random[j]].variance for j in model.independent], float)
     found["gamma2"] = np.asarray([individual[names[j]].occasion_variance for j in model.varying], float)
+    found["shape"] = shaped.held(individual)
     found["error"] = of_error(outcome.error) if isinstance(outcome, Continuous) else np.zeros(0)
     out = HeldValues.of({name: value for name, value in found.items() if value.size})
     if not model.blocks and out.count == sum(value.size for value in found.values()):

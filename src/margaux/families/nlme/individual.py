@@ -13,6 +13,8 @@ import scipy
 from jax.scipy.stats import norm
 from jaxtyping import Array
 
+from .shapes import EffectShape, as_shape
+
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
@@ -33,6 +35,8 @@ class Individual(abc.ABC):
             $\kappa_{ik}\sim N(0, \gamma^2)$; `fit(occ=)` names the column of the occasions.
         fixed: whether $\psi_{pop}$ is held at its start instead of being estimated.
         coefficients: covariates' effects that are held, by the names they have in `params_`, as {"log(Weight/70)": 0.75}.
+        shape: of the random effect, where it is not normal: `BoxCox()` or "boxcox", `StudentT()` or "t" of `margaux.nlme`;
+            $\phi_i = h^{-1}(\psi_{pop}) + c_i^\top\beta + T(\eta_i)$ then.
         variance, occasion_variance: values that $\omega^2$ and $\gamma^2$ are held at, on the Gaussian scale; estimated where
             None.
 
@@ -53,6 +57,7 @@ class Individual(abc.ABC):
     coefficients: Mapping[str, float] | tuple[tuple[str, float], ...] = ()
     variance: float | None = None
     occasion_variance: float | None = None
+    shape: EffectShape | str | None = None
 
     #: what a message says of the values that it takes
     _range = ""
@@ -62,6 +67,9 @@ class Individual(abc.ABC):
             raise ValueError(f"the starting value {self.start:g} lies outside the range of {type(self).__name__}{self._range}")
         # Hashable, as what programs are found by.
         object.__setattr__(self, "coefficients", tuple(dict(self.coefficients).items()))
+        object.__setattr__(self, "shape", as_shape(self.shape))
+        if self.shape is not None and not self.random:
+            raise ValueError("shape= is of a random effect, which random=False leaves out")
         self._check_held()
 
     def _check_held(self) -> None:
@@ -98,7 +106,11 @@ class Individual(abc.ABC):
 
     def without_numbers(self) -> Individual:
         """The distribution alone, whatever it starts from and is held at: what programs depend on."""
-        return dataclasses.replace(self, start=None, fixed=False, coefficients=(), variance=None, occasion_variance=None)
+        shape: Any = self.shape
+        own = None if shape is None else shape.without_numbers()
+        return dataclasses.replace(
+            self, start=None, fixed=False, coefficients=(), variance=None, occasion_variance=None, shape=own
+        )
 
     def slope(self, phi: float) -> float:
         """Derivative of h at a number."""

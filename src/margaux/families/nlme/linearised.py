@@ -59,5 +59,10 @@ def check_linearisable(fitted: NLME) -> None:
     """Raises: ValueError: no tangent to take, or a fit on the boundary."""
     if not fitted.model_.outcome.continuous:
         raise ValueError('linearised information is for continuous outcomes; use method="louis"')
+    error: Any = getattr(fitted.model_.outcome, "error", None)
+    if error is not None and error.multipliers:
+        raise ValueError('linearised information has no effects on the residual error, and this fit has some; use method="louis"')
+    if fitted.model_.shaped:
+        raise ValueError('linearised information is for effects that are normal, and this fit has shapes; use method="louis"')
     if not np.all(np.isfinite(list(fitted.result_.params["beta"]))) or "boundary" in fitted.message_:
         raise ValueError('the fit is on the boundary; use method="louis", which leaves degenerate parameters out')

@@ -24,7 +24,7 @@ from ...problem.model import (
     AbstractUneven,
 )
 from ...problem.space import Positive, PositiveDefinite, Real
-from . import derivatives
+from . import derivatives, shaped
 from .held import NOTHING, HeldValues, least_squares
 from .individual import Individual
 from .outcomes import DOSES, AbstractOutcome, Continuous, whole
@@ -47,7 +47,8 @@ class MixedEffects(
 
     The latent of a subject is $\phi$ of its random parameters (d,). Engine parameters: `beta`, coefficients of the
     random parameters on the Gaussian scale; `fixed`, those of parameters without random effect; `omega2`, variances of
-    independent effects; `omega`, covariance matrices of blocks; `error`. Groups that are empty are left out.
+    independent effects; `omega`, covariance matrices of blocks; `error`; `shape`, of effects that are not normal. Groups that are
+    empty are left out.
 
     A subject's data: `rows` (column -> (T,), the outcome under "y"), `mask` (T,), `design` (P,) of all coefficients (and, behind
     it, what `BetweenOccasions` says).
@@ -61,7 +62,8 @@ class MixedEffects(
             independent effects) below which it does not fall, since EM no longer moves what hardly varies.
         groups: how many subjects, in the order of their data, have at most so many rows: see `by_size`.
         varying, shifted, most: see `margaux.families.nlme.occasions.BetweenOccasions`.
-        typical: starting values of typical parameters on the natural scale, NaN where none is given. held: what is not estimated.
+        typical: starting values of typical parameters on the natural scale, NaN where none is given. first_shapes: of `shape`,
+            the engine's parameters of `margaux.families.nlme.shaped`. held: what is not estimated.
         prior: of the parameters; with one, sums over subjects are of the posterior density of theta instead of the likelihood.
     """
 
@@ -76,6 +78,7 @@ class MixedEffects(
     shifted: tuple[int, ...] = eqx.field(static=True, default=())
     most: int = eqx.field(static=True, default=1)
     typical: Any = None
+    first_shapes: Any = None
     held: HeldValues = NOTHING
     prior: PriorDensity = NO_PRIOR
 
@@ -115,6 +118,11 @@ class MixedEffects(
     @property
     def names(self) -> list[str]:
         return [name for name, _ in self.individual]
+
+    @property
+    def shaped(self) -> list[int]:
+        """Positions of the parameters whose random effect is not normal."""
+        return shaped.places(self.individual)
 
     @property
     def names_of_random(self) -> list[str]:
@@ -159,7 +167,7 @@ class MixedEffects(
     @property
     def _without_closed_step(self) -> tuple[str, ...]:
         without = (("fixed",) if self.split < len(self.owner) else ()) + (("drift",) if self.drifting else ())
-        return without + (("error",) if self.outcome.error_names and not self.closed_error else ())
+        return without + (("error",) if self.outcome.error_names and not self.closed_error else ()) + shaped.moving(self)
 
     @property
     def curved(self) -> tuple[str, ...]:
@@ -187,6 +195,7 @@ class MixedEffects(
         out |= {"delta": Real()} if self.followed else {}
         out |= {"drift": Real()} if self.drifting else {}
         out |= {"error": Positive()} if self.outcome.error_names else {}
+        out |= {"shape": Real()} if self.shaped else {}
         return self.held.within(out)
 
     def _onehot(self, owners: list[int], positions: list[int]) -> np.ndarray:
@@ -229,6 +238,8 @@ class MixedEffects(
             part = params["fixed"] * design[self.split : len(self.owner)]
             values = part @ jnp.asarray(self._onehot(list(self.owner[self.split :]), rest), part.dtype)
             gaussian |= {self.names[j]: values[position] for position, j in enumerate(rest)}
+        for name, more in shaped.shaped_effects(self, params, z, design).items():
+            gaussian[name] += more
         return gaussian
 
     def psi(self, params: dict, z: Float[Array, " d"], design: Float[Array, " P"]) -> dict[str, Array]:
@@ -383,4 +394,6 @@ def carried_over(source: MixedEffects, target: MixedEffects, params: dict) -> di
     if target.varying:
         places = [source.varying.index(j) for j in target.varying]
         out["gamma2"] = np.asarray(params["gamma2"])[places]
+    if target.shaped:
+        out["shape"] = shaped.carried_over(source, target, params)
     return out | ({"error": np.asarray(params["error"])} if "error" in params else {})

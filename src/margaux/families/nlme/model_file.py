@@ -32,6 +32,7 @@ from .model_keys import (
 from .model_priors import read
 from .model_structure import structural
 from .running import Settings
+from .shapes import of_table
 from .structural import Curve
 from .written import equations_of
 
@@ -55,8 +56,9 @@ ROLES = {
 PARAMETER = {
     "distribution": TEXT, "initial": NUMBER, "fixed": SWITCH, "random": SWITCH, "occasion": SWITCH, "covariates": TEXT,
     "coefficients": NUMBERS_BY_NAME, "variance": NUMBER, "occasion_variance": NUMBER, "low": NUMBER, "high": NUMBER,
+    "shape": TEXT, "shape_initial": NUMBER, "shape_fixed": SWITCH,
 }  # fmt: skip
-ERROR = {"model": TEXT, "fixed": HELD, "censoring": TEXT}
+ERROR = {"model": TEXT, "fixed": HELD, "random": SWITCH, "censoring": TEXT}
 SETTINGS = {
     "seed": WHOLE, "n_iter": WHOLE, "n_burn": WHOLE, "power": NUMBER, "stop": SWITCH, "n_chains": WHOLE, "n_starts": WHOLE,
     "n_screen": WHOLE, "pattern": TEXTS, "n_steps": WHOLE, "anneal": NUMBER, "fixed_effects": TEXT, "batch_size": WHOLE,
@@ -133,9 +135,10 @@ def from_toml(path: str | Path) -> ModelFile:
 
     Tables of the file: `[data]` (file, id, time, y, dose, occ, cens, limit, lloq, columns), `[structural]` (name of a ready one,
     or output, derivatives, initial, define in text), `[parameters.NAME]` (distribution, initial, fixed, random, occasion,
-    covariates, coefficients, variance, occasion_variance, low, high), `[priors]` (by name, center and sd or cv, or mode and df),
-    `[error]` (model, fixed, censoring), `[settings]` (seed and those of `NLME`); before them `title` and `omega`. A path of
-    data begins at the folder of the file.
+    covariates, coefficients, variance, occasion_variance, low, high, shape, shape_initial, shape_fixed), `[priors]` (by name,
+    center and sd or cv, or mode and df), `[error]` (model, fixed, random,
+    censoring), `[settings]` (seed and those of `NLME`); before
+    them `title` and `omega`. A path of data begins at the folder of the file.
 
     Expressions are arithmetic (see `margaux.families.nlme.expressions.Expression`), and no other code.
 
@@ -183,7 +186,8 @@ def _read(whole: dict[str, Any], source: Source, path: Path) -> ModelFile:
     source.check(data, ["data"], {"file": TEXT} | ROLES)
     individual = {name: _individual(name, table, source) for name, table in whole["parameters"].items()}
     curve = structural(whole["structural"], individual, source)
-    _check_parameters(curve, individual, source)
+    others = set(_error(whole.get("error", {}), source).multipliers)
+    _check_parameters(curve, {name: one for name, one in individual.items() if name not in others}, source)
     model = _model(whole, curve, individual, settings, source)
     file = data.pop("file", None)
     return ModelFile(path, whole.get("title", ""), model, None if file is None else path.parent / file, data, source)
@@ -195,7 +199,12 @@ def _individual(name: str, table: Any, source: Source) -> Individual:
         raise source.problem(keys, f'must be a table: [parameters.{name}], then distribution = "lognormal" and initial = 1.5')
     source.check(table, keys, PARAMETER, needed=["distribution"])
     kind = DISTRIBUTIONS[source.one_of(table["distribution"], [*keys, "distribution"], DISTRIBUTIONS)]
-    given = {key: value for key, value in table.items() if key not in ("distribution", "initial")}
+    given = {key: value for key, value in table.items() if key not in ("distribution", "initial") and "shape" not in key}
+    if own := {key: value for key, value in table.items() if "shape" in key}:
+        try:
+            given["shape"] = of_table(own)
+        except ValueError as problem:
+            raise source.problem([*keys, next(iter(own))], str(problem)) from problem
     for key in ("low", "high"):
         if key in given and kind not in (LogitNormal, ProbitNormal):
             raise source.problem([*keys, key], f"is of logitnormal and probitnormal, and {name} is {table['distribution']}")
@@ -266,7 +275,7 @@ def _error(table: Mapping[str, Any], source: Source) -> errors.ResidualError:
     name = source.one_of(table.get("model", "constant"), ["error", "model"], errors.ERRORS)
     fixed: Any = table.get("fixed")
     try:
-        return dataclasses.replace(errors.ERRORS[name], fixed=fixed)
+        return dataclasses.replace(errors.ERRORS[name], fixed=fixed, random=table.get("random", False))
     except ValueError as problem:
         raise source.problem(["error", "fixed"], str(problem)) from problem
 

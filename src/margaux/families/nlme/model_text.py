@@ -14,6 +14,7 @@ from .events import NAMES
 from .individual import Bounded, Individual, LogitNormal, LogNormal, Normal, ProbitNormal
 from .model_priors import written
 from .model_structure import described
+from .shapes import described as described_shape
 
 if TYPE_CHECKING:
     from .estimator import NLME
@@ -59,6 +60,7 @@ def _parameter(name: str, one: Individual) -> dict[str, Any]:
     out |= {key: getattr(one, key) for key in ("fixed", "occasion") if getattr(one, key)}
     out |= {} if one.random else {"random": False}
     out |= {"covariates": one.covariates} if one.covariates else {}
+    out |= described_shape(one)
     held = {key: getattr(one, key) for key, none in _HELD.items() if getattr(one, key) != none}
     return out | {key: dict(value) if key == "coefficients" else value for key, value in held.items()}
 
@@ -76,7 +78,10 @@ def _error(asked: NLME) -> dict[str, Any]:
         raise ValueError(f"error={error!r} is no error of margaux.nlme, which a model file could name")
     out: dict[str, Any] = {"model": next(iter(free))}
     return (
-        out | ({"fixed": error.held} if error.held else {}) | ({} if asked.censoring == "M3" else {"censoring": asked.censoring})
+        out
+        | ({"random": True} if error.random else {})
+        | ({"fixed": error.held} if error.held else {})
+        | ({} if asked.censoring == "M3" else {"censoring": asked.censoring})
     )
 
 

@@ -10,6 +10,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.scipy.special import gammaln
 from jaxtyping import Array, PRNGKeyArray
 
@@ -100,7 +101,13 @@ class Continuous(AbstractOutcome):
 
     def log_density(self, error, psi, rows):
         f, solved = self._solved(psi, rows)
-        return jnp.where(solved, self.density_at(f, error, rows), -jnp.inf)
+        return jnp.where(solved, self.density_at(f, self.of_subject(error, psi), rows), -jnp.inf)
+
+    def of_subject(self, error: Array, psi: dict[str, Array]) -> Array:
+        """The parameters of a subject's residual error, which are multiplied by a factor of its own where errors are `random`."""
+        for name, places in self.error.multipliers.items():
+            error = error * jnp.where(np.isin(np.arange(len(self.error.names)), places), psi[name], 1.0)
+        return error
 
     def density_at(self, f: Array, error: Array, rows: dict[str, Array]) -> Array:
         """log p(y_j | psi) of each row with these predictions, (T,)."""
@@ -120,7 +127,7 @@ class Continuous(AbstractOutcome):
 
     def simulate(self, key, error, psi, rows):
         f = self.prediction(psi, rows)
-        return self.error.at(rows).noisy(error, f, jax.random.normal(key, f.shape, f.dtype))
+        return self.error.at(rows).noisy(self.of_subject(error, psi), f, jax.random.normal(key, f.shape, f.dtype))
 
     @property
     def error_names(self):
@@ -133,7 +140,10 @@ class Continuous(AbstractOutcome):
     def squares(self, psi: dict[str, Array], rows: dict[str, Array]) -> Array:
         """Squared residuals in units of the error's scale, (T,)."""
         f, error = self._solved(psi, rows)[0], self.error.at(rows)
-        return ((error.transformed(rows["y"]) - error.transformed(f)) / error.unscaled(f)) ** 2
+        sd = error.unscaled(f)
+        if self.error.multipliers:
+            sd = error.sd(self.of_subject(jnp.ones(len(self.error.names), f.dtype), psi), f)
+        return ((error.transformed(rows["y"]) - error.transformed(f)) / sd) ** 2
 
 
 @dataclasses.dataclass(frozen=True)

@@ -77,7 +77,9 @@ def _curve(model: NLME) -> str:
 
 def _individual(model: NLME) -> str:
     kinds = [
-        f"{name} ({type(one).__name__}{'' if one.random else ', no random effect'})" for name, one in model.model_.individual
+        f"{name} ({type(one).__name__}{'' if one.random else ', no random effect'}"
+        f"{'' if one.shape is None else f', {type(one.shape).__name__}'})"
+        for name, one in model.model_.individual
     ]
     return listed(kinds)
 

@@ -57,6 +57,15 @@ class PriorDensity(eqx.Module):
                 total -= jnp.sum(second * ((jnp.log(x) if name == "error" else x) - first) ** 2) / 2
         return total
 
+    def variables(self, params: dict[str, Any]) -> Array:
+        """Variances, and lower triangles of covariance matrices, that inverse Wishart densities are of, flat. Normal ones are of
+        coordinates themselves."""
+        out = [params[name][np.asarray(self.of(name))] for name in VARIANCES if self.of(name)]
+        for block in self.of("omega"):
+            matrix = params["omega"][block]
+            out.append(matrix[np.tril_indices(len(matrix))])
+        return jnp.concatenate(out) if out else jnp.zeros(0)
+
     def share(self, params: dict[str, Any]) -> Any:
         """Of one subject."""
         return self.value(params) / self.n if self.places else 0.0

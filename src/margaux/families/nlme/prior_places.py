@@ -110,6 +110,8 @@ def _numbers(
         if not isinstance(prior, InverseWishart) or prior.size > 1:
             raise ValueError(f"the prior of the variance {name} is an InverseWishart(mode, df=) of one number, not {prior}")
         return (float(prior.matrix[0, 0]), prior.weight), prior.constant
+    if parameter == "shape" and name.startswith("nu_"):
+        raise ValueError(f"{name} is normal as its reciprocal if at all, and takes no prior; hold it, as StudentT(5, fixed=True)")
     if not isinstance(prior, NormalPrior):
         raise ValueError(f"the prior of {name} is a NormalPrior; {type(prior).__name__} is for variances of random effects")
     scale = LogNormal() if parameter == "error" else Normal() if one is None else one

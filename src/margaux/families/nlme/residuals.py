@@ -18,6 +18,7 @@ from ...numerics.precision import precision
 from . import prediction
 from .censoring import CENSORED, imputed
 from .data import _places
+from .error import MULTIPLIER
 from .kinds import OUTPUT
 from .limits import of_rows
 from .rows_by_output import in_order, rows_of
@@ -273,9 +274,22 @@ def iwres(fitted: Any) -> np.ndarray:
         f = jax.numpy.asarray(fitted.predict(level="individual"))
         gap = error.transformed(jax.numpy.asarray(y, f.dtype)) - error.transformed(f)
         out = np.asarray(gap / error.sd(jax.numpy.asarray(fitted.result_.params["error"]), f), float)
+    out = out / multipliers(fitted)
     if not data.censored:
         return out
     return np.where(in_order(data, data.flat(data.units["rows"][CENSORED])) == 0, out, np.nan)
+
+
+def multipliers(fitted: Any) -> np.ndarray | float:
+    """Of each row, in the order of the data, the factor of its subject's residual error at the conditional mode."""
+    data, error = fitted.data_, fitted.model_.outcome.error
+    if not error.multipliers:
+        return 1.0
+    own = {name: fitted.individual_[f"mode_{name}"].to_numpy(float)[data.codes] for name in error.multipliers}
+    if data.output is None:
+        return in_order(data, own[MULTIPLIER])
+    every = [own.get(f"{MULTIPLIER}[{output}]", np.ones(len(data.codes))) for output in error.outputs]
+    return in_order(data, np.choose(np.asarray(data.output, int), every))
 
 
 def check_continuous(fitted: NLME, what: str) -> None:

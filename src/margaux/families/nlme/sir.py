@@ -9,10 +9,11 @@ import dataclasses
 from typing import TYPE_CHECKING
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pandas as pd
 from jax.flatten_util import ravel_pytree
-from jaxtyping import Bool, Float
+from jaxtyping import Array, Bool, Float
 
 from ...answers.search import too_far
 from ...engine.share import alone
@@ -21,9 +22,10 @@ from ...numerics.precision import precision
 from ...numerics.sampling import HEAVY, pareto_shapes
 from ...numerics.wald import check_level
 from . import answers
-from .informed import refuse
+from .informed import has_priors
 from .maxima import at_the_estimate
 from .places import logliks
+from .prior_density import VARIANCES
 
 if TYPE_CHECKING:
     from .estimator import NLME
@@ -43,11 +45,11 @@ class SIR:
 
     Attributes:
         resamples: a row each, a column a parameter as `params_` names it. proposals: the same of all proposals, with `drop`
-            (twice the fall of the log-likelihood from the estimate), `weight` (they sum to one) and `resampled`. ess: the
-            effective size of the weights. pareto: the shape of their tail; the mean of weights has no finite variance from 0.5
-            on, and is not to be trusted from 0.7 on. inflation: of the proposal's standard deviations. error: of a
-            log-likelihood. narrow: by parameter, how many times as wide as the proposal the weighted proposals are, where that
-            is too much. level: of intervals. note: what is to be said of the fit.
+            (twice the fall of the log-likelihood from the estimate, of a fit with priors with the log prior), `weight` (they sum
+            to one) and `resampled`. ess: the effective size of the weights. pareto: the shape of their tail; the mean of weights
+            has no finite variance from 0.5 on, and is not to be trusted from 0.7 on. inflation: of the proposal's standard
+            deviations. error: of a log-likelihood. narrow: by parameter, how many times as wide as the proposal the weighted
+            proposals are, where that is too much. level: of intervals. note: what is to be said of the fit.
     """
 
     resamples: pd.DataFrame
@@ -123,7 +125,6 @@ def _quantiles(values: Float[np.ndarray, " n"], weight: Float[np.ndarray, " n"],
 def sir(fitted: NLME, n: int, resamples: int | None, inflate: float | None, level: float, key: int) -> SIR:
     """See `NLME.sir`."""
     count = _checked(n, resamples, inflate, level)
-    refuse(fitted, "sampling importance resampling")
     alone(fitted.result_.share, "sampling importance resampling")
     u, root = _normal(fitted)
     rng = np.random.default_rng(key)
@@ -150,17 +151,23 @@ def _weighted(
     places = np.vstack([u, u + z @ root.T])
     values, error = logliks(fitted.result_, places)
     drop = 2 * (values[0] - values[1:])
-    log_w = (np.sum(z**2, axis=1) - drop) / 2
+    log_w = (np.sum(z**2, axis=1) - drop) / 2 + _log_volumes(fitted, places[1:])
     weight = np.exp(log_w - log_w.max())
     weight = weight / weight.sum()
     taken = without_replacement(log_w, race, count)
     frame = _natural(fitted, places[1:])
     table = frame.assign(drop=drop, weight=weight, resampled=taken)
     notes = [f"{', '.join(fitted._dropped)}: estimated as zero, and held there"] if fitted._dropped else []
+    what = "a log-likelihood"
+    if has_priors(fitted):
+        what = "a posterior density whose logarithm is"
+        notes.append(
+            "weights are of the posterior density, likelihood times priors; a parameter without a prior has a flat one on the "
+            "scale of the proposals"
+        )
     if drop.min() < -2 * max(error, HIGHER):
         notes.append(
-            f"a proposal has a log-likelihood {-drop.min() / 2:.2f} above the estimate's, which is then not the maximum: see "
-            "certificate_"
+            f"a proposal has {what} {-drop.min() / 2:.2f} above the estimate's, which is then not the maximum: see certificate_"
         )
     return SIR(
         frame.loc[taken].reset_index(drop=True),
@@ -174,6 +181,24 @@ def _weighted(
         level,
         "; ".join(notes),
     )
+
+
+def _log_volumes(fitted: NLME, places: Float[np.ndarray, "n k"]) -> Float[np.ndarray, " n"] | float:
+    r"""$\log|\partial\Omega/\partial u|$ of variances and blocks with a prior, whose density is not one of coordinates u."""
+    fit, prior = fitted.result_, fitted.model_.prior
+    if not (prior.of("omega") or any(prior.of(name) for name in VARIANCES)):
+        return 0.0
+    space = fit._model().space
+    with precision(np.dtype(float)):
+        template = jax.tree.map(lambda leaf: np.asarray(leaf, float), fit.params)
+        back = ravel_pytree(space.to_unconstrained(template))[1]
+
+        def variables(place: Array) -> Array:
+            return prior.variables(space.from_unconstrained(back(place)))
+
+        slopes = np.asarray(jax.vmap(jax.jacfwd(variables))(jnp.asarray(places, float)), float)
+    # Each depends on as many coordinates as there are variables, and on no others.
+    return np.linalg.slogdet(slopes @ slopes.swapaxes(1, 2))[1] / 2
 
 
 def without_replacement(log_w: Float[np.ndarray, " n"], race: Float[np.ndarray, " n"], count: int) -> Bool[np.ndarray, " n"]:

@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from . import held, prior_places
+from . import held, prior_places, shaped
 from .by_output import error_of
 from .censoring import METHODS
 from .data import LongData
 from .design import Design
 from .dosing import administered
-from .individual import Individual
+from .individual import Individual, LogNormal
 from .kinds import outputs_of
 from .model import MixedEffects
 from .occasions import BetweenOccasions
@@ -52,6 +52,27 @@ def outcome_of(fitted: NLME) -> AbstractOutcome:
     return dataclasses.replace(own, error=error_of(fitted.error, own.outputs)) if isinstance(own, Continuous) else own
 
 
+def multipliers(asked: NLME) -> set[str]:
+    """Names of individual parameters that multiply a residual error."""
+    return set() if asked.structural is None else set(error_of(asked.error, outputs_of(asked.structural)).multipliers)
+
+
+def with_multipliers(named: dict[str, Individual], factors: set[str]) -> dict[str, Individual]:
+    """With the parameters that multiply residual errors, whose typical value is one.
+
+    Raises:
+        ValueError: one is given that is estimated, not log-normal, or varies between occasions.
+    """
+    for name in sorted(factors & set(named)):
+        one = named[name]
+        if not (isinstance(one, LogNormal) and one.fixed and one.start == 1 and not one.occasion):
+            raise ValueError(
+                f"individual[{name!r}] multiplies each subject's residual error, whose own parameters are its typical size: "
+                "its typical value is one and held, as LogNormal(1.0, fixed=True)"
+            )
+    return named | {name: LogNormal(1.0, fixed=True) for name in sorted(factors - set(named))}
+
+
 def individual(asked: NLME) -> dict[str, Individual]:
     """The individual parameters by name.
 
@@ -61,11 +82,13 @@ def individual(asked: NLME) -> dict[str, Individual]:
     named = asked.individual
     if not isinstance(named, dict) or not named:
         raise ValueError('individual must name the parameters, as {"ka": LogNormal(), "V": LogNormal()}')
+    named = with_multipliers(named, multipliers(asked))
     for name, one in named.items():
         if not isinstance(one, Individual):
             raise TypeError(f"individual[{name!r}] must be a distribution such as margaux.nlme.LogNormal(), got {one!r}")
     if not any(one.random or one.occasion for one in named.values()):
         raise ValueError("no parameter has a random effect; a mixed model needs one (random=True)")
+    shaped.check(named, asked.fixed_effects)
     return named
 
 
@@ -94,7 +117,8 @@ def built(
         model = BetweenOccasions(*args, varying=varying, shifted=design.shifted, most=units[PRESENT].shape[1])
     starts = prior_places.starts(known_before, individual)
     typical = np.asarray([starts.get(name, one.start) for name, one in individual.items()], float)
-    model = dataclasses.replace(model, typical=typical, held=held.values(model, individual, outcome, design.labels))
+    model = dataclasses.replace(model, typical=typical, first_shapes=shaped.starts(individual))
+    model = dataclasses.replace(model, held=held.values(model, individual, outcome, design.labels))
     density = prior_places.density(model, individual, known_before, design.labels, len(data.labels))
     return dataclasses.replace(model, prior=density), units
 
@@ -106,7 +130,8 @@ def check_parameters(asked: NLME, outcome: AbstractOutcome, individual: Mapping[
         return
     administration = administered(outcome)
     read = set() if administration is None else set(administration.names) & set(asked.data_.units["rows"].get(DOSES, {}))
-    if not set(needed) - read <= set(individual) <= set(needed):
+    curves = set(individual) - multipliers(asked)
+    if not set(needed) - read <= curves <= set(needed):
         raise ValueError(f"{asked.structural!r} has the parameters {', '.join(needed)}; individual has {', '.join(individual)}")
 
 
@@ -121,7 +146,8 @@ def blocks(asked: NLME, individual: Mapping[str, Individual]) -> list[tuple[str,
         if asked.omega not in ("diagonal", "full"):
             raise ValueError(f'omega must be "diagonal", "full" or a list of tuples of names, got {asked.omega!r}')
         out = [tuple(random)] if asked.omega == "full" else []
-        held.refuse_blocks(individual, out)
+        for refuse in (held.refuse_blocks, shaped.refuse_blocks):
+            refuse(individual, out)
         return out
     seen: set[str] = set()
     out = []
@@ -131,5 +157,6 @@ def blocks(asked: NLME, individual: Mapping[str, Individual]) -> list[tuple[str,
                 raise ValueError(f"omega names {name!r}, which has no random effect, or is named twice; they are {random}")
             seen.add(name)
         out.append(tuple(block))
-    held.refuse_blocks(individual, out)
+    for refuse in (held.refuse_blocks, shaped.refuse_blocks):
+        refuse(individual, out)
     return out

@@ -105,6 +105,7 @@ def coefficients(model: MixedEffects, u: np.ndarray) -> dict[str, np.ndarray]:
     out = {"beta": values[: model.split]} if model.random else {}
     out |= {"delta": np.zeros(model.followed)} if model.followed else {}
     out |= {"drift": np.zeros(model.drifting)} if model.drifting else {}
+    out |= {"shape": np.array(model.first_shapes)} if model.shaped else {}
     return out | ({"fixed": values[model.split :]} if model.split < len(model.owner) else {})
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ...answers.certificate import Certificate, Check
-from . import answers, flipflop, informed, residuals, solutions
+from . import answers, flipflop, informed, residuals, shaped, solutions
 
 if TYPE_CHECKING:
     from .estimator import NLME
@@ -33,7 +33,7 @@ def checks(fitted: NLME) -> list[Check]:
     """Of `NLME.certificate_`, besides those of `Fit.certificate`."""
     if fitted.result_.result.failed:
         return []
-    found = [starts(fitted), mirror(fitted), solutions.check(fitted), npde(fitted)]
+    found = [starts(fitted), mirror(fitted), solutions.check(fitted), tails(fitted), npde(fitted)]
     return [check for check in found if check is not None]
 
 
@@ -79,6 +79,18 @@ def mirror(fitted: NLME) -> Check | None:
         return None
     sentence = f"{said[:1].upper()}{said[1:]}." if said else flipflop.in_order(fitted.structural)
     return Check("flip-flop", NAN, NAN, NAN, "careful" if said else "pass", sentence)
+
+
+def tails(fitted: NLME) -> Check | None:
+    """Whether degrees of freedom are as many as the quantiles of `margaux.nlme.StudentT` hold for."""
+    if not (found := shaped.doubtful(fitted)):
+        return None
+    told = ", ".join(f"{name} = {value:.2g}" for name, value in found.items())
+    sentence = (
+        f"Tails are so heavy ({told}) that Student's t has no variance, and its quantiles are not those of the expansion: "
+        "subjects far out are to be looked at (individual_), or the effect has another distribution."
+    )
+    return Check("tails", min(found.values()), NAN, shaped.LEAST, "careful", sentence)
 
 
 def npde(fitted: NLME) -> Check | None:

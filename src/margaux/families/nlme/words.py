@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import TYPE_CHECKING, Any
 
 from .autocorrelated import AR1
 from .error import Combined, ConstantError, Exponential, Power, Proportional, ResidualError, as_error
 from .individual import Bounded, LogNormal
+from .shapes import EffectShape, StudentT
 
 if TYPE_CHECKING:
     from .estimator import NLME
@@ -36,6 +38,8 @@ def error(fitted: Any) -> str:
 
 
 def _of(error: ResidualError) -> str:
+    if error.random:
+        return f"{_of(dataclasses.replace(error, random=False))}, times a log-normal factor of each subject's own"
     if isinstance(error, AR1):
         return f"{_of(as_error(error.of))}, correlated in time (AR(1): exp(-distance / tau))"
     if not isinstance(error, Combined):
@@ -53,6 +57,7 @@ def effects(fitted: NLME) -> str:
         if one.random:
             kinds.setdefault(scale, []).append(name)
     parts = [f"{_listed(names)} {'vary' if len(names) > 1 else 'varies'} {scale}" for scale, names in kinds.items()]
+    parts += [f"the effect of {model.names[j]} has {_shape(model.individual[j][1].shape)}" for j in model.shaped]
     random = [model.names[j] for j in model.random]
     together = [_listed([random[j] for j in block]) for block in model.blocks]
     parts += [f"{names} with correlated effects" for names in together]
@@ -66,6 +71,10 @@ def effects(fitted: NLME) -> str:
     if dropped:
         parts.append(f"{_listed(list(dropped))} estimated as zero")
     return "; ".join(parts)
+
+
+def _shape(shape: EffectShape | str | None) -> str:
+    return "the tails of Student's t" if isinstance(shape, StudentT) else "the skewness of Box and Cox's transformation"
 
 
 def covariates(fitted: NLME) -> str:
