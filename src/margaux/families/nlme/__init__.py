@@ -59,3 +59,4 @@ from .structural import (
     sigmoid_emax_baseline,
     superposed,
 )
+from .structure_search import StructureSearch, choose_structure
