@@ -224,7 +224,7 @@ class BayesianNetwork(Tempered, Stored, Judged, WeightPosterior, Conventional, a
     @property
     def elbo_(self) -> Bound:
         """The ELBO of the observations of the fit, a lower bound of their marginal log-likelihood: a float with `.se`, its
-        Monte Carlo error, zero where it is by quadrature."""
+        Monte Carlo error, zero where it is by quadrature. Of a tempered posterior it is a bound, too, but not the highest."""
         check_fitted(self)
         if self._data is None:
             raise ValueError("the observations of a fit are not saved with it; evaluate(X, y) gives the ELBO of any")
