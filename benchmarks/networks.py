@@ -37,10 +37,10 @@ NETS, FOLDS = 5, 3
 class Sample(NamedTuple):
     """Observations of a fit and to be predicted."""
 
-    x: np.ndarray
-    y: np.ndarray
-    x_new: np.ndarray
-    y_new: np.ndarray
+    x: Any
+    y: Any
+    x_new: Any
+    y_new: Any
 
 
 def digits(seed: int) -> Sample:
@@ -50,12 +50,15 @@ def digits(seed: int) -> Sample:
 
 def moons(seed: int) -> Sample:
     """Two moons with noise 0.3: 200 and 2,000."""
-    return Sample(*make_moons(200, noise=0.3, random_state=seed), *make_moons(2000, noise=0.3, random_state=100 + seed))
+    x, y = make_moons(200, noise=0.3, random_state=seed)
+    new, outcome = make_moons(2000, noise=0.3, random_state=100 + seed)
+    return Sample(x, y, new, outcome)
 
 
 def diabetes(seed: int) -> Sample:
     """scikit-learn's: 342 and 100."""
-    return parted(*load_diabetes(return_X_y=True), 100, seed)
+    x, y = load_diabetes(return_X_y=True)
+    return parted(x, y, 100, seed)
 
 
 def concrete(seed: int) -> Sample:

@@ -217,8 +217,8 @@ class BayesianNetwork(Tempered, Stored, Judged, WeightPosterior, Conventional, a
     def _card(self) -> Card | None:
         if not hasattr(self, "result_"):
             return None
-        table, figures = self.summary(), {"observations": self.n_observations_, "iterations": self.n_iter_}
-        figures["temperature"] = f"{self.temperature_:g}"
+        table, temperature = self.summary(), f"{self.temperature_:g}"
+        figures = {"observations": self.n_observations_, "iterations": self.n_iter_, "temperature": temperature}
         return Card(type(self).__name__, self.message_, self.converged_, table, len(table), figures)
 
     @property

@@ -44,7 +44,7 @@ class Tempered:
             ValueError: a temperature that is neither "auto" nor a positive number.
         """
         me: Any = self
-        given = "given" if self.prior is not None and self.prior != "fan-in" else self.prior
+        given = None if self.prior is None else "fan-in" if isinstance(self.prior, str) and self.prior == "fan-in" else "given"
         if self.temperature != "auto":
             temperature: Any = self.temperature
             is_number = isinstance(temperature, int | float | np.number) and not isinstance(temperature, bool)

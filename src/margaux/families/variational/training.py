@@ -132,7 +132,8 @@ def train(
                 network, likelihood, prior, posterior, n, settings.n_blocks, draws, slices, own, settings.temperature
             )
 
-        model, curvature, step = made(None), None, settings.step
+        model, curvature = made(None), None
+        step: Any = settings.step
         if needs_curvature(settings.method):
             keep_compilations()
             curvature = largest_curvature(model, model.start(weights, sigma), data, settings.seed, dtype)
