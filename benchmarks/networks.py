@@ -5,7 +5,14 @@
 Contestants: margaux's default; scikit-learn's network with weight decay by cross-validation; five of its networks averaged, with
 its own weight decay and with that of cross-validation; and one stopped early. All have a hidden layer of 100 tanh units and
 standardised columns. What is a density of numbers has the noise of residuals of cross-validation, but for margaux, which
-learns its own. Means over the splits, each with its own observations to be predicted.
+learns its own. Means over the splits, each with its own observations to be predicted. Log scores of five splits, on two cores:
+
+                                     digits    moons  diabetes  concrete
+    margaux, default                 -0.096   -0.248    -5.449    -3.287
+    weight decay by cross-validation -0.096   -0.268    -5.431    -3.215
+    five networks                    -0.099   -3.831    -5.982    -3.840
+    five networks, weight decay      -0.094   -0.267    -5.431    -3.214
+    stopped early                    -0.242   -0.552    -5.463    -3.756
 """
 
 from __future__ import annotations
@@ -71,7 +78,7 @@ def concrete(seed: int) -> Sample:
     return parted(x, strength + 5 * rng.normal(size=1000), 600, seed)
 
 
-def parted(x: np.ndarray, y: np.ndarray, new: int, seed: int) -> Sample:
+def parted(x: Any, y: Any, new: int, seed: int) -> Sample:
     order = np.random.default_rng(seed).permutation(len(y))
     return Sample(x[order[new:]], y[order[new:]], x[order[:new]], y[order[:new]])
 
