@@ -159,7 +159,8 @@ JOBS = {
         chosen = rng.permutation(len(labels))[: 1347 - 20 * other]
         x, labels = images.reshape(len(images), 64)[chosen].astype(float), labels[chosen]
         def job(seed):
-            return mx.BayesianClassifier(epochs=40, random_state=seed, verbose=False).fit(x, labels).predict_proba(x)
+            model = mx.BayesianClassifier(temperature=1.0, epochs=40, random_state=seed, verbose=False)
+            return model.fit(x, labels).predict_proba(x)
     """,
 }
 

@@ -53,7 +53,7 @@ def network(shard, method):
     rng = np.random.default_rng(0)
     x = rng.normal(size=(130, 2))
     y = np.where(x[:, 0] * x[:, 1] > 0, "same", "other")
-    model = mx.BayesianClassifier(method=method, epochs=6, batch_size=10, dtype="float64", verbose=False)
+    model = mx.BayesianClassifier(method=method, epochs=6, batch_size=10, temperature=1.0, dtype="float64", verbose=False)
     model.fit(shard(pd.DataFrame(x, columns=["a", "b"])), shard(pd.Series(y)))
     return {"probabilities": model.predict_proba(pd.DataFrame(x[:5], columns=["a", "b"])), "elbo": float(model.elbo_)}
 

@@ -203,12 +203,12 @@ def test_weights_by_tensor(kind):
     rng = np.random.default_rng(0)
     X = rng.normal(size=(50, 2))
     if kind == "classes":
-        model = mx.BayesianClassifier(epochs=20, verbose=False).fit(X, np.where(X[:, 0] > 0, "b", "a"))
+        model = mx.BayesianClassifier(temperature=1.0, epochs=20, verbose=False).fit(X, np.where(X[:, 0] > 0, "b", "a"))
     else:
         y = 5 + 3 * X[:, 0] if kind == "numbers" else rng.poisson(np.exp(X[:, 0]))
-        model = mx.BayesianRegressor(likelihood="gaussian" if kind == "numbers" else "poisson", epochs=20, verbose=False).fit(
-            X, y
-        )
+        model = mx.BayesianRegressor(
+            temperature=1.0, likelihood="gaussian" if kind == "numbers" else "poisson", epochs=20, verbose=False
+        ).fit(X, y)
     data = model.to_arviz(100, posterior_predictive=True)
     assert set(data.posterior.data_vars) == set(model.posterior_draws(1))
     checked(data, "y")

@@ -246,8 +246,10 @@ def test_every_family_answers_in_the_same_shape(folder, tmp_path, family):
     more = {
         "pln-pca": ["--rank", "1", "--method", "variational"], "sparse-inverse": ["--n-iter", "100"],
         "nlme": ["--n-iter", "60"], "empirical-bayes-logistic": ["--n-iter", "300", "--columns", "a,b"],
-        "sparse-mixed-logistic": ["--n-iter", "500", "--columns", "a,b", "--path", "3"], "bayesian-regressor": ["--epochs", "50"],
-        "bayesian-classifier": ["--epochs", "50"], "missing-logistic": ["--columns", "a,b"], "missing-glm": ["--columns", "a,b"],
+        "sparse-mixed-logistic": ["--n-iter", "500", "--columns", "a,b", "--path", "3"],
+        "bayesian-regressor": ["--epochs", "50", "--temperature", "1"],
+        "bayesian-classifier": ["--epochs", "50", "--temperature", "1"],
+        "missing-logistic": ["--columns", "a,b"], "missing-glm": ["--columns", "a,b"],
         "missing-linear": ["--columns", "a"], "glmm": [],
     }[family]  # fmt: skip
     data = {"nlme": "theo.csv", "pln-pca": "counts.csv", "sparse-inverse": "problem.npz"}.get(family, "good.csv")

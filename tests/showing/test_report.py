@@ -252,13 +252,15 @@ def classifier():
     rng = np.random.default_rng(0)
     X = rng.normal(size=(150, 3))
     y = np.where(X[:, 0] > 0, "yes", "no")
-    return mx.BayesianClassifier(epochs=60, step=0.01, verbose=False).fit(X, y, validation=(X[:50], y[:50]))
+    return mx.BayesianClassifier(temperature=1.0, epochs=60, step=0.01, verbose=False).fit(X, y, validation=(X[:50], y[:50]))
 
 
 def regressor():
     rng = np.random.default_rng(0)
     X = rng.uniform(-2, 2, size=(100, 1))
-    return mx.BayesianRegressor(epochs=100, step=0.01, verbose=False).fit(X, np.sin(2 * X[:, 0]) + 0.2 * rng.normal(size=100))
+    return mx.BayesianRegressor(temperature=1.0, epochs=100, step=0.01, verbose=False).fit(
+        X, np.sin(2 * X[:, 0]) + 0.2 * rng.normal(size=100)
+    )
 
 
 def variational():

@@ -41,6 +41,6 @@ def split(seed: int = 0) -> Digits:
     return Digits(x[own], y[own], x[new], y[new])
 
 
-def fit(data: Digits, epochs: int = 100) -> BayesianClassifier:
-    """The network by Bayes by Backprop, with local reparameterisation, the prior N(0, 1) and the default step."""
-    return BayesianClassifier(method="bbb", draws="local", epochs=epochs, verbose=False).fit(data.x, data.y)
+def fit(data: Digits) -> BayesianClassifier:
+    """The network with nothing chosen: its temperature and the length of its fit are, by the log score of a fifth held out."""
+    return BayesianClassifier(verbose=False).fit(data.x, data.y)

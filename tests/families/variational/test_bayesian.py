@@ -28,7 +28,7 @@ def table():
 
 @pytest.fixture(scope="module")
 def classifier(table):
-    return mx.BayesianClassifier(epochs=150, step=0.01, verbose=False).fit(*table)
+    return mx.BayesianClassifier(temperature=1.0, epochs=150, step=0.01, verbose=False).fit(*table)
 
 
 def test_answers_of_a_classifier(table, classifier):
@@ -86,7 +86,9 @@ def test_answers_of_a_regressor():
     rng = np.random.default_rng(1)
     x = rng.uniform(-2, 2, size=(400, 1))
     y = 1000 + 50 * np.sin(2 * x[:, 0]) + 10 * rng.normal(size=400)
-    model = mx.BayesianRegressor(epochs=300, step=0.01, verbose=False, early_stopping=True, n_iter_no_change=50).fit(x, y)
+    model = mx.BayesianRegressor(
+        temperature=1.0, epochs=300, step=0.01, verbose=False, early_stopping=True, n_iter_no_change=50
+    ).fit(x, y)
     assert model.score(x, y) > 0.85 and 7 < model.params_["noise"] < 16
     grid = np.linspace(-2, 2, 50)[:, None]
     assert np.abs(model.predict(grid) - 1000 - 50 * np.sin(2 * grid[:, 0])).mean() < 8
@@ -102,7 +104,9 @@ def test_counts():
     rng = np.random.default_rng(2)
     x = rng.normal(size=(400, 2))
     rate = np.exp(1 + 0.6 * x[:, 0])
-    model = mx.BayesianRegressor(likelihood="poisson", epochs=200, step=0.01, verbose=False).fit(x, rng.poisson(rate))
+    model = mx.BayesianRegressor(temperature=1.0, likelihood="poisson", epochs=200, step=0.01, verbose=False).fit(
+        x, rng.poisson(rate)
+    )
     assert np.corrcoef(model.predict(x), rate)[0, 1] > 0.93 and np.all(model.predict_std(x) ** 2 > model.predict(x) * 0.99)
 
 
@@ -124,7 +128,7 @@ SLOW = pytest.mark.slow
 )
 def test_files(table, tmp_path, prior):
     x, y = table
-    model = mx.BayesianClassifier(epochs=3, prior=prior, verbose=False).fit(x, y)
+    model = mx.BayesianClassifier(temperature=1.0, epochs=3, prior=prior, verbose=False).fit(x, y)
     model.save(tmp_path / "model.npz")
     back = mx.BayesianClassifier.load(tmp_path / "model.npz")
     assert np.array_equal(back.predict_proba(x), model.predict_proba(x)) and list(back.predict(x)) == list(model.predict(x))
@@ -137,13 +141,15 @@ def test_files(table, tmp_path, prior):
 def test_files_of_an_own_network(table, tmp_path):
     x, y = table
     network = Perceptron(2, (5,), 2, key=jax.random.key(3))
-    model = mx.BayesianClassifier(network=network, epochs=3, verbose=False).fit(x, y)
+    model = mx.BayesianClassifier(temperature=1.0, network=network, epochs=3, verbose=False).fit(x, y)
     model.save(tmp_path / "model.npz")
     with pytest.raises(ValueError, match="was not given by name; pass network="):
         mx.BayesianClassifier.load(tmp_path / "model.npz")
     back = mx.BayesianClassifier.load(tmp_path / "model.npz", network=network)
     assert np.array_equal(back.predict_proba(x), model.predict_proba(x))
-    own = mx.BayesianClassifier(network=network, prior=Density(lambda w: jnp.zeros(())), epochs=1, verbose=False).fit(x, y)
+    own = mx.BayesianClassifier(
+        temperature=1.0, network=network, prior=Density(lambda w: jnp.zeros(())), epochs=1, verbose=False
+    ).fit(x, y)
     with pytest.raises(ValueError, match="cannot hold the prior Density"):
         own.save(tmp_path / "other.npz")
 
@@ -151,7 +157,7 @@ def test_files_of_an_own_network(table, tmp_path):
 @pytest.mark.parametrize("method", ["adam", pytest.param("misso", marks=SLOW)])
 def test_a_fit_goes_on_from_the_middle_of_an_epoch(table, tmp_path, monkeypatch, method):
     settings = {"method": method, "epochs": 3, "n_blocks": 50, "verbose": False, "n_draws": mx.Growth(0, 1, 1, epoch=50)}
-    whole = mx.BayesianClassifier(**settings).fit(*table)
+    whole = mx.BayesianClassifier(temperature=1.0, **settings).fit(*table)
     path, calls = tmp_path / "fit.npz", []
     original = Checkpoint.__call__
 
@@ -161,10 +167,10 @@ def test_a_fit_goes_on_from_the_middle_of_an_epoch(table, tmp_path, monkeypatch,
         raise KeyboardInterrupt
 
     monkeypatch.setattr(Checkpoint, "__call__", cut)
-    part = mx.BayesianClassifier(**settings).fit(*table, checkpoint=Checkpoint(path, seconds=0))  # type: ignore
+    part = mx.BayesianClassifier(temperature=1.0, **settings).fit(*table, checkpoint=Checkpoint(path, seconds=0))  # type: ignore
     assert "interrupted" in part.message_ and 0 < calls[0] < 150 and calls[0] % 50
     monkeypatch.setattr(Checkpoint, "__call__", original)
-    rest = mx.BayesianClassifier(**settings).fit(*table, checkpoint=path)
+    rest = mx.BayesianClassifier(temperature=1.0, **settings).fit(*table, checkpoint=path)
     for name, value in whole.params_.items():
         assert np.array_equal(value, rest.params_[name])
 
@@ -172,19 +178,21 @@ def test_a_fit_goes_on_from_the_middle_of_an_epoch(table, tmp_path, monkeypatch,
 @pytest.mark.parametrize("change", [{"prior": 0.1}, {"y": True}])
 def test_a_checkpoint_of_another_fit_is_refused(table, tmp_path, change):
     x, y = table
-    mx.BayesianClassifier(epochs=2, verbose=False).fit(x, y, checkpoint=tmp_path / "fit.npz")
+    mx.BayesianClassifier(temperature=1.0, epochs=2, verbose=False).fit(x, y, checkpoint=tmp_path / "fit.npz")
     other = y[::-1] if change.pop("y", False) else y
     with pytest.raises(ValueError, match="belongs to another fit: (the data|model)"):
-        mx.BayesianClassifier(epochs=2, verbose=False, **change).fit(x, other, checkpoint=tmp_path / "fit.npz")
+        mx.BayesianClassifier(temperature=1.0, epochs=2, verbose=False, **change).fit(x, other, checkpoint=tmp_path / "fit.npz")
     with pytest.raises(ValueError, match="a checkpoint does not hold what early stopping has seen"):
-        mx.BayesianClassifier(early_stopping=True).fit(x, y, checkpoint=tmp_path / "fit.npz")
+        mx.BayesianClassifier(temperature=1.0, early_stopping=True).fit(x, y, checkpoint=tmp_path / "fit.npz")
 
 
 @pytest.mark.parametrize(
     "method", ["adam", "bbb", "saga", *(pytest.param(one, marks=SLOW) for one in ("adagrad", "momentum", "sag"))]
 )
 def test_steps_by_a_schedule(table, method):
-    model = mx.BayesianClassifier(method=method, step=mx.Polynomial(0.05, 0.6, 20.0), epochs=5, verbose=False).fit(*table)
+    model = mx.BayesianClassifier(
+        temperature=1.0, method=method, step=mx.Polynomial(0.05, 0.6, 20.0), epochs=5, verbose=False
+    ).fit(*table)
     assert np.isfinite(model.elbo_)
 
 
@@ -193,13 +201,13 @@ def test_tables_of_awkward_numbers():
     rng = np.random.default_rng(0)
     y = rng.integers(2, size=3000)
     far = (1e5 + np.column_stack([y + 0.1 * rng.normal(size=3000), np.full(3000, 0.0)])).astype(np.float32)
-    model = mx.BayesianClassifier(epochs=20, step=0.01, verbose=False).fit(far, y)
+    model = mx.BayesianClassifier(temperature=1.0, epochs=20, step=0.01, verbose=False).fit(far, y)
     moved = far + np.array([0, 1], np.float32)
     assert model.score(far, y) > 0.95 and model.score(moved, y) > 0.9
     bytes_ = np.eye(2, dtype=np.uint8)[y]
-    assert mx.BayesianClassifier(epochs=20, step=0.01, verbose=False).fit(bytes_, y).score(bytes_, y) == 1
+    assert mx.BayesianClassifier(temperature=1.0, epochs=20, step=0.01, verbose=False).fit(bytes_, y).score(bytes_, y) == 1
     frame = pd.DataFrame(rng.normal(size=(40, 2)), columns=pd.Index(["a", "b"]))
-    model = mx.BayesianClassifier(epochs=1, verbose=False).fit(frame, y[:40])
+    model = mx.BayesianClassifier(temperature=1.0, epochs=1, verbose=False).fit(frame, y[:40])
     with pytest.raises(ValueError, match=r"X has columns \['b', 'a'\], and the fit had \['a', 'b'\]"):
         model.predict(frame[["b", "a"]])
 
@@ -207,7 +215,7 @@ def test_tables_of_awkward_numbers():
 def test_early_stopping_keeps_the_best(table):
     x, y = table
     model = mx.BayesianClassifier(
-        epochs=400, method="bbb", n_blocks=40, early_stopping=True, n_iter_no_change=3, verbose=False
+        temperature=1.0, epochs=400, method="bbb", n_blocks=40, early_stopping=True, n_iter_no_change=3, verbose=False
     ).fit(x, y)
     history = model.history_
     assert model.n_iter_ < 400 * 40 and "stopped early" in model.message_
@@ -236,8 +244,8 @@ def test_a_network_of_ones_own(draws):
     rng = np.random.default_rng(0)
     x = rng.normal(size=(300, 8, 8, 1))
     y = x[:, :4].sum(axis=(1, 2, 3)) > x[:, 4:].sum(axis=(1, 2, 3))
-    model = mx.BayesianClassifier(network=Convolutional(jax.random.key(0)), draws=draws, epochs=60, step=0.02, batch_size=50,
-                                  verbose=False).fit(x, y)  # fmt: skip
+    settings: dict[str, Any] = {"temperature": 1.0, "epochs": 60, "step": 0.02, "batch_size": 50, "verbose": False}
+    model = mx.BayesianClassifier(network=Convolutional(jax.random.key(0)), draws=draws, **settings).fit(x, y)
     assert model.score(x, y) > 0.7
 
 
@@ -245,14 +253,14 @@ def test_pixels_are_divided_by_255():
     rng = np.random.default_rng(0)
     x = rng.integers(0, 256, size=(60, 6, 6, 1)).astype(np.uint8)
     y = x[:, :3].mean(axis=(1, 2, 3)) > x[:, 3:].mean(axis=(1, 2, 3))
-    one, other = (mx.BayesianClassifier(epochs=3, verbose=False).fit(images, y) for images in (x, (x / 255)))
+    one, other = (mx.BayesianClassifier(temperature=1.0, epochs=3, verbose=False).fit(images, y) for images in (x, (x / 255)))
     np.testing.assert_allclose(one.predict_proba(x), other.predict_proba(x / 255), rtol=2e-4)
     with pytest.raises(ValueError, match="X holds numbers, and the fit had uint8 pixels"):
         one.predict(x / 255)
 
 
 def test_settings_and_clones():
-    model = mx.BayesianRegressor(epochs=7, likelihood="poisson")
+    model = mx.BayesianRegressor(temperature=1.0, epochs=7, likelihood="poisson")
     copy: Any = clone(model)
     assert copy.get_params() == model.get_params() and model.get_params()["epochs"] == 7
 
@@ -296,7 +304,7 @@ def test_bad_input(change, message):
 def test_modules_of_flax_are_told_how_to_come(home, recipe, weights):
     network = type("Perceptron", (type("Module", (), {"__module__": home + ".module"}),), {"__call__": lambda self, x: x})()
     with pytest.raises(TypeError, match=rf"{home} .Perceptron.*no function of its weights.*{recipe}"):
-        mx.BayesianClassifier(network=network, weights=weights, verbose=False).fit(np.ones((4, 2)), [0, 1, 0, 1])
+        mx.BayesianClassifier(temperature=1.0, network=network, weights=weights, verbose=False).fit(np.ones((4, 2)), [0, 1, 0, 1])
 
 
 def test_batch_statistics_are_refused():
@@ -306,7 +314,7 @@ def test_batch_statistics_are_refused():
 
     network = Normed(eqx.nn.Linear(3, 2, key=jax.random.key(0)), eqx.nn.BatchNorm(2, axis_name="batch", mode="batch"))
     with pytest.raises(ValueError, match="batch statistics couple the observations.*GroupNorm"):
-        mx.BayesianClassifier(network=network, verbose=False).fit(X, Y)
+        mx.BayesianClassifier(temperature=1.0, network=network, verbose=False).fit(X, Y)
 
 
 def test_bad_input_of_predictions(classifier):
@@ -324,17 +332,18 @@ def test_bad_input_of_predictions(classifier):
 
 def test_bad_counts_and_images():
     with pytest.raises(ValueError, match=r"y\[3\] = -1 is no count"):
-        mx.BayesianRegressor(likelihood="poisson").fit(X, np.where(np.arange(20) == 3, -1, 2 + Y))
+        mx.BayesianRegressor(temperature=1.0, likelihood="poisson").fit(X, np.where(np.arange(20) == 3, -1, 2 + Y))
     with pytest.raises(ValueError, match="y is constant"):
         mx.BayesianRegressor().fit(X, np.ones(20))
     with pytest.raises(ValueError, match="LeNet-5 is for images of 28 x 28 or 32 x 32 pixels, got 8 x 8"):
-        mx.BayesianClassifier(network="lenet5").fit(np.zeros((20, 8, 8, 1)), Y)
+        mx.BayesianClassifier(temperature=1.0, network="lenet5").fit(np.zeros((20, 8, 8, 1)), Y)
     with pytest.raises(TypeError, match="fails on an observation of shape"):
-        mx.BayesianClassifier(network=LeNet5(key=jax.random.key(0))).fit(np.zeros((20, 8, 8, 1)), Y)
+        mx.BayesianClassifier(temperature=1.0, network=LeNet5(key=jax.random.key(0))).fit(np.zeros((20, 8, 8, 1)), Y)
 
 
 def test_a_fit_that_diverges_says_so(table):
     with pytest.warns(RuntimeWarning, match="diverged"):
-        model = mx.BayesianRegressor(network=lambda w, x: (x @ w) ** 9, weights=np.ones(2), method="bbb", step=1e12, epochs=5,
-                                     verbose=False).fit(table[0], table[0][:, 0])  # fmt: skip
+        settings: dict[str, Any] = {"temperature": 1.0, "method": "bbb", "step": 1e12, "epochs": 5, "verbose": False}
+        model = mx.BayesianRegressor(network=lambda w, x: (x @ w) ** 9, weights=np.ones(2), **settings)
+        model.fit(table[0], table[0][:, 0])
     assert not model.converged_ and np.all(np.isfinite(model.params_["weights"]))

@@ -46,7 +46,20 @@ def invoke(*arguments):
 
 def test_classes_of_a_file_are_fitted_as_by_the_estimator(tables, tmp_path):
     folder, frame = tables
-    options = ["--y", "kind", "--columns", "width,height,soil", "--epochs", "30", "--validation", "0.25", "--seed", "3"]
+    options = [
+        "--y",
+        "kind",
+        "--columns",
+        "width,height,soil",
+        "--epochs",
+        "30",
+        "--temperature",
+        "1",
+        "--validation",
+        "0.25",
+        "--seed",
+        "3",
+    ]
     done = invoke("bayesian-classifier", folder / "trees.csv", *options, "--out", tmp_path)
     assert done.exit_code == 0, done.output
     assert "the column 'soil' is one-hot encoded: clay, sand" in done.output
@@ -54,7 +67,7 @@ def test_classes_of_a_file_are_fitted_as_by_the_estimator(tables, tmp_path):
     held = (found["part"] == "held out").to_numpy()
     assert held.sum() == 40 and list(found.index) == list(range(1, N + 1)) and list(found["observed"]) == list(frame["kind"])
     X = np.column_stack([frame["width"], frame["height"], frame["soil"] == "clay", frame["soil"] == "sand"]).astype(float)
-    model = mx.BayesianClassifier(epochs=30, random_state=3, verbose=False).fit(X[~held], frame["kind"][~held])
+    model = mx.BayesianClassifier(temperature=1.0, epochs=30, random_state=3, verbose=False).fit(X[~held], frame["kind"][~held])
     probabilities = found[["p[ash]", "p[elm]", "p[oak]"]].to_numpy()
     np.testing.assert_allclose(probabilities, model.predict_proba(X), rtol=1e-3, atol=1e-5)
     assert (found["predicted"] == model.classes_[probabilities.argmax(axis=1)]).all()
@@ -81,7 +94,19 @@ def test_classes_of_a_file_are_fitted_as_by_the_estimator(tables, tmp_path):
 
 def test_sentences_name_options(tables, tmp_path):
     """A fit whose ELBO still rises advises --epochs, not epochs=."""
-    options = ["--y", "yield", "--columns", "width,height", "--epochs", "100", "--validation", "0", "--json"]
+    options = [
+        "--y",
+        "yield",
+        "--columns",
+        "width,height",
+        "--epochs",
+        "100",
+        "--temperature",
+        "1",
+        "--validation",
+        "0",
+        "--json",
+    ]
     done = invoke("bayesian-regressor", tables[0] / "trees.csv", *options)
     message = json.loads(done.stdout)["message"]
     assert "raise --epochs (or the step)" in message and message in done.stderr
@@ -90,7 +115,20 @@ def test_sentences_name_options(tables, tmp_path):
 @pytest.mark.parametrize(("likelihood", "y"), [("gaussian", "yield"), pytest.param("poisson", "fruits", marks=pytest.mark.slow)])
 def test_numbers_of_a_file_are_fitted(tables, tmp_path, likelihood, y):
     folder, frame = tables
-    options = ["--y", y, "--columns", "width,height,soil", "--likelihood", likelihood, "--epochs", "200", "--validation", "0"]
+    options = [
+        "--y",
+        y,
+        "--columns",
+        "width,height,soil",
+        "--likelihood",
+        likelihood,
+        "--epochs",
+        "200",
+        "--temperature",
+        "1",
+        "--validation",
+        "0",
+    ]
     done = invoke("bayesian-regressor", folder / "trees.csv", *options, "--out", tmp_path)
     assert done.exit_code == 0, done.output
     found: Any = pd.read_csv(tmp_path / "predictions.csv", index_col="row")
@@ -129,6 +167,7 @@ def test_numbers_of_a_file_are_fitted(tables, tmp_path, likelihood, y):
         ("classifier", "trees.csv", ["--y", "kind", "--method", "sgd"], "method must be one of"),
         ("classifier", "trees.csv", ["--y", "kind", "--spread", "layer"], "spread"),
         ("classifier", "trees.csv", ["--y", "kind", "--epochs", "0"], "epochs"),
+        ("classifier", "trees.csv", ["--y", "kind", "--temperature", "cold"], "--temperature must be auto or a positive number"),
         ("classifier", "trees.csv", ["--y", "kind", "--prior", "-1"], "scale"),
         ("regressor", "trees.csv", ["--y", "kind"], "mx.BayesianClassifier"),
         ("regressor", "trees.csv", ["--y", "yield", "--likelihood", "poisson"], "is no count"),

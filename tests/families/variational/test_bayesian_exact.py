@@ -131,7 +131,7 @@ def check_logistic(logistic, reference, method, spread, seed):
     assert best.fun == pytest.approx(wanted["neg_elbo_opt_scalar" if spread == "all" else "neg_elbo_opt_per_weight"], abs=1e-5)
     curvature = float(np.linalg.eigvalsh(x.T @ x / 4 + np.eye(4))[-1]) / len(y)
     network = lambda w, x: jnp.stack([0 * (x @ w), x @ w], axis=1)  # noqa: E731  (two classes)
-    model = mx.BayesianClassifier(
+    model = mx.BayesianClassifier(temperature=1.0, 
         network=network, weights=np.zeros(4), standardize=False, method=method, step=decreasing(method, curvature, B * EPOCHS),
         spread=spread, sigma=0.3, n_draws=mx.Growth(8, 0.2, 1, epoch=B), antithetic=True, n_blocks=B, epochs=EPOCHS,
         average=mx.PolyakRuppert(0.5), dtype="float64", verbose=False, random_state=seed,
@@ -179,7 +179,7 @@ def test_densities_that_are_refused():
 def test_the_scale_of_a_prior_is_learned(linear):
     """By a normal prior whose scale is estimated: at its maximum s^2 is the mean of mu^2 + sigma^2."""
     x, y, *_ = linear
-    model = mx.BayesianRegressor(
+    model = mx.BayesianRegressor(temperature=1.0, 
         network=lambda w, x: x @ w, weights=np.zeros(D), standardize=False, prior=Normal(1.0, learned=True), n_blocks=B,
         noise=NOISE, noise_fixed=True, step=optax.adam(optax.cosine_decay_schedule(0.02, 3000)), n_draws=16, antithetic=True,
         epochs=300, verbose=False, dtype="float64",

@@ -21,7 +21,7 @@ def images(data_folder):
 def fitted(images, **settings):
     """The model, its negative ELBO an observation, and its accuracy on the test images."""
     (x, y), (x_new, y_new) = images
-    model = mx.BayesianClassifier(epochs=EPOCHS, verbose=False, **settings).fit(x, y)
+    model = mx.BayesianClassifier(temperature=1.0, epochs=EPOCHS, verbose=False, **settings).fit(x, y)
     loss, accuracy = -model.elbo_ / len(y), model.score(x_new, y_new)
     chosen = {name: value for name, value in settings.items() if name != "epochs"}
     print(f"{chosen}: step {model.step_:.4g}, -ELBO / n {loss:.3f}, accuracy {accuracy:.4f}; {model.message_}", flush=True)

@@ -17,7 +17,11 @@ def classified():
     rng = np.random.default_rng(0)
     X = rng.normal(size=(200, 3))
     y = np.where(X[:, 0] + 0.5 * rng.normal(size=200) > 0, "yes", "no")
-    return mx.BayesianClassifier(epochs=80, step=0.01, verbose=False).fit(X, y, validation=(X[:50], y[:50])), X, y
+    return (
+        mx.BayesianClassifier(temperature=1.0, epochs=80, step=0.01, verbose=False).fit(X, y, validation=(X[:50], y[:50])),
+        X,
+        y,
+    )
 
 
 @pytest.fixture(scope="module")
@@ -25,7 +29,7 @@ def regressed():
     rng = np.random.default_rng(0)
     X = rng.uniform(-2, 2, size=(150, 1))
     y = 5 + np.sin(2 * X[:, 0]) + 0.2 * rng.normal(size=150)
-    return mx.BayesianRegressor(epochs=300, step=0.01, verbose=False).fit(X, y), X, y
+    return mx.BayesianRegressor(temperature=1.0, epochs=300, step=0.01, verbose=False).fit(X, y), X, y
 
 
 def lines(axis) -> dict[Any, Any]:

@@ -58,7 +58,7 @@ def test_a_linear_layer_is_integrated_exactly(spread):
     x, y = logistic()
     layer = eqx.nn.Linear(5, 2, key=jax.random.key(0))
     settings: Any = {"epochs": 100, "n_blocks": 4, "standardize": False, "verbose": False, "dtype": "float64", "spread": spread}
-    model = mx.BayesianClassifier(network=layer, **settings).fit(x[:, 1:], y.astype(int))
+    model = mx.BayesianClassifier(temperature=1.0, network=layer, **settings).fit(x[:, 1:], y.astype(int))
     assert model.elbo_.method == "quadrature"
     assert model.elbo_.se == 0
     # Two classes by two rows of weights: the difference of the rows is what the data tell of.

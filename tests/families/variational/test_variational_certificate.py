@@ -47,10 +47,10 @@ def test_one_layer_ends_at_the_highest_elbo_by_default(kind):
     x, y = regression(share=0.97)
     layer = eqx.nn.Linear(3, 2 if kind == "classes" else 1, key=jax.random.key(0))
     if kind == "classes":
-        model = mx.BayesianClassifier(network=layer, verbose=False).fit(x, (y > 0).astype(int))
+        model = mx.BayesianClassifier(temperature=1.0, network=layer, verbose=False).fit(x, (y > 0).astype(int))
     else:
         outcome = y if kind == "gaussian" else np.random.default_rng(0).poisson(np.exp(np.clip(y, -3, 3)))
-        model = mx.BayesianRegressor(network=layer, likelihood=kind, verbose=False).fit(x, outcome)
+        model = mx.BayesianRegressor(temperature=1.0, network=layer, likelihood=kind, verbose=False).fit(x, outcome)
     assert model.converged_ and model.certificate_.word == "certified" and model.certificate_["gradient"].figure < 0.02
     if kind == "gaussian":
         # Of a Gaussian outcome the means are those of the exact posterior, at the noise that was found.
@@ -65,10 +65,10 @@ def test_one_layer_ends_at_the_highest_elbo_by_default(kind):
 
 def test_many_weights_are_not_asked_and_a_method_of_ones_own_is_left_as_it_is():
     x, y = regression()
-    wide = mx.BayesianRegressor(epochs=2, verbose=False).fit(x, y)
+    wide = mx.BayesianRegressor(temperature=1.0, epochs=2, verbose=False).fit(x, y)
     assert wide.certificate_.word == "careful" and "too many weights" in str(wide.certificate_)
     layer = eqx.nn.Linear(3, 1, key=jax.random.key(0))
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        own = mx.BayesianRegressor(network=layer, method="bbb", epochs=3, verbose=False).fit(x, y)
+        own = mx.BayesianRegressor(temperature=1.0, network=layer, method="bbb", epochs=3, verbose=False).fit(x, y)
     assert own.certificate_.word != "certified" and not own.converged_

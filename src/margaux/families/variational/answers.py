@@ -15,7 +15,7 @@ from ...numerics.naming import path_name
 from ...numerics.precision import precision, settle
 from ...numerics.wald import interval
 from ...showing.cards import Shown
-from .bound import Bound, bound
+from .bound import Bound, at_one, bound
 from .evaluation import outputs_of_draws
 from .model import Variational
 from .posterior import GaussianPosterior
@@ -34,10 +34,8 @@ class WeightPosterior(Shown):
         """Take a model and the parameters of its posterior."""
         self._model, self._dtype = model, dtype
         self._params = jax.tree.map(lambda leaf: np.asarray(leaf, dtype), params)
-        with precision(dtype):
-            sigma = jax.tree.map(np.asarray, _sigma(settle(model.posterior, dtype), settle(self._params, dtype)))
         self._means = self._params["mean"]
-        self._deviations = jax.tree.map(lambda s, m: np.array(np.broadcast_to(s, m.shape), dtype), sigma, self._means)
+        self._deviations = deviations(model, self._params, dtype)
 
     @property
     def params_(self) -> dict[str, Any]:
@@ -59,8 +57,8 @@ class WeightPosterior(Shown):
         return {path_name(path) or "weights": leaf for path, leaf in jax.tree_util.tree_flatten_with_path(tree)[0]}
 
     def summary(self) -> pd.DataFrame:
-        """One row a tensor of weights: shape, number, root mean square of the means, median standard deviation, and the share
-        of weights whose mean is more than one and two standard deviations from zero."""
+        """One row a tensor of weights: shape, number, root mean square of the means, median standard deviation, the share of
+        weights whose mean is more than one and two standard deviations from zero, and the temperature of the posterior."""
         rows: dict[str, dict[str, Any]] = {}
         for (name, mean), deviation in zip(self._named(self._means).items(), self._spreads().values(), strict=True):
             ratio = np.abs(mean) / np.maximum(deviation, np.finfo(float).tiny)
@@ -71,6 +69,7 @@ class WeightPosterior(Shown):
                 "median_sd": float(np.median(deviation)),
                 "beyond_1_sd": float(np.mean(ratio > 1)),
                 "beyond_2_sd": float(np.mean(ratio > 2)),
+                "temperature": float(self._model.temperature),
             }
         out = pd.DataFrame.from_dict(rows, orient="index")
         return out
@@ -124,11 +123,19 @@ class WeightPosterior(Shown):
             return outputs_of_draws(network, self._means, self._deviations, x, n_draws, random_state, self._dtype).astype(float)
 
     def _elbo_of(self, x: PyTree, y: np.ndarray, random_state: int = 0) -> Bound:
-        """Expected log-likelihood an observation, less the divergence over the observations of the fit."""
+        """Expected log-likelihood an observation, less the divergence over the observations of the fit: a bound of the evidence
+        whatever temperature the posterior has been fitted at."""
         if any(np.any(leaf == 0) for leaf in jax.tree.leaves(self._deviations)):
             return Bound(np.nan, np.nan, "")  # a pruned posterior has no density
         with precision(self._dtype):
-            return bound(self._model, self._params, x, y, random_state, self._dtype)
+            return bound(at_one(self._model), self._params, x, y, random_state, self._dtype)
+
+
+def deviations(model: Variational, params: dict[str, PyTree], dtype: np.dtype) -> PyTree:
+    """Standard deviations of all weights, in the shapes of the means."""
+    with precision(dtype):
+        sigma = jax.tree.map(np.asarray, _sigma(settle(model.posterior, dtype), settle(params, dtype)))
+    return jax.tree.map(lambda s, m: np.array(np.broadcast_to(s, m.shape), dtype), sigma, params["mean"])
 
 
 @compiled

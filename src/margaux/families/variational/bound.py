@@ -23,9 +23,9 @@ from ...numerics.nets import sobol
 from ...numerics.precision import settle
 from .draws import moved
 from .layers import Dense
-from .likelihoods import Categorical
+from .likelihoods import AbstractLikelihood, Categorical
 from .model import Variational, block_size, blocks, padded_size
-from .networks import ModuleNetwork, floating
+from .networks import ModuleNetwork, Network, floating
 
 #: nodes of Gauss-Hermite quadrature
 NODES = 40
@@ -60,7 +60,8 @@ class Bound(float):
 
 
 def bound(model: Variational, params: dict[str, PyTree], x: PyTree, y: np.ndarray, key: int, dtype: np.dtype) -> Bound:
-    """The ELBO an observation: the mean of E_q log p(y | x, w), less the divergence over the observations of the fit.
+    """The ELBO an observation: the mean of E_q log p(y | x, w), less the divergence over the observations of the fit, times the
+    temperature of the model. What bounds the evidence is that of a model `at_one`.
 
     Args:
         params: as `Variational` has them. key: of the draws.
@@ -99,11 +100,21 @@ def bound(model: Variational, params: dict[str, PyTree], x: PyTree, y: np.ndarra
 
 def one_dimensional(model: Variational) -> bool:
     """Whether the log-likelihood of an observation depends on one Gaussian number alone."""
-    layer = model.network.static if isinstance(model.network, ModuleNetwork) else None
+    return is_one_layer(model.network, model.likelihood)
+
+
+def is_one_layer(network: Network, likelihood: AbstractLikelihood) -> bool:
+    """Whether a network is one linear layer, of one output or of two classes."""
+    layer = network.static if isinstance(network, ModuleNetwork) else None
     if not isinstance(layer, eqx.nn.Linear | Dense):
         return False
     outputs = layer.out_features if isinstance(layer, eqx.nn.Linear) else None
-    return outputs in (1, "scalar") or (outputs == 2 and isinstance(model.likelihood, Categorical))
+    return outputs in (1, "scalar") or (outputs == 2 and isinstance(likelihood, Categorical))
+
+
+def at_one(model: Variational) -> Variational:
+    """The model at temperature one, whose bound is one of the log evidence for every posterior, tempered ones too."""
+    return eqx.tree_at(lambda model: model.temperature, model, np.asarray(1.0))
 
 
 @compiled
@@ -152,7 +163,7 @@ def _at_draws(model: Variational, params: dict[str, PyTree], x: PyTree, y: Array
     def single(z: Array) -> Array:
         outputs = model.network.outputs(moved(params["mean"], sigma, unravel(z)), x)
         data = jnp.sum(model.likelihood.log_prob(own, outputs, y))
-        return jnp.stack([data, -model.prior.divergence(model.posterior, natural, unravel(z))])
+        return jnp.stack([data, -model.temperature * model.prior.divergence(model.posterior, natural, unravel(z))])
 
     return jax.lax.map(single, z)
 
@@ -175,7 +186,7 @@ def _by_block(model: Variational, params: dict[str, PyTree], data: PyTree, keys:
 
 
 def _divergence(model: Variational, params: dict[str, PyTree], key: int, size: int) -> tuple[float, float]:
-    """KL of the posterior from the prior, and its error: by pairs of draws where it is not in closed form."""
+    """Temperature times KL of the posterior from the prior, and its error: by pairs of draws where it is not in closed form."""
     by_draws = model.prior.by_draws
     count = int(np.clip(10**7 // size, 10, 1000)) // 2 if by_draws else 1
     values = np.asarray(_divergences(model, params, jax.random.split(key_of(key), count)), float)
@@ -188,7 +199,7 @@ def _divergences(model: Variational, params: dict[str, PyTree], keys: Array) -> 
         z = jax.tree.map(lambda leaf: leaf[0], Noise(1).noise(key, params["mean"]))
 
         def at(z):
-            return model.prior.divergence(model.posterior, model.natural(params), z)
+            return model.temperature * model.prior.divergence(model.posterior, model.natural(params), z)
 
         return (at(z) + at(jax.tree.map(jnp.negative, z))) / 2
 

@@ -32,8 +32,18 @@ Method = Annotated[str, typer.Option(help=f"{', '.join(METHODS[:-1])} or {METHOD
 Spread = Annotated[
     str, typer.Option(help="What shares a standard deviation: weight, tensor or all.", autocompletion=words(*SPREADS))
 ]
-Prior = Annotated[float, typer.Option(help="Prior standard deviation of the weights.")]
-Epochs = Annotated[int, typer.Option(help="Passes over the observations.")]
+Prior = Annotated[
+    float | None,
+    typer.Option(
+        help="Prior standard deviation of the weights; by default one over the root of a unit's inputs.", show_default=False
+    ),
+]
+Temperature = Annotated[
+    str, typer.Option(help="auto, by the log score of rows held out, or the weight of the prior: 1 for the plain posterior.")
+]
+Epochs = Annotated[
+    int | None, typer.Option(help="Passes over the observations; by default as many as the log score needs.", show_default=False)
+]
 Held = Annotated[float, typer.Option(help="Share of the rows that is held out, to be scored; 0 for none.")]
 
 
@@ -45,12 +55,13 @@ def bayesian_classifier(
     network: Network = "tanh",
     method: Method = "adam",
     spread: Spread = "weight",
-    prior: Prior = 1.0,
-    epochs: Epochs = 100,
+    prior: Prior = None,
+    temperature: Temperature = "auto",
+    epochs: Epochs = None,
     validation: Held = 0.1,
 ) -> Answer:
     """Fit a Bayesian network to classes: probabilities, scores, the model."""
-    settings = {"network": network, "method": method, "spread": spread, "prior": prior, "epochs": epochs}
+    settings = {"network": network, "method": method, "spread": spread, "prior": prior, "epochs": epochs} | heated(temperature)
     return _fit("BayesianClassifier", data, y, columns, settings, validation, run)
 
 
@@ -65,14 +76,32 @@ def bayesian_regressor(
     network: Network = "tanh",
     method: Method = "adam",
     spread: Spread = "weight",
-    prior: Prior = 1.0,
-    epochs: Epochs = 300,
+    prior: Prior = None,
+    temperature: Temperature = "auto",
+    epochs: Epochs = None,
     validation: Held = 0.1,
 ) -> Answer:
     """Fit a Bayesian network to numbers or counts: predictions, scores, the model."""
     among(likelihood, LIKELIHOODS, "--likelihood")
-    settings = {"network": network, "method": method, "spread": spread, "prior": prior, "epochs": epochs}
+    settings = {"network": network, "method": method, "spread": spread, "prior": prior, "epochs": epochs} | heated(temperature)
     return _fit("BayesianRegressor", data, y, columns, settings | {"likelihood": likelihood}, validation, run)
+
+
+def heated(temperature: str) -> dict[str, float | str]:
+    """The setting of an option.
+
+    Raises:
+        UserError: neither "auto" nor a positive number.
+    """
+    if temperature == "auto":
+        return {"temperature": "auto"}
+    try:
+        number = float(temperature)
+    except ValueError:
+        number = 0.0
+    if not 0 < number < float("inf"):
+        raise UserError(f"--temperature must be auto or a positive number, got {temperature}")
+    return {"temperature": number}
 
 
 class Sample(NamedTuple):
@@ -192,6 +221,8 @@ def answer(fitted: BayesianNetwork, sample: Sample, title: str) -> Answer:
         "weights": lambda: weights,
         "inputs": lambda: inputs(sample),
     }
+    if len(fitted.temperatures_):
+        tables["temperatures"] = lambda: fitted.temperatures_.set_index("temperature")
     facts = {
         "elbo": elbo,
         "elbo_se": elbo.se,
@@ -199,6 +230,7 @@ def answer(fitted: BayesianNetwork, sample: Sample, title: str) -> Answer:
         "weights": nested(weights),
         "n_observations": fitted.n_observations_,
         "n_inputs": fitted.n_features_in_,
+        "temperature": fitted.temperature_,
     }
     if "noise" in fitted.params_:
         facts["estimates"] = {"noise": dict.fromkeys(("se", "ci_low", "ci_high")) | {"estimate": fitted.params_["noise"]}}
@@ -231,7 +263,7 @@ def lines(fitted: BayesianNetwork) -> Iterator[str]:
     n_weights = sum(sd.size for sd in fitted.stderr_.values())
     yield (
         f"{fitted.n_observations_} observations of {fitted.n_features_in_} inputs, {n_weights} weights; "
-        f"ELBO {elbo:.2f} +- {elbo.se:.1g}, a lower bound of the log-likelihood"
+        f"ELBO {elbo:.2f} +- {elbo.se:.1g}, a lower bound of the log-likelihood; temperature {fitted.temperature_:g}"
     )
     if "noise" in fitted.params_:
         yield f"standard deviation of the outcome around its mean {fitted.params_['noise']:.4g}"

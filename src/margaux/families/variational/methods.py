@@ -8,6 +8,7 @@ step of length $\gamma/B$. Adam moves a coordinate by a step an iteration at mos
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any, Literal, get_args
 
@@ -24,6 +25,8 @@ Method = Literal["adam", "adagrad", "momentum", "bbb", "sag", "saga", "misso"]
 
 #: methods that scale every coordinate by themselves
 ADAPTIVE = ("adam", "adagrad")
+#: the first step of Adam where the length of the fit is chosen
+FIRST = 1e-2
 #: methods that keep a table
 TABLES = ("sag", "saga", "misso")
 
@@ -48,6 +51,13 @@ def default_step(method: str, n_blocks: int, n_iter: int, curvature: float | Non
         return 3e-2
     assert curvature is not None
     return {"bbb": 1 / 2, "momentum": 1 / 20, "sag": 1 / 4, "saga": 1 / 4, "misso": n_blocks / 2}[method] / curvature
+
+
+@functools.lru_cache(maxsize=16)
+def falling(n_iter: int) -> optax.GradientTransformation:
+    """Adam whose step falls from `FIRST` to zero along a cosine: its last iterate needs no average. One
+    object for a length, so that fits beside each other are traced once."""
+    return optax.adam(optax.cosine_decay_schedule(FIRST, n_iter))
 
 
 def algorithm(method: Method | AbstractAlgorithm, step: Any, average: AbstractAverage | None) -> AbstractAlgorithm:

@@ -35,7 +35,7 @@ SCALES = ("log_noise", "log_scale")
 
 class Variational(AbstractModel):
     r"""The integrand of the ELBO of a network, per observation: for each of B blocks $\frac Bn\sum_{i\in block}\log p(y_i\mid
-    x_i, w) - \frac1nd(\theta)$, so that its mean over blocks is ELBO / n and a step means the same for every number of blocks.
+    x_i, w) - \frac Tnd(\theta)$, so that its mean over blocks is ELBO / n and a step means the same for every number of blocks.
 
     Args:
         network: of one batch of observations. A unit's data are "x" (b, ...), "y" (b,) and "weight" (b,), zero for padding.
@@ -43,6 +43,7 @@ class Variational(AbstractModel):
         slices: parts of a block whose activations are held together; they divide its observations.
         size: observations of the largest block, where blocks were padded from it to a size of the ladder (see `blocks`).
             Like n and B it is traced: data of a similar size find the same programs.
+        temperature: T, which weighs the divergence; traced as well. At one the maximum is that of the ELBO.
     """
 
     network: Network
@@ -54,12 +55,13 @@ class Variational(AbstractModel):
     draws: AbstractDraws = Shared()
     slices: int = eqx.field(static=True, default=1)
     size: Array | np.ndarray | None = None
+    temperature: Any = eqx.field(converter=number, default=1.0)
 
     def log_joint(self, params, z, y):
         z = self._latents(z)
         data = self._data_term(params, z, y)
         params, noise = self.natural(params), self.draws.weights(z)
-        return self.n_blocks / self.n * data - self.prior.divergence(self.posterior, params, noise) / self.n
+        return self.n_blocks / self.n * data - self.temperature * self.prior.divergence(self.posterior, params, noise) / self.n
 
     def _latents(self, z: PyTree) -> PyTree:
         """As they would be drawn for blocks that are not padded."""

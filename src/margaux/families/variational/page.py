@@ -45,7 +45,7 @@ def sections(model: Any, command: str | None = None) -> list[Section]:
             ("Model", type(model).__name__), ("In words", WORDS), ("Observations", f"{model.n_observations_:,}"),
             ("Inputs", f"{model.n_features_in_:,}"), ("Classes", facts.listed(list(getattr(model, "classes_", [])))),
             ("Weights", f"{model.signal_to_noise().size:,}"), ("Method", _method(model)), ("Step", _step(model)),
-            ("Epochs", len(model.history_)), *facts.running(fit))),
+            ("Epochs", len(model.history_)), ("Temperature", f"{model.temperature_:g}"), *facts.running(fit))),
         ending(fit, model.message_, model.converged_, extra),
         section(estimates.ID, "Estimates: the posterior of the weights", _weights(model)),
         section(convergence.ID, convergence.TITLE, _course(model)),
@@ -75,11 +75,24 @@ def _weights(model: BayesianNetwork) -> list[Part]:
     caption = "Weights by tensor: root mean square of the posterior means, median standard deviation, and the share whose mean "
     caption += "is further from zero than one and two of them."
     table = attempt(
-        "The table of weights", lambda: framed(model.summary(), caption, "tensor", heads, rest="model.summary() has all")
+        "The table of weights",
+        lambda: framed(model.summary().drop(columns="temperature"), caption, "tensor", heads, rest="model.summary() has all"),
     )
     own = {name: value for name, value in model.params_.items() if name in ("noise", "prior_scale")}
     told = [facts.facts(*((name.replace("_", " ").capitalize(), number(value)) for name, value in own.items()))] if own else []
-    return [*told, *table]
+    return [*told, *table, *_temperatures(model)]
+
+
+def _temperatures(model: BayesianNetwork) -> list[Part]:
+    """What each temperature scored of observations held out, where one was chosen."""
+    if not len(model.temperatures_):
+        return [Paragraph(f"The divergence from the prior has weight {model.temperature_:g}.")]
+    caption = (
+        f"Mean log score of observations held out by temperature; {model.temperature_:g} was chosen. Differences are from it."
+    )
+    heads = {"log_score": "log score", "held_out": "held out"}
+    table = model.temperatures_.set_index("temperature")
+    return attempt("The table of temperatures", lambda: framed(table, caption, "temperature", heads))
 
 
 def _course(model: BayesianNetwork) -> list[Part]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import abc
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import equinox as eqx
@@ -59,6 +59,33 @@ class Normal(AbstractWeightPrior):
             return jnp.log(scale / s) + (s**2 + m**2) / (2 * scale**2) - 0.5
 
         return _summed(each, params["mean"], posterior.sigma(params))
+
+
+class ByTensor(AbstractWeightPrior):
+    r"""$N(0, s_t^2)$ with a scale $s_t$ for each tensor t of weights: the divergence of `Normal`, tensor by tensor.
+
+    Args:
+        scales: s_t, in the order of the network's tree.
+    """
+
+    scales: tuple[Array | np.ndarray, ...]
+
+    def __init__(self, scales: Sequence[float]) -> None:
+        self.scales = tuple(_positive("scales", scale) for scale in scales)
+
+    def start(self):
+        return {}
+
+    def divergence(self, posterior, params, z):
+        means, structure = jax.tree.flatten(params["mean"])
+        if len(means) != len(self.scales):
+            raise ValueError(f"the prior has {len(self.scales)} scales, and the network {len(means)} tensors of weights")
+        scales = jax.tree.unflatten(structure, [jnp.asarray(s, _dtype(params)) for s in self.scales])
+
+        def each(m, s, scale):
+            return jnp.log(scale / s) + (s**2 + m**2) / (2 * scale**2) - 0.5
+
+        return _summed(each, params["mean"], posterior.sigma(params), scales)
 
 
 class Laplace(AbstractWeightPrior):

@@ -53,9 +53,14 @@ def write(path: str | Path, estimator: Any) -> None:
         "settings": {name: _item(value) for name, value in estimator.get_params(deep=False).items() if _plain(_item(value))},
         "kept": {name: _item(getattr(estimator, name)) for name in keep if _plain(_item(getattr(estimator, name, _MISSING)))},
         "dtype": str(estimator._dtype),
-        "prior": [type(model.prior).__name__, {name: np.asarray(value).item() for name, value in vars(model.prior).items()}],
+        "prior": [type(model.prior).__name__, {name: np.asarray(value).tolist() for name, value in vars(model.prior).items()}],
         "information": None if model.posterior.information is None else float(model.posterior.information),
-        "model": {"n": int(model.n), "n_blocks": int(model.n_blocks), "slices": model.slices},
+        "model": {
+            "n": int(model.n),
+            "n_blocks": int(model.n_blocks),
+            "slices": model.slices,
+            "temperature": float(model.temperature),
+        },
         "posterior": {
             "spread": model.posterior.spread,
             "n_blocks": int(model.posterior.n_blocks),
@@ -67,6 +72,10 @@ def write(path: str | Path, estimator: Any) -> None:
     arrays = storage.flatten("params", estimator._params)
     arrays |= storage.flatten("mean", estimator._means) | storage.flatten("deviation", estimator._deviations)
     arrays |= storage.flatten("scaling", tuple(estimator._scaling))
+    arrays |= {
+        f"temperatures/{name}": column.to_numpy(str if column.dtype.kind not in "fiub" else None)
+        for name, column in estimator.temperatures_.items()
+    }
     arrays |= {f"history/{name}": column.to_numpy() for name, column in estimator.history_.items()}
     if hasattr(estimator, "classes_"):
         labels = estimator.classes_
@@ -104,9 +113,14 @@ def read(path: str | Path, cls: Any, network: Any, weights: PyTree) -> Any:
     out._keep(model, params, dtype)
     out._means = storage.unflatten("mean", template["mean"], arrays)
     out._deviations = storage.unflatten("deviation", template["mean"], arrays)
-    out.history_ = pd.DataFrame({name[8:]: value for name, value in arrays.items() if name.startswith("history/")})
+    out.history_, out.temperatures_ = _table("history/", arrays), _table("temperatures/", arrays)
+    out.temperature_ = float(model.temperature)
     out.result_, out._data, out._held_out = None, None, None
     return out
+
+
+def _table(start: str, arrays: dict[str, np.ndarray]) -> pd.DataFrame:
+    return pd.DataFrame({name.removeprefix(start): value for name, value in arrays.items() if name.startswith(start)})
 
 
 class Stored:

@@ -13,6 +13,7 @@ import pandas as pd
 from jaxtyping import PyTree
 
 from ...algorithms.average import AbstractAverage
+from ...algorithms.updates import is_optimiser
 from ...answers.fit import Fit
 from ...engine.callbacks import AbstractCallback
 from ...esteps import Noise
@@ -24,7 +25,7 @@ from .curvature import largest_curvature
 from .draws import AbstractDraws, Shared
 from .evaluation import slice_size
 from .likelihoods import AbstractLikelihood
-from .methods import TABLES, algorithm, check_method, default_step, needs_curvature
+from .methods import FIRST, TABLES, algorithm, check_method, default_step, falling, needs_curvature
 from .model import Variational, block_size, blocks, padded_size
 from .networks import Network
 from .posterior import GaussianPosterior, Spread
@@ -65,6 +66,10 @@ class Settings:
     seed: int = 0
     dtype: DTypeLike = np.float32
     progress: bool = True
+    #: whether the step of Adam falls to zero, where it is not given
+    falling: bool = False
+    #: what the divergence from the prior is multiplied by
+    temperature: float = 1.0
     #: keep means and scales in a box that no network should meet
     bounded: bool = True
     checkpoint: str | Path | None = None
@@ -123,13 +128,18 @@ def train(
         def made(information: float | None) -> Variational:
             posterior = GaussianPosterior(settings.spread, information, settings.n_blocks, table)
             own = np.asarray(size) if alike else None
-            return Variational(network, likelihood, prior, posterior, n, settings.n_blocks, draws, slices, own)
+            return Variational(
+                network, likelihood, prior, posterior, n, settings.n_blocks, draws, slices, own, settings.temperature
+            )
 
-        model, curvature, step = made(None), None, settings.step
+        model, curvature = made(None), None
+        step: Any = settings.step
         if needs_curvature(settings.method):
             keep_compilations()
             curvature = largest_curvature(model, model.start(weights, sigma), data, settings.seed, dtype)
-        if isinstance(settings.method, str) and step is None:
+        if settings.falling and settings.method == "adam" and step is None:
+            step = falling(settings.n_blocks * settings.epochs)
+        elif isinstance(settings.method, str) and step is None:
             step = default_step(settings.method, settings.n_blocks, settings.n_blocks * settings.epochs, curvature)
         if curvature is not None:
             model = made(n * curvature)
@@ -163,7 +173,8 @@ def train(
         if not guarded or not (watch.fell or result.result.failed):
             break
         step = step / 4
-    return Trained(model, result, watch.history(result.trace["log_joint"]), watch.best, step, curvature)
+    known = FIRST if is_optimiser(step) and settings.step is None else step
+    return Trained(model, result, watch.history(result.trace["log_joint"]), watch.best, known, curvature)
 
 
 def _padded(weights: PyTree, draws: AbstractDraws, settings: Settings) -> bool:

@@ -91,7 +91,7 @@ def _total(model: Variational, params: dict[str, PyTree], x: PyTree, y: Array | 
     natural, back = model.natural(params), ravel_pytree(params["mean"])[1]
 
     def divergence(one):
-        return model.prior.divergence(model.posterior, natural, back(one))
+        return model.temperature * model.prior.divergence(model.posterior, natural, back(one))
 
     return jnp.mean(jax.lax.map(divergence, z)) - _by_quadrature(model, params, x, y, *nodes)
 

@@ -1,0 +1,107 @@
+"""How a Bayesian network chooses its temperature: fits to a part of the observations, scored on the others."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import TYPE_CHECKING, Any
+
+import jax
+import numpy as np
+import pandas as pd
+from jaxtyping import PyTree
+
+from ...engine.outcome import RESULTS
+from ...numerics.precision import precision, settle
+from .answers import deviations
+from .bound import is_one_layer
+from .draws import as_draws, default_draws
+from .evaluation import outputs_of_draws
+from .fan_in import fan_in
+from .likelihoods import Categorical
+from .observations import Scaling
+from .priors import AbstractWeightPrior, Normal
+from .tempering import CLASSES, FAILED, NUMBERS, PLAIN, SPARED, Candidate, Choice, choose, folds, kept_plain, log_scores
+from .training import Trained, train
+
+if TYPE_CHECKING:
+    from .training import Settings
+
+#: draws of the weights that predictions are averaged over, as by `predict_proba`
+DRAWS = 30
+
+
+class Tempered:
+    """What an estimator does before its fit."""
+
+    temperature: float | str
+    prior: float | str | AbstractWeightPrior | None
+    epochs: int | None
+
+    def _choice(self, x: np.ndarray, y: np.ndarray, shared: bool) -> Choice:
+        """Temperature, prior and length of the fit to these observations.
+
+        Raises:
+            ValueError: a temperature that is neither "auto" nor a positive number.
+        """
+        me: Any = self
+        given = None if self.prior is None else "fan-in" if isinstance(self.prior, str) and self.prior == "fan-in" else "given"
+        if self.temperature != "auto":
+            temperature: Any = self.temperature
+            is_number = isinstance(temperature, int | float | np.number) and not isinstance(temperature, bool)
+            if not is_number or not 0 < temperature < np.inf:
+                raise ValueError(f'temperature must be "auto" or a positive number, got {temperature!r}')
+            return Choice(Candidate(float(temperature), str(given or PLAIN.prior)), 1, False, pd.DataFrame(), "")
+        plain = Choice(Candidate(1.0, str(given or PLAIN.prior)), 1, False, pd.DataFrame(), "")
+        settings: Settings = dataclasses.replace(me._settings(len(x), plain), shared=shared)
+        network, weights = me._network(settings.dtype)
+        likelihood = me._likelihood()
+        if is_one_layer(network, likelihood):
+            return plain
+        if len(x) < SPARED:
+            return dataclasses.replace(plain, said=kept_plain(f"{len(x)} observations are too few to hold some out").said)
+
+        def scored(candidate: Candidate, held: np.ndarray, length: int) -> np.ndarray:
+            scaling = Scaling.of(x[~held], me.standardize)
+            choice = Choice(candidate, length, False, pd.DataFrame({"temperature": [candidate.temperature]}), "")
+            own = dataclasses.replace(me._settings(int(np.sum(~held)), choice), progress=False, rows="device", shared=shared)
+            prior = self._prior(candidate.prior, weights)
+            draws = default_draws(network, weights, prior) if me.draws is None else as_draws(me.draws)
+            trained = train(network, weights, likelihood, prior, draws, scaling.scaled(x[~held]), y[~held], own)
+            return scores_of(trained, scaling.scaled(x[held]), y[held])
+
+        classified = isinstance(likelihood, Categorical)
+        masks = folds(len(x), y if classified else None, me.random_state)
+        return choose(given, masks, scored, CLASSES if classified else NUMBERS, longer=self.epochs is None)
+
+    def _prior(self, name: str, weights: PyTree) -> AbstractWeightPrior:
+        """By the name that a candidate has."""
+        if name == "fan-in":
+            return fan_in(weights)
+        if name == PLAIN.prior:
+            return Normal(1.0)
+        given: Any = self.prior
+        if isinstance(given, str):
+            raise ValueError(f'prior must be a number, "fan-in" or a prior, got {given!r}')
+        return given if isinstance(given, AbstractWeightPrior) else Normal(given)
+
+
+def scores_of(trained: Trained, x: np.ndarray, y: np.ndarray) -> np.ndarray:
+    """Log scores (n,) of new observations, averaged over draws of the weights; `FAILED` where the fit has failed.
+
+    Raises:
+        KeyboardInterrupt: the fit was interrupted.
+    """
+    if trained.fit.result is RESULTS.interrupted:
+        raise KeyboardInterrupt
+    if trained.fit.result.failed:
+        return np.full(len(y), FAILED)
+    model, dtype = trained.model, trained.fit.dtype
+    params: Any = jax.tree.map(lambda leaf: np.asarray(leaf, dtype), trained.fit.params)
+    with precision(dtype):
+        outputs = outputs_of_draws(model.network, params["mean"], deviations(model, params, dtype), x, DRAWS, 0, dtype)
+    natural = model.natural(params)
+    own = {name: value for name, value in natural.items() if name == "log_noise"}
+    with precision(np.dtype(float)):
+        likelihood = settle(model.likelihood, np.dtype(float))
+        logs = log_scores(outputs, lambda one: likelihood.log_prob(own, jax.numpy.asarray(one), jax.numpy.asarray(y)))
+    return np.where(np.isfinite(logs), logs, FAILED)

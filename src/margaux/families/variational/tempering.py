@@ -1,0 +1,186 @@
+r"""The temperature of a posterior of weights, and the length of its fit, by the log score of observations held out.
+
+A tempered posterior maximises $\sum_iE_q\log p(y_i\mid x_i, w) - T\,\mathrm{KL}[q\|p]$. At T = 1 it is the variational posterior;
+below one the data count 1/T times, and as $T\to0$ it becomes a point estimate. Independent Gaussians of many weights and few
+observations predict best well below one (Wenzel et al. 2020, "How good is the Bayes posterior in deep neural networks really?").
+The weight of the divergence is learned from predictions, as in SafeBayes (Gruenwald and van Ommen 2017), here from predictions of
+observations held out: a fifth of them, or each of five parts in turn where they are few.
+
+Priors are $N(0, 1/d)$ for the weights of a unit of d inputs (see `fan_in`), so that T alone is left to tell how much a network is
+held back; $N(0, 1)$ at T = 1, the plain posterior, is tried beside them.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import pandas as pd
+
+#: temperatures that are tried, from the one at a start down, or up, as long as the score rises
+LADDER = (1.0, 0.3, 0.1, 0.03, 0.01, 0.003, 0.001)
+#: where the walk starts: of classes, and of numbers, whose noise is learned with the weights and vanishes where these are free
+CLASSES, NUMBERS = 3, 1
+#: standard errors that a longer fit must gain
+GAIN = 2.0
+#: observations below which none can be spared; and from which on one fifth tells as much as five folds
+SPARED, PLENTY = 50, 1000
+#: parts of which each is held out in turn
+FOLDS = 5
+#: log score of an observation by a fit that has failed
+FAILED = -1e6
+#: how often a fit may be made twice as long
+DOUBLINGS = 2
+
+
+class Candidate(NamedTuple):
+    """A temperature, and the name of a prior: "fan-in", "N(0, 1)" or "given"."""
+
+    temperature: float
+    prior: str
+
+
+#: what the plain posterior is, where no prior is given
+PLAIN = Candidate(1.0, "N(0, 1)")
+
+#: what a fit says whose length was chosen, and was long enough or not
+SETTLED = "The log score held out no longer rises with longer fits."
+RISING = "The log score held out still rose when the fit was made twice as long: raise epochs= for a better one."
+
+#: log scores (m,) of the observations that are held out, of a fit to the others: (candidate, mask of those held out, length)
+Scored = Callable[[Candidate, np.ndarray, int], np.ndarray]
+
+
+@dataclasses.dataclass
+class Choice:
+    """What was chosen.
+
+    Attributes:
+        candidate: temperature and prior. length: how often the shortest fit, a power of two. rising: whether the score still
+            rose when the fit was made as long as that. table: a row a candidate: "temperature", "prior", "log_score" an
+            observation held out, "difference" from the chosen one with its standard error "se", "held_out" (observations),
+            "chosen". said: a sentence. lengthened: whether the length
+            was chosen, too.
+    """
+
+    candidate: Candidate
+    length: int
+    rising: bool
+    table: pd.DataFrame
+    said: str
+    lengthened: bool = False
+
+    @property
+    def searched(self) -> bool:
+        """Whether it is by observations held out."""
+        return len(self.table) > 0
+
+
+def plain(prior: str | None) -> Candidate:
+    """The plain posterior, where the prior has this name, or none is given."""
+    return PLAIN if prior is None else Candidate(1.0, prior)
+
+
+def ladder(prior: str | None) -> list[Candidate]:
+    """What is tried beside it."""
+    return [Candidate(temperature, prior or "fan-in") for temperature in LADDER]
+
+
+def folds(n: int, labels: np.ndarray | None, seed: int) -> list[np.ndarray]:
+    """Masks (n,) of the observations that are held out in turn: a fifth each, of each class where there are labels."""
+    order = np.random.default_rng([seed, 1]).permutation(n)
+    if labels is not None:
+        order = order[np.argsort(labels[order], kind="stable")]
+    part = np.empty(n, int)
+    part[order] = np.arange(n) % FOLDS
+    return [part == k for k in range(1 if n >= PLENTY else FOLDS)]
+
+
+def choose(prior: str | None, masks: Sequence[np.ndarray], scored: Scored, start: int, longer: bool) -> Choice:
+    """The candidate of the highest mean log score, and how long its fit has to be.
+
+    The ladder is walked from a start by the scores of all parts held out, and the plain posterior is scored beside it. Of
+    temperatures whose score is within one standard error of the best one the highest is taken, the nearest to Bayes' rule. Then
+    fits of the chosen one are made twice as long, until that does not raise the score.
+
+    Args:
+        prior: its name, where one is given. start: where the walk starts, in `LADDER`. longer: whether fits may be made longer.
+    """
+    steps = ladder(prior)
+    scores: dict[Candidate, list[np.ndarray]] = {}
+
+    def all_of(one: Candidate) -> np.ndarray:
+        if one not in scores:
+            scores[one] = [scored(one, mask, 1) for mask in masks]
+        return np.concatenate(scores[one])
+
+    def mean(one: Candidate) -> float:
+        return float(all_of(one).mean())
+
+    mean(plain(prior))
+    for way in (1, -1):
+        at = start
+        while 0 <= at + way < len(steps) and mean(steps[at + way]) > mean(steps[at]):
+            at += way
+        if at != start:
+            break
+    walked = [one for one in steps if one in scores]
+    tried = list(dict.fromkeys([plain(prior), *walked]))
+    best = max(tried, key=mean)
+    differences = {one: all_of(one) - all_of(best) for one in walked}
+    near = [one for one in walked if differences[one].mean() >= -_error(differences[one])]
+    chosen = near[0] if best in walked else best
+    table = _table(tried, {one: all_of(one) for one in tried}, chosen)
+    # Two parts tell enough of the length, which costs more than all else.
+    some = masks[:2]
+    length, rising, best = 1, False, np.concatenate(scores[chosen][: len(some)])
+    for _ in range(DOUBLINGS if longer else 0):
+        twice = np.concatenate([scored(chosen, mask, 2 * length) for mask in some])
+        rising = bool((twice - best).mean() > GAIN * _error(twice - best))
+        if not rising:
+            break
+        length, best = 2 * length, twice
+    return Choice(chosen, length, rising, table, _said(chosen, table, tried[0]), longer)
+
+
+def _error(differences: np.ndarray) -> float:
+    return float(differences.std(ddof=1) / np.sqrt(len(differences)))
+
+
+def _table(tried: Sequence[Candidate], scores: dict[Candidate, np.ndarray], chosen: Candidate) -> pd.DataFrame:
+    rows = []
+    for one in tried:
+        own = scores[one]
+        difference = own - scores[chosen]
+        figures = [own.mean(), difference.mean(), _error(difference)]
+        if np.any(own == FAILED):
+            figures = [np.nan] * 3
+        rows.append([one.temperature, one.prior, *figures, len(own), one == chosen])
+    names = pd.Index(["temperature", "prior", "log_score", "difference", "se", "held_out", "chosen"])
+    return pd.DataFrame(rows, columns=names)
+
+
+def _said(chosen: Candidate, table: pd.DataFrame, plain: Candidate) -> str:
+    own, first = table[table["chosen"]].iloc[0], table.iloc[0]
+    said = (
+        f"Temperature {chosen.temperature:g}, by the log score of {own['held_out']} observations held out, {own['log_score']:.4g}"
+    )
+    return f"{said}." if chosen == plain else f"{said} ({first['log_score']:.4g} by the plain posterior)."
+
+
+def kept_plain(reason: str) -> Choice:
+    """The plain posterior, where nothing can be chosen."""
+    return Choice(PLAIN, 1, False, pd.DataFrame(), f"Temperature 1, the plain posterior: {reason}.")
+
+
+def log_scores(outputs: np.ndarray, log_prob: Callable[[Any], Any]) -> np.ndarray:
+    """Of each observation (n,), the log of its density averaged over draws of the weights.
+
+    Args:
+        outputs: (draws, n, o). log_prob: of one draw's outputs (n, o).
+    """
+    each = np.stack([np.asarray(log_prob(one), float) for one in outputs])
+    highest = each.max(axis=0)
+    return highest + np.log(np.mean(np.exp(each - highest), axis=0))
