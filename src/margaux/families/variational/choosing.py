@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import sys
 from typing import TYPE_CHECKING, Any
 
 import jax
@@ -67,7 +68,11 @@ class Tempered:
             prior = self._prior(candidate.prior, weights)
             draws = default_draws(network, weights, prior) if me.draws is None else as_draws(me.draws)
             trained = train(network, weights, likelihood, prior, draws, scaling.scaled(x[~held]), y[~held], own)
-            return scores_of(trained, scaling.scaled(x[held]), y[held])
+            scores = scores_of(trained, scaling.scaled(x[held]), y[held])
+            if me.verbose:
+                said = f"temperature {candidate.temperature:g}, prior {candidate.prior}: log score {scores.mean():.4g} held out"
+                print(said, file=sys.stderr)
+            return scores
 
         classified = isinstance(likelihood, Categorical)
         masks = folds(len(x), y if classified else None, me.random_state)
