@@ -95,7 +95,7 @@ def test_chosen_units_are_visited_and_sums_are_over_them(fit):
 class Slow(Gaussian, AbstractCostly):
     """The same, where a unit takes the longer, the smaller its y."""
 
-    costly = True
+    costly: bool = True  # pyright: ignore[reportIncompatibleVariableOverride, reportAssignmentType]
 
     def lengths(self, data):
         return -np.asarray(data)

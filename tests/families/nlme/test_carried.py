@@ -8,9 +8,8 @@ import jax.numpy as jnp
 import numpy as np
 import pandas as pd
 import pytest
-from margaux.nlme import bolus1cpt, infusion2cpt, oral1cpt_lag, oral2cpt
 
-from margaux.families.nlme import events
+from margaux.families.nlme import bolus1cpt, events, infusion2cpt, oral1cpt_lag, oral2cpt
 from margaux.families.nlme.dosing import FIRST, LAST, Regimen, dosed
 from margaux.families.nlme.outcomes import DOSES
 

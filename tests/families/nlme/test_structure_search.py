@@ -1,11 +1,14 @@
 """Structural models and errors side by side: the one that made the data is chosen, and what fails is told."""
 
+from typing import Any
+
 import numpy as np
 import pandas as pd
 import pytest
-from margaux.nlme import Normal, choose_structure
 
-COLUMNS = {"id": "id", "time": "t", "y": "y", "dose": "dose"}
+from margaux.families.nlme import Normal, choose_structure
+
+COLUMNS: dict[str, Any] = {"id": "id", "time": "t", "y": "y", "dose": "dose"}
 
 
 @pytest.fixture(scope="module")
@@ -49,7 +52,7 @@ def test_the_model_that_made_the_data_is_chosen(table, capsys):
 )
 def test_refused(table, structures, more, message):
     with pytest.raises(ValueError, match=message):
-        choose_structure(table, structures, **more, **COLUMNS)
+        choose_structure(table, structures, **more, **COLUMNS)  # type: ignore[arg-type]
 
 
 def test_a_function_has_no_parameters_to_choose(table):

@@ -96,13 +96,14 @@ def choose_structure(
     known = {name for one in candidates for name in one.parameters}
     if unknown := sorted(set(given) - known):
         raise ValueError(f"individual names {', '.join(unknown)}, which no candidate has; they have {', '.join(sorted(known))}")
+    more: dict[str, Any] = {"verbose": False} | dict(settings or {})
     fits: dict[str, NLME] = {}
     rows: dict[str, dict[str, Any]] = {}
 
     def tried(one: Curve, residual: str | ResidualError) -> None:
         label, began = f"{one.name}, {_named(residual)}", time.perf_counter()
         own = {name: given.get(name) or (LogNormal() if name in one.positive else Normal()) for name in one.parameters}
-        model = NLME(structural=one, individual=own, error=residual, **({"verbose": False} | dict(settings or {})))
+        model = NLME(structural=one, individual=own, error=residual, **more)
         try:
             fits[label] = model.fit(data, **columns)
             rows[label] = _row(fits[label], one, residual)
