@@ -12,10 +12,10 @@ from jaxtyping import PyTree
 from ..esteps import AbstractEStep, Exact, ImportanceSampling, Laplace, ModeMixture, Quadrature
 from ..numerics.ladder import rung
 from ..numerics.sampling import HEAVY, pooled
-from ..problem.model import AbstractDiscrete
+from ..problem.model import AbstractDiscrete, costly
 from .evidence import annealed, harmonic_mean, student
 from .posterior import each_unit, latent_size, nothing, proposals
-from .rules import CORRECTED, TRIED, Rule, best_rule, costly, weighted_draws
+from .rules import CORRECTED, TRIED, Rule, best_rule, weighted_draws
 
 if TYPE_CHECKING:
     from .fit import Fit

@@ -20,7 +20,7 @@ from ..numerics.ladder import rung
 from ..numerics.naming import named_values
 from ..numerics.precision import default_dtype, precision, settle
 from ..numerics.threads import side_by_side
-from ..problem.model import AbstractConcave, AbstractConjugate, AbstractCostly, AbstractDiscrete, AbstractModel
+from ..problem.model import AbstractConcave, AbstractConjugate, AbstractDiscrete, AbstractModel, costly
 
 if TYPE_CHECKING:
     from ..engine.share import Share
@@ -172,14 +172,15 @@ def _here(share: Share | None, asked: np.ndarray) -> tuple[np.ndarray, int]:
 
 def _most(model: AbstractModel) -> int:
     """Units at once."""
-    return ALIKE if isinstance(model, AbstractCostly) and model.costly else MOST
+    return ALIKE if costly(model) else MOST
 
 
 def _alike(model: AbstractModel, data: PyTree, chosen: np.ndarray, before: int) -> tuple[np.ndarray, np.ndarray | None]:
     """Units in the order of how long their densities take, and their places in it; None where all take alike."""
-    if not (isinstance(model, AbstractCostly) and model.costly):
+    if not costly(model):
         return chosen, None
-    order = np.argsort(np.asarray(model.lengths(jax.tree.map(np.asarray, data)))[chosen - before], kind="stable")
+    slow: Any = model
+    order = np.argsort(np.asarray(slow.lengths(jax.tree.map(np.asarray, data)))[chosen - before], kind="stable")
     return chosen[order], np.argsort(order)
 
 

@@ -16,7 +16,7 @@ from ..numerics.compiling import shapes_of
 from ..numerics.keys import key_of
 from ..numerics.ladder import rung
 from ..numerics.sampling import HEAVY
-from ..problem.model import AbstractConcave, AbstractConjugate, AbstractCostly, AbstractDiscrete, AbstractModel
+from ..problem.model import AbstractConcave, AbstractConjugate, AbstractDiscrete, AbstractModel, costly
 from .posterior import latent_size, proposals
 
 if TYPE_CHECKING:
@@ -137,11 +137,6 @@ def quadratures(model: AbstractModel, size: int) -> tuple[tuple[int, int, float 
 def thorough(model: AbstractModel) -> ModeMixture:
     """A search of each unit's posterior for modes, not from as far away where a density takes long."""
     return ModeMixture(searches=SEARCHES, rounds=ROUNDS) if costly(model) else ModeMixture()
-
-
-def costly(model: AbstractModel) -> bool:
-    """Whether its densities take long."""
-    return isinstance(model, AbstractCostly) and model.costly
 
 
 def sample(n: int, size: int = SAMPLE) -> np.ndarray | None:

@@ -290,6 +290,11 @@ class AbstractUneven(eqx.Module):
         """Data of some units without what lies beyond so many rows, which is padding."""
 
 
+def costly(model: Any) -> bool:
+    """Whether a model's densities take long: see `AbstractCostly`."""
+    return isinstance(model, AbstractCostly) and bool(model.costly)
+
+
 def for_searches(model: Any) -> Any:
     """What modes are searched for by: see `AbstractCostly`. Any other model as it is."""
     return model.for_searches() if isinstance(model, AbstractCostly) else model

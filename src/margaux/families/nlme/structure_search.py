@@ -167,4 +167,4 @@ def _best(rows: Mapping[str, Mapping[str, Any]], fits: Mapping[str, NLME], crite
         why = "; ".join(f"{label}: {row['message']}" for label, row in rows.items())
         raise ValueError(f"no candidate could be fitted: {why}")
     sound = [label for label in fits if rows[label]["verdict"] != "failed"] or list(fits)
-    return min(sound, key=lambda label: rows[label][criterion])
+    return min(sound, key=lambda label: np.nan_to_num(rows[label][criterion], nan=np.inf))
