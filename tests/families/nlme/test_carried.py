@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pandas as pd
 import pytest
+from scipy.linalg import expm
 
 from margaux.families.nlme import bolus1cpt, events, infusion2cpt, oral1cpt_lag, oral2cpt
 from margaux.families.nlme.dosing import FIRST, LAST, Regimen, dosed
@@ -83,6 +84,44 @@ def test_the_sum_over_all_doses(curve, parameters, settings, reach, double):
         scale = float(np.max(np.abs(other)))
         np.testing.assert_allclose(one, other, rtol=1e-9, atol=1e-13 * scale)
         assert scale > 0 and len(np.unique(other)) > 20
+
+
+def _by_exponentials(table, parameters):
+    """Concentrations of two compartments and a depot from exponentials of their matrix, dose by dose."""
+    ka, V1, CL, Q, V2 = (parameters[name] for name in ("ka", "V1", "CL", "Q", "V2"))
+    matrix = np.array([[-ka, 0, 0], [ka, -(CL + Q) / V1, Q / V2], [0, Q / V1, -Q / V2]])
+    out = []
+    for _, own in table.groupby("ID"):
+        records = own.assign(part=(own["EVID"] == 4).cumsum()).to_dict("records")
+        begins = {one["part"]: one["TIME"] for one in reversed(records)}
+        doses = [
+            (one["TIME"] + turn * one["II"], i if turn == 0 else -1, one)
+            for i, one in enumerate(records) if one["EVID"] > 0 for turn in range(int(one["ADDL"]) + 1)
+            if turn == 0 or one["TIME"] + turn * one["II"] < begins.get(one["part"] + 1, np.inf)
+        ]  # fmt: skip
+        for i, row in enumerate(records):
+            state = np.zeros(3)
+            for time, place, dose in doses if row["EVID"] == 0 else []:
+                since, enters = row["TIME"] - time, np.eye(3)[int(dose["CMT"]) - 1]
+                if dose["part"] != row["part"] or since < 0 or (since == 0 and place > i):
+                    continue
+                if dose["RATE"] == 0:
+                    state += expm(matrix * since) @ enters * dose["AMT"]
+                    continue
+                lasts = min(since, dose["AMT"] / dose["RATE"])
+                driven = np.zeros((4, 4))
+                driven[:3] = np.column_stack([matrix, enters * dose["RATE"]])
+                state += expm(matrix * (since - lasts)) @ expm(driven * lasts)[:3, 3]
+            out += [state[1] / V1] if row["EVID"] == 0 else []
+    return np.array(out)
+
+
+def test_exponentials_of_matrices_dose_by_dose(double):
+    parameters, table = TWO | {"ka": 0.8}, _table(4, infused=0.7, mixed=True, steady=False, n=6)
+    (found, _), _, regimen = _both_ways(oral2cpt, parameters, table)
+    assert regimen.reach == 4
+    wanted = _by_exponentials(table, parameters)
+    np.testing.assert_allclose(found, wanted, rtol=1e-9, atol=1e-12 * wanted.max())
 
 
 def test_a_decay_of_a_thousand_half_lives_is_nothing(double):
