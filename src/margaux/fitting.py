@@ -148,7 +148,7 @@ def fit(
         to_polish = polish is not False and isinstance(job.problem.penalty, NoPenalty)
 
         def begin() -> None:
-            from .answers.ahead import ahead  # imports pandas, which a fit that is not polished need not wait for
+            from .answers.ahead import ahead
 
             ahead(job.problem, job.estep, job.params0, data)
 

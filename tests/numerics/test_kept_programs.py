@@ -215,10 +215,19 @@ def test_a_new_process_neither_traces_nor_compiles(tmp_path):
     changed = in_a_process(folder, SCRIPT.replace("+ jnp.eye(3), y)", "+ 2 * jnp.eye(3), y)"))
     assert changed[0] == 1 and changed[2] != numbers
     assert in_a_process(folder) == (0, 0, numbers)
-    # A damaged file is no error.
+    # Files are read ahead too, where there is a thread for it. A damaged one is no error.
+    ahead = SCRIPT.replace("out = solved(", "solved.ahead(np.zeros((3, 3), np.float32), np.ones(3, np.float32))\nout = solved(")
+    ahead = ahead.replace(
+        "keep_compilations()\n", "keep_compilations()\nimport margaux.numerics.programs as p\np.threads = lambda: 2\n", 1
+    )
+    assert in_a_process(folder, ahead) == (0, 0, numbers)
     for path in folder.glob("*.program"):
         path.write_bytes(path.read_bytes()[:200])
-    assert in_a_process(folder)[::2] == (1, numbers)
+    damaged = {path: path.read_bytes() for path in folder.glob("*.program")}
+    for script in (SCRIPT, ahead):
+        for path, content in damaged.items():
+            path.write_bytes(content)
+        assert in_a_process(folder, script)[::2] == (1, numbers)
 
 
 def test_another_machine_or_version_has_its_own(tmp_path):

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any
 import equinox as eqx
 import jax
 import numpy as np
-import pandas as pd
 
 from ..algorithms.average import PolyakRuppert
 from ..engine.job import run_alone
@@ -20,6 +19,8 @@ from ..problem.schedule import AbstractSchedule
 from .certificate import Check
 
 if TYPE_CHECKING:
+    import pandas as pd
+
     from .fit import Fit
 
 
@@ -60,6 +61,8 @@ def bias_probe(fit: Fit, n_iter: int | None = None, key: int = 0) -> pd.DataFram
     Raises:
         ValueError, TypeError: not a chain, an exact kernel, or a loaded fit.
     """
+    import pandas as pd
+
     if fit.algorithm is None:
         raise ValueError("a loaded fit has no algorithm to run again; probe the fit before saving it")
     if not isinstance(fit.estep, MCMC):

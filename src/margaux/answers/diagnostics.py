@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import numpy as np
-import pandas as pd
 import scipy
 
 from ..algorithms.scaled import ScaledAscent
@@ -16,6 +15,8 @@ from ..problem.schedule import check_schedules
 from .certificate import Check
 
 if TYPE_CHECKING:
+    import pandas as pd
+
     from .fit import Fit
     from .polish import Polish
 
@@ -147,6 +148,8 @@ def _traced(fit: Fit, figures: np.ndarray) -> str:
 
 def diagnostics(fit: Fit) -> pd.DataFrame:
     """The certificate as a frame. See `Fit.diagnostics`."""
+    import pandas as pd
+
     table = fit.certificate.table()
     return pd.DataFrame(
         {

@@ -74,8 +74,8 @@ def _is_hole(leaf: Any) -> bool:
 class Begun(NamedTuple):
     """A program under way, and what compiles it."""
 
-    future: Future[Program]
-    build: Callable[[], Program]
+    future: Future[Program | None]
+    build: Callable[[], Program | None]
 
 
 class Request(NamedTuple):
@@ -119,24 +119,27 @@ def find(request: Request) -> Program:
         _here.work = None
         work()
     program = _awaited(known) if isinstance(known, Begun) else known
+    if program is None:  # a file that was read ahead, and is damaged
+        program = _traced(request, path)()
     if meaning is not None:
         _programs[meaning] = program
     return program
 
 
 def begin(request: Request) -> None:
-    """Compile what is nowhere to be found on a thread of its own, for `find` to wait for.
+    """Read from its file what has one, and compile what is nowhere to be found, on a thread of its own, for `find` to wait for.
 
     Tracing stays here: a user's code need not bear two threads.
     """
     if threads() == 1:
         return
     meaning, path = _told(request)
-    if meaning is not None and meaning not in _programs and (path is None or not path.exists()):
-        _programs[meaning] = _begun(_traced(request, path))
+    if meaning is not None and meaning not in _programs:
+        filed = path is not None and path.exists()
+        _programs[meaning] = _begun(functools.partial(_read, path) if filed else _traced(request, path))
 
 
-def _begun(build: Callable[[], Program]) -> Begun:
+def _begun(build: Callable[[], Program | None]) -> Begun:
     begun = Begun(Future(), build)
     _waiting.append(begun)
     _thread().submit(_next)
@@ -159,7 +162,7 @@ def _compile(begun: Begun) -> None:
         raise
 
 
-def _awaited(begun: Begun) -> Program:
+def _awaited(begun: Begun) -> Program | None:
     """It, compiled here if nobody does so yet. While another thread is at it, this one compiles those that wait."""
     with contextlib.suppress(ValueError):
         _waiting.remove(begun)

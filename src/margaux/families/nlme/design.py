@@ -8,6 +8,7 @@ import numpy as np
 import pandas as pd
 
 from ...tables.faults import fault
+from ...tables.formula import sum_of_columns
 from .outcomes import OCCASION, PRESENT
 
 if TYPE_CHECKING:
@@ -139,6 +140,8 @@ def _varies(values: Any, groups: Any) -> np.ndarray:
 
 def _read(formula: str, data: LongData) -> list[str]:
     """The columns that a formula reads."""
+    if plain := sum_of_columns(formula, data.frame):
+        return sorted(plain.names)
     import formulaic
 
     parse: Any = formulaic.Formula
@@ -172,6 +175,9 @@ def check_covariates(formula: str, data: LongData, within_occasions: bool) -> No
 
 
 def formula_of(formula: str, rows: pd.DataFrame, name: str) -> Any:
+    """The specification of a formula, which makes its columns of any table. Raises: ValueError: it cannot be built."""
+    if plain := sum_of_columns(formula, rows):
+        return plain
     import formulaic
     from formulaic.errors import FormulaicError
 
