@@ -122,16 +122,22 @@ class EarlyStopping(AbstractCallback):
 
 
 class Short(AbstractCallback):
-    """Stops when what is left of Newton's steps, in standard errors, is as short as the precision can tell in every run, or when
-    none has raised the log-likelihood for long: towards an edge steps get longer and gain nothing."""
+    """Stops when what is left of Newton's steps, in standard errors, is as short as the precision can tell in every run, or will
+    be after the last one, which shrank them at a rate that is known; or when none has raised the log-likelihood for long:
+    towards an edge steps get longer and gain nothing."""
 
-    period = 4
+    period = 2
+    #: standard errors from which on steps shrink no slower than they did
+    near = 1e-4
     #: iterations without a rise, and the rise that is none as a share of the log-likelihood
     still, rise = 16, 1e-9
 
     def __call__(self, progress: Progress) -> bool:
-        left = progress.latest["newton"][-1]
-        if np.all(left < (1e-6 if left.dtype == np.float64 else 1e-3)):
+        left = progress.trace["newton"][-2:]
+        most = 1e-6 if left.dtype == np.float64 else 1e-3
+        known = (left[-1] < self.near) & (left[-1] < left[0]) & np.isfinite(left[0])
+        after = np.where(known, left[-1] ** 2 / np.where(known, left[0], 1.0), left[-1])
+        if np.all(after < most):
             return True
         if progress.iteration <= self.still:
             return False

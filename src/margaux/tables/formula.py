@@ -19,12 +19,13 @@ class Columns(NamedTuple):
     names: tuple[str, ...]
 
     def get_model_matrix(self, table: pd.DataFrame) -> pd.DataFrame:
-        """Its columns of a table. Raises: ValueError: one is not there, or is not numeric as it was."""
+        """An intercept, and its columns of a table. Raises: ValueError: one is not there, or is not numeric as it was."""
         for name in self.names:
             if name not in table.columns or not _numeric(table[name]):
                 found = "no column" if name not in table.columns else f"of type {table[name].dtype}"
                 raise ValueError(f"{name} is {found} in this table; it was a column of numbers in that of the fit")
-        return table[list(self.names)]
+        intercept = pd.Series(1.0, table.index, name="Intercept")
+        return pd.concat([intercept, table[list(self.names)]], axis=1)
 
 
 def sum_of_columns(formula: str, table: pd.DataFrame) -> Columns | None:
