@@ -40,10 +40,11 @@ SCALINGS = {
 
 @pytest.mark.parametrize(
     ("kernel", "n_iter"),
-    [(mx.ULA(preconditioner="dense"), 100_000), pytest.param(mx.ULA(), 400_000, marks=pytest.mark.slow)],
+    [(mx.ULA(preconditioner="dense"), 100_000), (mx.ULA(), 400_000)],
     ids=["dense", "plain"],
 )
-@pytest.mark.parametrize("name", [pytest.param(name, marks=() if name == "over ten" else pytest.mark.slow) for name in SCALINGS])
+@pytest.mark.slow
+@pytest.mark.parametrize("name", SCALINGS)
 def test_nothing_need_be_chosen_whatever_the_scaling(name, kernel, n_iter):
     scale, exact = SCALINGS[name]
     X, y = load_wisconsin(return_X_y=True)

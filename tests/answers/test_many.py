@@ -45,6 +45,7 @@ def test_another_family_from_starts_far_off(start):
     one_each(fits, problems)
 
 
+@pytest.mark.slow
 def test_weights_are_units_that_repeat():
     rng = np.random.default_rng(0)
     weights = rng.multinomial(40, np.full(40, 1 / 40), size=6)

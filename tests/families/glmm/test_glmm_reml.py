@@ -249,6 +249,7 @@ def test_what_has_no_restricted_likelihood_is_refused():
         GLMM("y ~ x + (1 | g)", method="quadrature", reml=True, verbose=False).fit(data)
 
 
+@pytest.mark.slow
 def test_every_answer_is_of_the_same_estimate(tmp_path):
     data = table(0)
     model = GLMM("y ~ x + (1 + x | g)", reml=True, verbose=False).fit(data)

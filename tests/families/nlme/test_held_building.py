@@ -28,7 +28,6 @@ CASES: dict[str, tuple[dict[str, Any], tuple[str, ...], dict[str, float]]] = {
         {"gamma2": 0.2},
     ),
 }
-SOME = "a coefficient and a variance"
 NAMED = {"m": "m", "sex": "beta_m[sex]", "w": "beta_m[w]", "omega2": "omega2_m", "gamma2": "gamma2_m", "a": "a"}
 
 
@@ -54,7 +53,8 @@ def _drawn(table: pd.DataFrame, counts: np.ndarray) -> pd.DataFrame:
     return pd.concat(parts, ignore_index=True)
 
 
-@pytest.mark.parametrize("case", [SOME, *(pytest.param(case, marks=pytest.mark.slow) for case in CASES if case != SOME)])
+@pytest.mark.slow
+@pytest.mark.parametrize("case", CASES)
 def test_replicates_are_exact_maxima_over_what_is_not_held(table, case):
     _, variances, held = CASES[case]
     fitted = _fit(table, case)

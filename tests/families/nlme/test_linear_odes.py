@@ -94,6 +94,7 @@ def _derivatives(frame, curve, psi, second=False):
     return [np.asarray(each) for each in jax.jit(lambda xs: jax.lax.map(both, xs))(jnp.log(psi))]
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("double")
 def test_every_event_and_its_derivatives_are_the_closed_forms_whatever_the_parameters():
     """Also where the drug has all but vanished."""

@@ -63,6 +63,7 @@ def test_both_solve_the_same_equations():
     np.testing.assert_allclose(implicit, explicit, rtol=1e-4)
 
 
+@pytest.mark.slow
 def test_posteriors_that_reach_where_there_is_no_solution_are_told():
     """dy/dt = a y^2 from one has none beyond t = 1 / a, and a subject's a is known to within a fifth."""
     rng, n = np.random.default_rng(0), 12

@@ -146,7 +146,8 @@ def study():
     return rows.assign(dose=100.0)
 
 
-@pytest.mark.parametrize("linear", [None, pytest.param(False, marks=pytest.mark.slow)], ids=["exactly", "by steps"])
+@pytest.mark.slow
+@pytest.mark.parametrize("linear", [None, False], ids=["exactly", "by steps"])
 def test_a_fit_is_that_of_the_closed_form(study, linear):
     individual = {"ka": LogNormal(1.0), "V": LogNormal(15.0), "CL": LogNormal(3.0)}
     kwargs: dict[str, Any] = {"individual": individual, "error": "proportional", "n_starts": 2, "verbose": False}

@@ -133,6 +133,7 @@ def test_simulations_have_each_subject_s_own_error(noisy):
     np.testing.assert_allclose(np.quantile(draws, at), np.quantile(own, at), rtol=0.01)
 
 
+@pytest.mark.slow
 def test_an_error_that_does_not_vary_has_no_effect():
     model = fitted(simulated(3, spread=0.0), Proportional(random=True))
     assert model.params_["omega2_residual"] == 0 and model.certificate_.word == "careful" and "boundary" in model.message_

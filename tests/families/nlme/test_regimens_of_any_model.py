@@ -42,7 +42,7 @@ def _fit(error: Any = "proportional", table: pd.DataFrame | None = None, **indiv
         return model.fit(_table() if table is None else table, occ="OCC")
 
 
-@pytest.fixture(scope="module", params=[True, False], ids=["varying", "not varying"])
+@pytest.fixture(scope="module", params=[True, pytest.param(False, marks=pytest.mark.slow)], ids=["varying", "not varying"])
 def by_occasion(request):
     return _fit(
         Proportional(fixed=0.1),

@@ -98,8 +98,14 @@ def fitted(frame, shape, **settings):
 CASES = [("boxcox", boxcox, "lambda_k", 0.5, 0.8), ("boxcox", boxcox, "lambda_k", 0.5, -0.6), ("t", heavy, "nu_k", 0.35, 0.25)]
 
 
-@pytest.mark.parametrize("seed", [1, *(pytest.param(seed, marks=pytest.mark.slow) for seed in (2, 3, 4))])
-@pytest.mark.parametrize(("shape", "of", "name", "omega", "truth"), CASES)
+@pytest.mark.parametrize(
+    ("shape", "of", "name", "omega", "truth", "seed"),
+    [
+        pytest.param(*case, seed, marks=() if (case, seed) == (CASES[0], 1) else pytest.mark.slow)
+        for case in CASES
+        for seed in range(1, 5)
+    ],
+)
 def test_the_maximum_and_standard_errors_are_those_of_a_likelihood_by_numpy(shape, of, name, omega, truth, seed):
     frame = simulated(seed, of, omega, truth)
     x, loglik, se = exact(frame, of, [np.log(10), np.log(0.3), 2 * np.log(omega), np.log(0.25), truth])
@@ -147,7 +153,11 @@ SCALED = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize(("error", "blocks"), [("constant", ((0, 2),)), ("combined", ((0, 2),)), ("constant", ())])
+@pytest.mark.parametrize(("error", "blocks"), [
+    pytest.param("constant", ((0, 2),), marks=pytest.mark.slow),
+    pytest.param("combined", ((0, 2),), marks=pytest.mark.slow),
+    ("constant", ()),
+])  # fmt: skip
 def test_two_derivatives(error, blocks):
     """Of scores that densities of effects and of data share, in blocks, of occasions, with covariates."""
     outcome = Continuous(lambda p, row: p["p"] + p["q"] * row["t"] + p["r"] * p["d"], as_error(error))
@@ -175,6 +185,7 @@ def test_two_derivatives(error, blocks):
         np.testing.assert_allclose(one, other, rtol=1e-8, atol=1e-8)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("omega", "rho", "shape"), [("full", 0.5, None), ("diagonal", 0.0, "t")])
 def test_two_effects_with_a_covariate_are_at_the_maximum(omega, rho, shape):
     """Of the likelihood by a grid in two dimensions: no parameter moved by a quarter of its standard error is more likely."""
@@ -282,6 +293,7 @@ def test_a_profile_and_an_interval_of_degrees_of_freedom():
         model.wald_test("nu_k")
 
 
+@pytest.mark.slow
 def test_a_shape_that_is_held_and_one_that_has_a_prior():
     frame = simulated(1, boxcox, 0.5, 0.8)
     held = fitted(frame, BoxCox(0.4, fixed=True))

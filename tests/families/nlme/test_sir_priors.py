@@ -41,8 +41,14 @@ CASES: dict[str, dict] = {
 }
 
 
-@pytest.mark.parametrize("seed", [0, pytest.param(1, marks=pytest.mark.slow), pytest.param(2, marks=pytest.mark.slow)])
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize(
+    ("name", "seed"),
+    [
+        pytest.param(name, seed, marks=() if (name, seed) == ("all", 0) else pytest.mark.slow)
+        for name in CASES
+        for seed in range(3)
+    ],
+)
 def test_summaries_are_those_of_an_exact_posterior(name, seed):
     """By a grid of m, log omega2 and log a; densities of omega2 are those of SciPy times omega2, and flat where there is none."""
     table, priors = _table(seed), CASES[name]
@@ -76,6 +82,7 @@ def test_summaries_are_those_of_an_exact_posterior(name, seed):
         assert abs(got["ci_low"] - ends[0]) < 0.18 * sd and abs(got["ci_high"] - ends[2]) < 0.25 * sd
 
 
+@pytest.mark.slow
 def test_weights_of_a_block_are_exact():
     """Log weights are, but for a constant, log-likelihood + log prior + log volume - log density of the proposal."""
     table = lines()

@@ -109,7 +109,11 @@ def check_linear(linear, method, spread, seed):
     assert np.abs(sigma / best - 1).max() < 0.02
 
 
-@pytest.mark.parametrize(("method", "spread"), [("misso", "weight"), ("sag", "all"), ("adam", "weight")])
+@pytest.mark.parametrize(("method", "spread"), [
+    ("misso", "weight"),
+    pytest.param("sag", "all", marks=pytest.mark.slow),
+    pytest.param("adam", "weight", marks=pytest.mark.slow),
+])  # fmt: skip
 def test_linear_regression(linear, method, spread):
     check_linear(linear, method, spread, 0)
 

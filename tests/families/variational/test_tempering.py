@@ -163,6 +163,11 @@ def test_a_temperature_is_chosen_and_told(chosen, tmp_path):
     assert back.temperature_ == chosen.temperature_ and np.array_equal(back.predict_proba(x), chosen.predict_proba(x))
     pd.testing.assert_frame_equal(back.temperatures_, table)
     assert back.evaluate(x, y)["elbo"] == pytest.approx(chosen.evaluate(x, y)["elbo"])
+
+
+@pytest.mark.slow
+def test_what_was_chosen_goes_on_from_a_checkpoint(chosen, tmp_path):
+    x, y = data()
     again = mx.BayesianClassifier(epochs=150, verbose=False).fit(x, y, checkpoint=tmp_path / "fit.npz")
     rest = mx.BayesianClassifier(epochs=150, verbose=False).fit(x, y, checkpoint=tmp_path / "fit.npz")
     for name, value in chosen.params_.items():
@@ -199,6 +204,7 @@ def test_temperatures_that_are_none(temperature):
         mx.BayesianClassifier(prior="wide", temperature=1.0).fit(*data())
 
 
+@pytest.mark.slow
 def test_numbers_choose_a_temperature_too():
     rng = np.random.default_rng(0)
     x = rng.uniform(-2, 2, size=(100, 1))
