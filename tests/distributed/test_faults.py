@@ -175,7 +175,7 @@ def test_an_error_of_one_process_alone_ends_the_others_soon(what, tmp_path):
 def test_processes_end_with_their_launcher(tmp_path):
     script = tmp_path / "lonely.py"
     script.write_text(
-        LONELY.replace("everyones(np.zeros(1))\n", "import os, time; print(os.getpid(), flush=True); time.sleep(99)\n")
+        LONELY.replace("everyones(np.zeros(1))\n", "import os, time; os.write(1, b'%d\\n' % os.getpid()); time.sleep(99)\n")
     )
     command = [sys.executable, "-m", "margaux", "launch", "-n", "2", str(script)]
     running = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=ENVIRONMENT)
