@@ -187,7 +187,7 @@ def test_a_checkpoint_of_another_fit_is_refused(table, tmp_path, change):
 
 
 @pytest.mark.parametrize(
-    "method", ["adam", "bbb", "saga", *(pytest.param(one, marks=SLOW) for one in ("adagrad", "momentum", "sag"))]
+    "method", ["adam", "bbb", "saga", *(pytest.param(one, marks=SLOW) for one in ("ivon", "adagrad", "momentum", "sag"))]
 )
 def test_steps_by_a_schedule(table, method):
     model = mx.BayesianClassifier(

@@ -52,7 +52,8 @@ def decreasing(method, curvature, n_iter):
     """Steps that fall to zero (MISSO's and Adagrad's own do)."""
     falling = lambda step: optax.cosine_decay_schedule(step, n_iter)  # noqa: E731
     return {
-        "adam": optax.adam(falling(0.02)), "adagrad": 1.0, "momentum": optax.sgd(falling(0.05 / curvature), 0.9),
+        "adam": optax.adam(falling(0.02)), "ivon": mx.Polynomial(1.0, 0.6, 5.0), "adagrad": 1.0,
+        "momentum": optax.sgd(falling(0.05 / curvature), 0.9),
         "bbb": mx.Polynomial(5 / curvature, 0.6, 20.0), "sag": mx.Polynomial(0.5 / curvature, 0.2, 20.0),
         "saga": mx.Polynomial(0.5 / curvature, 0.2, 20.0), "misso": 1 / curvature,
     }[method]  # fmt: skip

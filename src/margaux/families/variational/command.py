@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 #: categories that a column of text may have, to be one-hot encoded
 CATEGORIES = 50
 NETWORKS, SPREADS = ("tanh", "relu"), ("weight", "tensor", "all")
-METHODS = ("adam", "adagrad", "momentum", "bbb", "sag", "saga", "misso")
+METHODS = ("adam", "ivon", "adagrad", "momentum", "bbb", "sag", "saga", "misso")
 LIKELIHOODS = ("gaussian", "poisson")
 
 Network = Annotated[str, typer.Option(help="tanh or relu: a hidden layer of 100 units.", autocompletion=words(*NETWORKS))]

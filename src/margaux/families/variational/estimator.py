@@ -37,7 +37,8 @@ class BayesianClassifier(Classifier, BayesianNetwork):
     Args:
         network: "tanh" or "relu" (a hidden layer of 100 units), "lenet5", "resnet18"; an equinox module called on one
             observation; or a callable (weights, x (b, ...)) -> outputs (b, K), with `weights` its starting weights.
-        method: "adam", "adagrad", "momentum", "bbb" (Bayes by Backprop), "sag", "saga", "misso", or an algorithm.
+        method: "adam", "ivon" (variational online Newton), "adagrad", "momentum", "bbb" (Bayes by Backprop), "sag", "saga",
+            "misso", or an algorithm.
         step: its step; by default it is found: see `margaux.families.variational.methods`. A network of one layer and one
             output (or two classes) ends at the maximum, by Newton's steps, where Adam has its default step and average.
         spread: "weight", "tensor" or "all": what shares a standard deviation. sigma: where they begin, by default 0.1 by Adam and

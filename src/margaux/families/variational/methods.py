@@ -3,7 +3,8 @@ r"""MISSO and its rivals by name: statistic x memory x update.
 With L the curvature of the negative ELBO per observation in the means and B blocks, the default steps are 1/(2L) for Bayes by
 Backprop, a tenth of it with momentum 0.9, 1/(4L) for tables of scores, and B/(2L) for MISSO, whose table turns each visit into a
 step of length $\gamma/B$. Adam moves a coordinate by a step an iteration at most: its own lets it go as far as 5, within 1e-3 and
-1e-2. Where a fit falls apart with such a step it begins again with a quarter of it, three times at most.
+1e-2. IVON's is a tenth of Newton's, and falls to zero. Where a fit falls apart with a step from the curvature it begins again
+with a quarter of it, three times at most.
 """
 
 from __future__ import annotations
@@ -20,11 +21,12 @@ from ...algorithms.base import AbstractAlgorithm
 from ...algorithms.recipes import misso, sag, saga, soul
 from ...algorithms.updates import is_optimiser
 from ...problem.schedule import AbstractSchedule, as_schedule
+from .ivon import ivon
 
-Method = Literal["adam", "adagrad", "momentum", "bbb", "sag", "saga", "misso"]
+Method = Literal["adam", "ivon", "adagrad", "momentum", "bbb", "sag", "saga", "misso"]
 
 #: methods that scale every coordinate by themselves
-ADAPTIVE = ("adam", "adagrad")
+ADAPTIVE = ("adam", "ivon", "adagrad")
 #: the first step of Adam where the length of the fit is chosen
 FIRST = 1e-2
 #: methods that keep a table
@@ -78,6 +80,10 @@ def algorithm(method: Method | AbstractAlgorithm, step: Any, average: AbstractAv
             raise ValueError("the step of MISSO is one number, the inverse curvature of its surrogates; pass step=0.1, say")
         number: Any = step
         return misso(lipschitz=1.0 / float(number), average=average, first_pass=False)
+    if method == "ivon":
+        if is_optimiser(step):
+            raise ValueError("the step of IVON is a number or a schedule, in units of Newton's; pass step=0.1, say")
+        return ivon(as_schedule(step, name="step"), average)
     if method == "sag":
         return sag(step, average=average, first_pass=False)
     if method == "saga":

@@ -24,6 +24,8 @@ from ..sharing import equal, fit_by_shares
 from .curvature import largest_curvature
 from .draws import AbstractDraws, Shared
 from .evaluation import slice_size
+from .ivon import FIRST as STEP_OF_IVON
+from .ivon import Falling
 from .likelihoods import AbstractLikelihood
 from .methods import FIRST, TABLES, algorithm, check_method, default_step, falling, needs_curvature
 from .model import Variational, block_size, blocks, padded_size
@@ -139,6 +141,8 @@ def train(
             curvature = largest_curvature(model, model.start(weights, sigma), data, settings.seed, dtype)
         if settings.falling and settings.method == "adam" and step is None:
             step = falling(settings.n_blocks * settings.epochs)
+        elif settings.method == "ivon" and step is None:
+            step = Falling(STEP_OF_IVON, settings.n_blocks * settings.epochs)
         elif isinstance(settings.method, str) and step is None:
             step = default_step(settings.method, settings.n_blocks, settings.n_blocks * settings.epochs, curvature)
         if curvature is not None:
@@ -173,7 +177,8 @@ def train(
         if not guarded or not (watch.fell or result.result.failed):
             break
         step = step / 4
-    known = FIRST if is_optimiser(step) and settings.step is None else step
+    chosen = settings.step is not None
+    known = step if chosen else FIRST if is_optimiser(step) else float(step.first) if isinstance(step, Falling) else step
     return Trained(model, result, watch.history(result.trace["log_joint"]), watch.best, known, curvature)
 
 
