@@ -19,19 +19,35 @@ from ...numerics.compiling import keep_compilations
 from ...numerics.precision import precision
 from ...showing.parts import check_fitted
 from ..sharing import pooled
-from . import answers, bounds, by_occasion, comparison, flipflop, informed, prediction, rows_by_output, specification, verdict
+from . import (
+    answers,
+    bounds,
+    by_occasion,
+    classes,
+    comparison,
+    flipflop,
+    informed,
+    intervals,
+    membership,
+    prediction,
+    rows_by_output,
+    specification,
+    verdict,
+)
 from .autocorrelated import check_times
 from .building import ModelBuilding
 from .censoring import with_limits
+from .class_search import estimate
 from .data import LongData, group
 from .design import Design
 from .dosing import with_regimen
 from .dynamics import with_constants
 from .error import ResidualError
 from .events import named_by_default, reading_events
-from .fitting import Settings, check_structural, estimate
+from .fitting import Settings, check_structural
 from .individual import Individual
 from .informed import Criteria
+from .membership import Membership
 from .mild import with_steps
 from .model import MixedEffects
 from .outcomes import AbstractOutcome
@@ -41,7 +57,7 @@ from .simulating import Simulating
 from .writing import Writing
 
 
-class NLME(ModelBuilding, Criteria, Simulating, Writing, Parameters, Fitted):
+class NLME(ModelBuilding, Criteria, Simulating, Writing, Membership, Parameters, Fitted):
     r"""Nonlinear mixed effects by MCMC-SAEM.
 
     $y_{ij} = f(\psi_i, x_{ij}) + g\,\epsilon_{ij}$ with $h^{-1}(\psi_i)\sim N(C_i\beta, \Omega)$ for subject i.
@@ -215,8 +231,9 @@ class NLME(ModelBuilding, Criteria, Simulating, Writing, Parameters, Fitted):
         build = functools.partial(specification.built, outcome, *known, priors=checked(self.priors))
         settings = Settings.of(self, shared)
         with precision(settings.dtype):
-            build = functools.partial(specification.built, with_steps(outcome, *build(individual)), *known, **build.keywords)
-            check_structural(*build(individual), self.data_)
+            one = classes.without(individual)
+            build = functools.partial(specification.built, with_steps(outcome, *build(one)), *known, **build.keywords)
+            check_structural(*build(one), self.data_)
         return self._ended(*estimate(build, individual, settings))
 
     def _ended(self, result: Fit, starts: pd.DataFrame) -> NLME:
@@ -230,14 +247,14 @@ class NLME(ModelBuilding, Criteria, Simulating, Writing, Parameters, Fitted):
 
     def _keep(self, fit: Fit) -> None:
         super()._keep(fit)
-        for name in ("individual_", "by_occasion_", "_table", "certificate_"):
+        for name in ("individual_", "by_occasion_", "membership_", "_table", "certificate_"):
             vars(self).pop(name, None)
         with precision(np.dtype(float)):
             params = jax.tree.map(lambda leaf: np.asarray(leaf, float), fit.params)
             values = np.asarray(answers.natural_jacobian(self.model_, params, self._dropped)[0])
         names = answers.natural_names(self.model_, self._design.labels, self._dropped)
         self.params_ = dict(zip(names, values.tolist(), strict=True))
-        notes = flipflop.note(self.structural, self.params_), bounds.note(self), note_of_shapes(self)
+        notes = flipflop.note(self.structural, self.params_), bounds.note(self), note_of_shapes(self), membership.note(self)
         for about in filter(None, notes):
             self.message_ = f"{self.message_.rstrip('.')}; {about}."
 
@@ -246,6 +263,7 @@ class NLME(ModelBuilding, Criteria, Simulating, Writing, Parameters, Fitted):
         """Names of the variances that were estimated as zero."""
         asked, left = specification.individual(self).items(), dict(self.model_.individual)
         lost = [f"omega2_{name}" for name, one in asked if one.random and not left[name].random] + lost_shapes(asked, left)
+        lost += classes.lost(asked, left)
         return tuple(lost + [f"gamma2_{name}" for name, one in asked if one.occasion and not left[name].occasion])
 
     @property
@@ -277,7 +295,7 @@ class NLME(ModelBuilding, Criteria, Simulating, Writing, Parameters, Fitted):
         """
         check_fitted(self)
         frame = self._table if method == "louis" else answers.table(self, method)
-        return informed.summarised(self, answers.with_intervals(self, frame, level))
+        return informed.summarised(self, intervals.with_intervals(self, frame, level))
 
     def cov_params(self) -> pd.DataFrame:
         """Covariance of the natural parameters, named as `params_` both ways; NaN where it is not to be trusted."""

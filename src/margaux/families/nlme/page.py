@@ -78,7 +78,7 @@ def _curve(model: NLME) -> str:
 def _individual(model: NLME) -> str:
     kinds = [
         f"{name} ({type(one).__name__}{'' if one.random else ', no random effect'}"
-        f"{'' if one.shape is None else f', {type(one.shape).__name__}'})"
+        f"{'' if one.shape is None else f', {type(one.shape).__name__}'}{f', {one.classes} classes' if one.classes else ''})"
         for name, one in model.model_.individual
     ]
     return listed(kinds)

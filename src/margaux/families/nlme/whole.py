@@ -13,7 +13,8 @@ from ...numerics.precision import precision
 from ...problem.penalty import NoPenalty
 from ...problem.space import as_space
 from . import specification
-from .model import MixedEffects, carried_over
+from .between_models import carried_over
+from .model import MixedEffects
 from .start import plausible
 
 if TYPE_CHECKING:
