@@ -13,7 +13,7 @@ from jaxtyping import Array, Float
 from ..numerics.arrays import mapped_as
 from ..numerics.gaussian import Mode, find_mode, normals
 from ..numerics.sampling import pareto_shape
-from ..problem.mixed import mixed
+from ..problem.mixed import AbstractMixed, mixed
 from ..problem.model import AbstractPopulation, for_searches
 from .base import flat_start, flat_target
 from .proposals import LOG_2PI, AbstractProposal
@@ -60,7 +60,7 @@ class ModeMixture(AbstractProposal):
         d = start.size
         trial = normals(jax.random.fold_in(key, 1), TRIAL, d + self.extra, start.dtype, True)
         starts = start, flat_start(jax.random.fold_in(key, 3), model, params, y)
-        means = mapped_as(y, model.component_means(params, y)) if mixed(model) else None
+        means = mapped_as(y, model.component_means(params, y)) if isinstance(model, AbstractMixed) and mixed(model) else None
         modes, mass, count = self._modes(target, starts, trial[0, :d], means)
         row = {
             "mean": modes.at,

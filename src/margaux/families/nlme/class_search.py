@@ -1,12 +1,12 @@
 r"""How classes of subjects are found: one population is fitted, split in many ways, and the best splits are polished.
 
-The individual parameters of a fitted model are drawn given the data, with weights. By these draws EM maximises the likelihood of a
-mixture in the parameters of its population alone, from many splits of the former one:
-$\log p(y_i\mid\theta')=\log p(y_i\mid\theta)+\log\sum_j w_{ij}\,p(\phi_{ij}\mid\theta')/p(\phi_{ij}\mid\theta)$. The ends of these are
-where Newton's steps on the likelihood itself begin, in all parameters. More than two classes are split out of one class less.
+The individual parameters of a fitted model are drawn given the data, with weights. By these draws EM maximises the likelihood of
+a mixture in the parameters of its population alone, from many splits of the former one:
+$\log p(y_i\mid\theta')=\log p(y_i\mid\theta)+\log\sum_j w_{ij}\,p(\phi_{ij}\mid\theta')/p(\phi_{ij}\mid\theta)$.
+Newton's steps on the likelihood itself, in all parameters, begin where these end. Three classes are split out of two.
 
-References: McLachlan and Peel, Finite Mixture Models (2000), sections 2.12 (starting values) and 3.2 (EM of Gaussian mixtures with a common
-covariance matrix).
+References: McLachlan and Peel, Finite Mixture Models (2000), sections 2.12 (starting values) and 3.2 (EM of Gaussian mixtures
+with a common covariance matrix).
 """
 
 from __future__ import annotations
@@ -53,8 +53,8 @@ class Split(NamedTuple):
 
 
 class Draws(NamedTuple):
-    """Of subjects: individual parameters less C_i beta, all in a row (n m, d); their log weights over the density of the population
-    that they were drawn for (n m,), and how many subjects there are."""
+    """Of subjects: individual parameters less C_i beta, all in a row (n m, d); their log weights over the density of the
+    population that they were drawn for (n m,), and how many subjects there are."""
 
     gaps: Float[np.ndarray, "N d"]
     log_weight: Float[np.ndarray, " N"]
@@ -63,8 +63,8 @@ class Draws(NamedTuple):
 
 def estimate(build: Build, individual: dict[str, Individual], settings: Settings) -> tuple[Fit, pd.DataFrame]:
     """As `margaux.families.nlme.fitting.estimate`, of a model that may have classes. A class that the data do not ask for is left
-    out of the final model. `starts` have a row for each split that was polished; `attrs["gain"]` is how much higher the likelihood
-    is than with one class less, and `attrs["more"]` how many parameters that takes.
+    out of the final model. The table has a row for each split that was polished, with the log-likelihood that it reached;
+    `attrs["gain"]` is how much higher that is than with one class less, and `attrs["more"]` how many parameters it takes.
 
     Raises:
         ValueError: a fit that is not to be polished, or one over several processes.

@@ -1,11 +1,11 @@
-r"""Classes of subjects: $\phi_i\mid k\sim N(C_i\beta+\delta_k, \Omega)$ with probability $p_k$, and $\delta_1 = 0$. The population of
-$\phi$ is a mixture of Gaussians, and the data depend on the class through $\phi$ alone.
+r"""Classes of subjects: $\phi_i\mid k\sim N(C_i\beta+\delta_k, \Omega)$ with probability $p_k$, and $\delta_1 = 0$.
 
-The engine's parameters are `share`, $\log(p_k/p_1)$ of the classes from the second on (K - 1,), and `shift`, the $\delta_k$ of the
-parameters that have classes, class by class ((K - 1) c,).
+The population of $\phi$ is a mixture of Gaussians, and the data depend on the class through $\phi$ alone. The engine's parameters
+are `share`, $\log(p_k/p_1)$ of the classes from the second on (K - 1,), and `shift`, the $\delta_k$ of the parameters that have
+classes, class by class ((K - 1) c,).
 
-References: McLachlan and Peel, Finite Mixture Models (2000), chapters 2 and 3; Lavielle and Mbogning, An improved SAEM algorithm for
-maximum likelihood estimation in mixtures of non linear mixed effects models, Stat. Comput. 24 (2014), 693-707.
+References: McLachlan and Peel, Finite Mixture Models (2000), chapters 2 and 3; Lavielle and Mbogning, An improved SAEM algorithm
+for maximum likelihood estimation in mixtures of non linear mixed effects models, Stat. Comput. 24 (2014), 693-707.
 """
 
 from __future__ import annotations

@@ -41,9 +41,9 @@ class Individual(abc.ABC):
             None.
 
         classes: in how many classes of subjects, which the data do not name, it has typical values of its own:
-            $\phi_i\mid k\sim N(h^{-1}(\psi_{pop}) + c_i^\top\beta + \delta_k, \omega^2)$ with probability $p_k$ and $\delta_1=0$. One
-            variable says for all parameters that have classes which one a subject belongs to, so that they have as many. The
-            first class is that of the lowest value of the first of them; see `NLME.membership_`.
+            $\phi_i\mid k\sim N(h^{-1}(\psi_{pop}) + c_i^\top\beta + \delta_k, \omega^2)$ with probability $p_k$ and
+            $\delta_1=0$. One variable says for all parameters that have classes which one a subject belongs to, so that they
+            have as many. The first class is that of the lowest value of the first of them; see `NLME.membership_`.
 
     Raises:
         ValueError: a start or a held value that such a parameter cannot have, nothing that it would be held of, or classes

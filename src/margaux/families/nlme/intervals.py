@@ -35,8 +35,8 @@ def with_intervals(fitted: NLME, frame: pd.DataFrame, level: float) -> pd.DataFr
     out = frame.copy()
     df = degrees_of_freedom(fitted)
     out["t"] = out["estimate"] / out["se"]
-    # No variance is negative: zero is the edge of its space, where t has no t distribution. See `lr_test`. Without a share a class
-    # has no shift, and without a shift no share.
+    # No variance is negative: zero is the edge of its space, where t has no t distribution. See `lr_test`. Without a share a
+    # class has no shift, and without a shift no share.
     edges = {*shaped.scales(fitted), *classes.names(fitted.model_)}
     out.loc[[name.startswith(("omega2_", "gamma2_")) or name in edges for name in out.index], "t"] = np.nan
     out["p"] = 2 * scipy.special.stdtr(df, -np.abs(out["t"].to_numpy()))
@@ -56,9 +56,10 @@ def with_intervals(fitted: NLME, frame: pd.DataFrame, level: float) -> pd.DataFr
 
 
 def degrees_of_freedom(fitted: NLME) -> np.ndarray:
-    """Of Student's t: subjects less one for variances and covariances of random effects, and for classes; for the rest observations less
-    subjects less parameters, the within-subject degrees of freedom (Pinheiro and Bates 2000, section 2.4.2). Of variances
-    between occasions, occasions less subjects, and less such coefficients for those of covariates that change between them."""
+    """Of Student's t: subjects less one for variances and covariances of random effects, and for classes; for the rest
+    observations less subjects less parameters, the within-subject degrees of freedom (Pinheiro and Bates 2000, section 2.4.2).
+    Of variances between occasions, occasions less subjects, and less such coefficients for those of covariates that change
+    between them."""
     own = {*shaped.names(fitted.model_), *classes.names(fitted.model_)}
     between = [name.startswith(("omega2_", "cov_")) or name in own for name in fitted.params_]
     within = max(fitted.n_observations_ - fitted.n_subjects_ - fitted.n_params_, 1)

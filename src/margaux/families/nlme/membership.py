@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 
 #: draws of each subject by which memberships are averaged where there is no quadrature, and of which draws are taken
 DRAWS, POOL = 8000, 2000
+#: by how much modes that splits reached may differ in log-likelihood before it is told
+APART = 0.1
 
 
 class Membership:
@@ -34,7 +36,7 @@ class Membership:
 
     @functools.cached_property
     def membership_(self) -> pd.DataFrame:
-        r"""One row a subject: the posterior probability of each class, "class 1", "class 2", ..., and the most likely one, "class".
+        r"""One row a subject: the posterior probability of each class, "class 1", "class 2", ..., and the most likely, "class".
 
         $P(k\mid y_i) = \int P(k\mid\phi)\,p(\phi\mid y_i)\,d\phi$ at the estimate, by the quadrature or the draws of the
         likelihood. Where the data did not ask for a class, nobody belongs to it.
@@ -79,7 +81,7 @@ def _of_classes(model: Any, params: Any, z: Any, w: Any, batch: Any) -> Any:
 
 
 def draws_of(fit: Fit, count: int, key: int = 0) -> tuple[np.ndarray, np.ndarray]:
-    """Draws of the individual parameters of each subject given its data, (n, m, d), and their weights (n, m), which sum to one."""
+    """Draws of the individual parameters of each subject given its data (n, m, d), and their weights (n, m), of sum one."""
     estep = ImportanceSampling(count, ModeMixture(), quasi=True)
     rule = best_rule(fit, n_draws=count)
     rows = rule.rows
@@ -142,9 +144,19 @@ def note(fitted: NLME) -> str:
     """What is to be said of classes; "" if there is nothing."""
     wanted, left = classes.count((fitted.individual or {}).items()), fitted.model_.classes
     if wanted == left:
-        return ""
+        hardly = left > 1 and fitted.starts_.attrs["gain"] < _needed(fitted)
+        return f"the data hardly ask for {left} classes: BIC is lower {_fewer(left)}" if hardly else ""
     of = "one population" if left == 1 else f"{left} classes"
     return f"the data do not ask for {wanted} classes: no split of {of} has a higher likelihood, and {of} is what was fitted"
+
+
+def _fewer(left: int) -> str:
+    return "with one population" if left == 2 else f"with {left - 1} classes"
+
+
+def _needed(fitted: NLME) -> float:
+    """The rise of the log-likelihood that BIC asks for the last class."""
+    return fitted.starts_.attrs["more"] * float(np.log(fitted.n_subjects_)) / 2
 
 
 def check(fitted: NLME) -> Check | None:
@@ -157,13 +169,15 @@ def check(fitted: NLME) -> Check | None:
     if model.classes < wanted:
         return Check("classes", 0.0, nan, nan, "careful", f"{note(fitted).capitalize()}.")
     gain, more = fitted.starts_.attrs["gain"], fitted.starts_.attrs["more"]
-    needed = more * float(np.log(fitted.n_subjects_)) / 2
-    fewer = "one population" if model.classes == 2 else f"{model.classes - 1} classes"
-    told = f"the log-likelihood of {model.classes} classes is {gain:.2f} above that of {fewer}, with {more} parameters more"
+    needed, fewer = _needed(fitted), _fewer(model.classes)
+    told = f"the log-likelihood is {gain:.2f} higher than {fewer}, with {more} parameters more"
     if gain < needed:
         sentence = (
-            f"The data hardly ask for {model.classes} classes: {told}, and BIC is lower without them; standard errors of shares and "
-            "shifts are those of a population in which the classes are taken for granted."
+            f"The data hardly ask for {model.classes} classes: {told}, and BIC is lower {fewer}; standard errors of shares and "
+            "shifts take the classes for granted."
         )
         return Check("classes", gain, nan, needed, "careful", sentence)
+    ended = fitted.starts_.loc[fitted.starts_["origin"] == f"{model.classes} classes", "split"].to_numpy(float)
+    if np.ptp(ended) > APART:
+        told += f"; splits ended in modes up to {np.ptp(ended):.1f} apart, of which the highest was kept (see starts_)"
     return Check("classes", gain, nan, needed, "pass", f"The data ask for {model.classes} classes: {told}.")

@@ -15,6 +15,7 @@ from jaxtyping import Array, Float
 
 from ...algorithms.curved import AbstractCurvedFamily
 from ...numerics.keys import key_of
+from ...problem.mixed import AbstractMixed
 from ...problem.model import (
     AbstractCostly,
     AbstractDifferentiated,
@@ -23,7 +24,6 @@ from ...problem.model import (
     AbstractPredictive,
     AbstractUneven,
 )
-from ...problem.mixed import AbstractMixed
 from ...problem.space import Positive, PositiveDefinite, Real
 from . import classes, derivatives, shaped
 from .held import NOTHING, HeldValues, least_squares
@@ -210,7 +210,8 @@ class MixedEffects(
         out |= {"drift": Real()} if self.drifting else {}
         out |= {"error": Positive()} if self.outcome.error_names else {}
         out |= {"shape": Real()} if self.shaped else {}
-        return self.held.within(out | ({"share": Real(), "shift": Real()} if self.classes > 1 else {}))
+        out |= {"share": Real(), "shift": Real()} if self.classes > 1 else {}
+        return self.held.within(out)
 
     def _onehot(self, owners: list[int], positions: list[int]) -> np.ndarray:
         return np.asarray([[float(o == j) for j in positions] for o in owners]).reshape(len(owners), len(positions))
