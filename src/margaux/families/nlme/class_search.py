@@ -67,14 +67,13 @@ def estimate(build: Build, individual: dict[str, Individual], settings: Settings
     `attrs["gain"]` is how much higher that is than with one class less, and `attrs["more"]` how many parameters it takes.
 
     Raises:
-        ValueError: a fit that is not to be polished, or one over several processes.
+        ValueError: a fit over several processes, or one that cannot be polished.
     """
     wanted = classes.count(individual.items())
     if wanted == 1:
         return fitting.estimate(build, individual, settings)
-    if settings.polish is False or settings.shared:
-        told = "polish=False" if settings.polish is False else "shares of several processes"
-        raise ValueError(f"classes= are found by the polish of a fit, which does not go with {told}; leave one of them out")
+    if settings.shared:
+        raise ValueError("classes= are found by one process, which has all subjects; leave them out, or fit in one process")
     fit, table = fitting.estimate(build, classes.without(individual), settings)
     if fit.result.failed:
         return fit, table
@@ -91,7 +90,7 @@ def estimate(build: Build, individual: dict[str, Individual], settings: Settings
             found = [(end, float(end.loglik())) for end in ends if end is not None]
             table = _with_rows(table, model, found)
             best = max(found, key=lambda pair: pair[1], default=None)
-            if best is None or best[1] < at + NO_HIGHER or _is_none(model, best[0]):
+            if best is None or best[1] < at + NO_HIGHER + 2 * best[0].loglik().se or _is_none(model, best[0]):
                 break
             table.attrs |= {"gain": best[1] - at, "more": _size(best[0]) - _size(here)}
             here, at = best

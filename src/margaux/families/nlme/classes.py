@@ -47,11 +47,12 @@ def without(individual: Mapping[str, Individual], left: int = 1) -> dict[str, In
     return {name: dataclasses.replace(one, classes=fewer) if one.classes else one for name, one in individual.items()}
 
 
-def check(individual: Mapping[str, Individual], priors: Any) -> None:
+def check(individual: Mapping[str, Individual], priors: Any, polish: bool | None) -> None:
     """What classes do not go with, or not yet.
 
     Raises:
-        ValueError: parameters that disagree on their number, a shape, an occasion, a prior, or a name that a share would have.
+        ValueError: parameters that disagree on their number, a shape, an occasion, a prior, a name that a share would have, or a
+            fit that is not to be polished.
     """
     asked = {name: one.classes for name, one in individual.items() if one.classes}
     if not asked:
@@ -67,6 +68,8 @@ def check(individual: Mapping[str, Individual], priors: Any) -> None:
             raise ValueError(f"the share of a class is called {name}, and individual has a parameter of that name: rename it")
     if priors:
         raise ValueError(f"priors= does not go with classes= of {', '.join(asked)}: a mixture is fitted by its likelihood alone")
+    if polish is False:
+        raise ValueError("classes= are found by the polish of a fit, which does not go with polish=False; leave one of them out")
 
 
 def check_occasions(model: MixedEffects) -> None:

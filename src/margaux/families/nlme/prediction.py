@@ -57,9 +57,10 @@ def _restored(data: LongData, padded: ArrayLike) -> np.ndarray:
 
 def predict(fitted: NLME, frame: pd.DataFrame | None, level: str) -> np.ndarray:
     """See `NLME.predict`."""
-    levels = ["individual", "population", *membership.levels(fitted)]
-    if level not in levels:
-        raise ValueError(f"level must be one of {', '.join(map(repr, levels))}, got {level!r}")
+    more = membership.levels(fitted)
+    if level not in ("individual", "population", *more):
+        told = "".join(f' or "{own}"' for own in more)
+        raise ValueError(f'level must be "individual" or "population"{told}, got {level!r}')
     data = _data(fitted, frame)
     model, units = _model(fitted, data), fitted._units(data)
     if model.classes > 1:

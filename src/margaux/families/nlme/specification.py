@@ -89,7 +89,7 @@ def individual(asked: NLME) -> dict[str, Individual]:
     if not any(one.random or one.occasion for one in named.values()):
         raise ValueError("no parameter has a random effect; a mixed model needs one (random=True)")
     shaped.check(named, asked.fixed_effects)
-    classes.check(named, asked.priors)
+    classes.check(named, asked.priors, asked.polish)
     return named
 
 
