@@ -34,7 +34,7 @@ def decay(psi, row):
     return psi["A"] * jnp.exp(-psi["k"] * row["time"])
 
 
-def simulated(seed, times, shifts=(1.5,), shares=(0.4,), omega=0.35, sd=1.0, n=80):
+def simulated(seed, times, shifts: Any = (1.5,), shares: Any = (0.4,), omega=0.35, sd=1.0, n=80):
     rng = np.random.default_rng(seed)
     of = np.searchsorted(np.cumsum([1 - sum(shares), *shares]), rng.random(n))
     k = 0.2 * np.exp(np.r_[0.0, shifts][of] + omega * rng.normal(size=n))
@@ -58,7 +58,8 @@ def by_numpy(frame, times):
         return np.stack(of, axis=1) + odds - logsumexp(odds)
 
     def value(x):
-        total = -float(np.sum(logsumexp(logs(x), axis=1)))
+        each: Any = logsumexp(logs(x), axis=1)
+        total = -float(each.sum())
         return total if np.isfinite(total) else 1e10
 
     return logs, value
@@ -88,7 +89,7 @@ def exact(f, starts):
     return x, -found.fun, np.sqrt(np.diagonal(np.linalg.inv(hessian(f, x, step))))
 
 
-def fitted(frame, classes=2, **settings):
+def fitted(frame, classes: int | None = 2, **settings) -> Any:
     """From starts that are three times off."""
     individual = {"A": LogNormal(30.0, random=False), "k": LogNormal(0.6, classes=classes)}
     return NLME(structural=decay, individual=individual, verbose=False, **settings).fit(frame, id="id", time="time", y="y")
@@ -367,10 +368,12 @@ def test_modes_of_a_posterior_are_searched_for_from_each_class():
         "shift": np.array([4.0]), "omega2": np.array([0.05]), "share": np.array([0.0]), "error": np.array([4.0]),
     }  # fmt: skip
     units = model.data_.units | {"design": np.ones((80, 2))}
-    rows = {name: np.asarray(leaf)[:5] for name, leaf in units["rows"].items()} | {"y": frame["y"].to_numpy().reshape(5, 2)}
+    given: Any = units["rows"]
+    rows = {name: np.asarray(leaf)[:5] for name, leaf in given.items()} | {"y": frame["y"].to_numpy().reshape(5, 2)}
     units = {"rows": rows, "mask": units["mask"][:5], "design": units["design"][:5]}
     fit = with_model(model.result_, dataclasses.replace(model.model_, groups=()), units, params)
-    assert best_rule(fit).modes.max() == 2
+    modes = best_rule(fit).modes
+    assert modes is not None and modes.max() == 2
     _, value = by_numpy(frame, SPARSE)
     x = [params["fixed"][0], params["beta"][0], np.log(0.05), np.log(4.0), 4.0, 0.0]
     assert abs(float(fit.loglik()) + value(np.array(x, float))) < 0.01

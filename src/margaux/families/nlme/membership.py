@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 DRAWS, POOL = 8000, 2000
 #: by how much modes that splits reached may differ in log-likelihood before it is told
 APART = 0.1
+#: a probability at which the class of a subject is about known
+SURE = 0.9
 
 
 class Membership:
@@ -138,6 +140,15 @@ def predicted(fitted: NLME, model: MixedEffects, data: LongData, units: dict, le
         own = np.stack([at.get(label, np.zeros(gaps.shape[1])) for label in data.labels])
         values = np.asarray(jax.jit(curve)(typical[0] + own, units))
         return np.where(np.asarray([label in at for label in data.labels])[:, None], values, out)
+
+
+def told(fitted: NLME) -> str:
+    """How many subjects are of which class, in words."""
+    frame = fitted.membership_
+    likely, sure = frame["class"].to_numpy(), frame.drop(columns="class").to_numpy().max(axis=1)
+    counts = ", ".join(f"{int(np.sum(likely == k))} of class {k}" for k in range(1, frame.shape[1]))
+    open_ = int(np.sum(sure < SURE))
+    return f"Most likely classes: {counts}; of {open_} subjects none has a probability of {SURE:g} (model.membership_ has all)."
 
 
 def note(fitted: NLME) -> str:
