@@ -88,8 +88,8 @@ def best_rule(
     """The most accurate rule for a fit's model, with rows made at the estimate or at `params`.
 
     A discrete latent is enumerated. Up to three latents are integrated by adaptive quadrature, if each posterior has one mode,
-    which is looked into unless the log density is concave, or as the population is a mixture may have several, over all of which
-    the grid then goes, and the points are affordable; others by importance sampling from a
+    which is looked into unless the log density is concave, or, where the population is a mixture, by a grid for each of them, and
+    the points are affordable; others by importance sampling from a
     mixture over their modes, or, where the weights of a hundred latents are too uneven for that, by a conjugate model's own draws
     or by chains. More latents than can be drawn so stay approximated where the fit's own E-step is Laplace's.
 
@@ -124,7 +124,8 @@ def best_rule(
         grid = Quadrature(nodes, held=True, reach=reach)
         if several:
             rows = rows if some is None else proposals(fit, importance, params, key=key)
-            return Rule(grid, _as_one(rows), 1, nodes**size * (size + 2), modes, away, finer)
+            own = {name: rows[name] for name in ("mean", "cholesky", "log_share")}
+            return Rule(grid, own, 1, nodes**size * (size + 2), modes, away, finer)
         # Centred at the mean and scaled by the covariance of the draws, which are the same as mode and curvature or better.
         single = {"mean": rows["mean"][:, 0], "cholesky": rows["cholesky"][:, 0]} if some is None else None
         rows = proposals(fit, grid, params) if single is None else single
@@ -132,16 +133,6 @@ def best_rule(
     rows = rows if some is None else proposals(fit, importance, params, key=key)
     rule = Rule(importance, rows, REPLICATES, draws * (size + 3), modes, away)
     return rule if size <= 20 or _even(fit, rule, params) else _by_draws(fit, size, draws)
-
-
-def _as_one(rows: Any) -> PyTree:
-    """One Gaussian with the mean and the covariance of each unit's mixture."""
-    share = np.exp(rows["log_share"] - rows["log_share"].max(axis=1, keepdims=True))
-    share = share / share.sum(axis=1, keepdims=True)
-    mean = np.einsum("nk,nkd->nd", share, rows["mean"])
-    gap = rows["mean"] - mean[:, None]
-    spread = rows["cholesky"] @ np.swapaxes(rows["cholesky"], 2, 3) + gap[..., :, None] * gap[..., None, :]
-    return {"mean": mean, "cholesky": np.linalg.cholesky(np.einsum("nk,nkij->nij", share, spread))}
 
 
 def quadratures(model: AbstractModel, size: int) -> tuple[tuple[int, int, float | None], ...]:
