@@ -129,7 +129,8 @@ def _computed_covariances(fitted: NLME) -> tuple[np.ndarray, np.ndarray, str]:
         params = jax.tree.map(lambda leaf: np.asarray(leaf, float), fit.params)
         jacobian = np.asarray(natural_jacobian(model, params, fitted._dropped)[1])
     message = info.message
-    unknown = np.asarray([name in fitted._dropped for name in fitted.params_])
+    lost = {*fitted._dropped, *membership.vanished(model, fit.params)}
+    unknown = np.asarray([name in lost for name in fitted.params_])
     at_bound = bounds.reached(fitted)
     if singular or at_bound:
         # On the boundary the last Cholesky entry of a singular block is held: the data say nothing of it.
@@ -144,9 +145,9 @@ def _computed_covariances(fitted: NLME) -> tuple[np.ndarray, np.ndarray, str]:
         message = "correlations are on the boundary (one or minus one) and have no standard error" if singular else ""
         moved = [jacobian @ inward @ c @ inward.T @ jacobian.T for c in covariances]
     else:
-        lost = np.isnan(np.diagonal(info.covariance))
+        none = np.isnan(np.diagonal(info.covariance))
         # A parameter without standard error takes those that depend on it along; the others keep theirs.
-        unknown |= np.abs(jacobian[:, lost]).sum(axis=1) > 0
+        unknown |= np.abs(jacobian[:, none]).sum(axis=1) > 0
         moved = [jacobian @ np.nan_to_num(c) @ jacobian.T for c in (info.covariance, *info.replicates)]
     for covariance in moved:
         covariance[unknown], covariance[:, unknown] = np.nan, np.nan

@@ -95,7 +95,8 @@ def estimate(build: Build, individual: dict[str, Individual], settings: Settings
             table.attrs |= {"gain": best[1] - at, "more": _size(best[0]) - _size(here)}
             here, at = best
     given = classes.count(here._model().model.individual)  # type: ignore[attr-defined]
-    return dataclasses.replace(here, result=RESULTS.boundary) if given < wanted else here, table
+    edge = given < wanted or membership.vanished(here._model().model, here.params)  # type: ignore[arg-type]
+    return dataclasses.replace(here, result=RESULTS.boundary) if edge else here, table
 
 
 def _without_effect(one: Individual) -> Individual:

@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pandas as pd
+import scipy
 
 from ...answers.certificate import Check
 from ...answers.posterior import each_unit
@@ -29,6 +30,8 @@ if TYPE_CHECKING:
 DRAWS, POOL = 8000, 2000
 #: by how much modes that splits reached may differ in log-likelihood before it is told
 APART = 0.1
+#: share of the variance between classes below which that within them vanishes
+ALIKE = 1e-4
 #: a probability at which the class of a subject is about known
 SURE = 0.9
 
@@ -151,12 +154,26 @@ def told(fitted: NLME) -> str:
     return f"Most likely classes: {counts}; of {open_} subjects none has a probability of {SURE:g} (model.membership_ has all)."
 
 
+def vanished(model: MixedEffects, params: dict) -> list[str]:
+    """Names of the variances within classes that are next to none of those of the whole population."""
+    if model.classes == 1:
+        return []
+    p, own = scipy.special.softmax(np.r_[0.0, params["share"]]), np.zeros((model.classes, len(model.random)))
+    places = classes.places(model)
+    own[1:, places] = np.reshape(params["shift"], (model.classes - 1, -1))
+    within, between = np.diagonal(model.covariances(params)), p @ (own - p @ own) ** 2
+    return [f"omega2_{model.names_of_random[place]}" for place in places if within[place] < ALIKE * between[place]]
+
+
 def note(fitted: NLME) -> str:
     """What is to be said of classes; "" if there is nothing."""
     wanted, left = classes.count((fitted.individual or {}).items()), fitted.model_.classes
     if wanted == left:
         hardly = left > 1 and fitted.starts_.attrs["gain"] < _needed(fitted)
-        return f"the data hardly ask for {left} classes: BIC is lower {_fewer(left)}" if hardly else ""
+        said = [f"the data hardly ask for {left} classes: BIC is lower {_fewer(left)}"] if hardly else []
+        if alike := vanished(fitted.model_, fitted.result_.params):
+            said.append(f"{', '.join(alike)} vanishes: the subjects of a class are alike, and it has no standard error")
+        return "; ".join(said)
     of = "one population" if left == 1 else f"{left} classes"
     return f"the data do not ask for {wanted} classes: no split of {of} has a higher likelihood, and {of} is what was fitted"
 
