@@ -79,7 +79,7 @@ class ModeMixture(AbstractProposal):
         return jax.lax.fori_loop(0, self.rounds, moments, row)
 
     def _modes(
-        self, target, starts: tuple[Array, Array], normal: Array, means: Float[Array, "c d"] | None
+        self, target, starts: tuple[Array, Array], normal: Array, means: Float[Array, "c d"] | None = None
     ) -> tuple[Mode, Array, Array]:
         """Distinct modes (K, ...), the first from the first of the starts, others also from far away in a normal direction and
         from the given means; their log masses (minus infinity: none); how many."""
