@@ -22,7 +22,7 @@ from margaux.families.nlme import classes as of_classes
 from margaux.families.nlme.error import as_error
 from margaux.families.nlme.model import MixedEffects
 from margaux.families.nlme.outcomes import Continuous
-from margaux.families.nlme.whole import with_model
+from margaux.families.nlme.whole import whole, with_model
 from margaux.numerics.precision import precision
 from margaux.problem.model import differentiated
 
@@ -221,6 +221,8 @@ def test_few_subjects_and_equal_ones(classes):
     assert model.certificate_.word != "certified"
     assert model.params_["share_2"] == 0 and np.isnan(model.stderr_["share_2"]) and np.isnan(model.params_["beta_k[class 2]"])
     assert (model.membership_["class 1"] == 1).all()
+    assert whole(model)._model().model.classes == 1 and model.individual_.notna().all(axis=None)  # type: ignore[attr-defined]
+    assert np.all(np.isfinite(model.predict())) and np.all(np.isfinite(model.simulate()))
 
 
 @pytest.fixture(scope="module")
@@ -259,7 +261,8 @@ def test_answers_are_of_classes(both, tmp_path):
     np.testing.assert_allclose(levels["individual"], model.params_["A"] * np.exp(-at_mode * frame["time"]), rtol=1e-5)
     margaux_file = tmp_path / "model"
     model.save(margaux_file)
-    assert margaux.load(margaux_file).membership_.equals(model.membership_)
+    loaded = margaux.load(margaux_file)
+    assert loaded.membership_.equals(model.membership_) and loaded.certificate_.word == "certified"
     assert "2 classes" in words.effects(model)
 
 
@@ -280,6 +283,8 @@ def test_what_is_of_one_population_refuses_classes(both):
     _, _, model, one = both
     with pytest.raises(ValueError, match="no test by chi-squared"):
         lr_test(one, model)
+    with pytest.raises(ValueError, match="a search for covariates is of one population"):
+        model.covariates({"k": ["x"]})
     with pytest.raises(ValueError, match="no Wald test holds"):
         model.wald_test("share_2")
     with pytest.raises(ValueError, match="linearised information is of one population"):

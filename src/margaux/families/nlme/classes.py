@@ -235,6 +235,14 @@ def lost(asked: Any, left: Mapping[str, Individual]) -> list[str]:
     return out
 
 
+def refuse(individual: Mapping[str, Individual], what: str) -> None:
+    """Raises: ValueError: there are classes."""
+    if count(individual.items()) > 1:
+        raise ValueError(
+            f"{what} is of one population, and this model has classes; fit the candidates one by one, and compare bic_"
+        )
+
+
 def refuse_profile(model: MixedEffects, name: str) -> None:
     """Raises: ValueError: one of several shares, which are no coordinates of the engine's."""
     if model.classes > 2 and name in share_names(model):
