@@ -78,3 +78,41 @@ def test_units_come_one_by_one():
     rows = {"mean": jnp.zeros((2, 1)), "cholesky": jnp.ones((2, 1, 1))}
     with pytest.raises(ValueError, match="of one unit, got 2"):
         estep.expect(lambda z, w: jnp.sum(w), (), Skewed(), {"shift": 0.0}, rows, jnp.ones((2, 1)), 1)
+
+
+class Peaks(mx.AbstractModel):
+    """Two skewed peaks, far apart in their own scales."""
+
+    def log_joint(self, params, z, y):
+        def peak(x):
+            return jnp.sum(3 * x - jnp.exp(x))
+
+        return jnp.logaddexp(peak(z / 0.3), params["shift"] + peak(-(z - y) / 0.5))
+
+    def init_latents(self, key, params, y):
+        return jnp.zeros_like(y)
+
+
+@pytest.mark.parametrize(("d", "nodes"), [(1, 31), (2, 21)])
+@pytest.mark.parametrize("widening", [1.0, 1.4])
+def test_several_modes_have_a_grid_each(d, nodes, widening):
+    """Beside a sum over a fine grid; a component without a share, and with no place, takes no part."""
+    away, shift = np.array([6.0, 5.0][:d]), -0.7
+    each = [np.linspace(-3, 9, 1201)] * d
+    z = np.stack(np.meshgrid(*each, indexing="ij"), axis=-1)
+    logs = np.logaddexp(
+        np.sum(3 * z / 0.3 - np.exp(z / 0.3), axis=-1), shift + np.sum(-3 * (z - away) / 0.5 - np.exp(-(z - away) / 0.5), axis=-1)
+    )
+    total = np.exp(logs).sum() * 0.01**d
+    mean = np.array([np.exp(logs).ravel() @ z[..., j].ravel() for j in range(d)]) / np.exp(logs).sum()
+    with precision(np.dtype(np.float64)):
+        eye = np.eye(d)
+        rows = {
+            "mean": np.stack([np.full(d, 0.3 * np.log(3.0)), away - 0.5 * np.log(3.0), np.full(d, np.nan)]),
+            "cholesky": np.stack([0.3 / np.sqrt(3) * eye, 0.5 / np.sqrt(3) * eye, np.full((d, d), np.nan)]),
+            "log_share": np.array([-0.4, -1.2, -np.inf]),
+        }
+        rule = held(mx.Quadrature(nodes, widening=widening, held=True), d)
+        value, log_marginal = taken(rule, Peaks(), shift, jax.tree.map(jnp.asarray, rows), jnp.asarray(away))
+    np.testing.assert_allclose(log_marginal, np.log(total), atol=1e-5)
+    np.testing.assert_allclose(value["mean"], mean, rtol=1e-5)

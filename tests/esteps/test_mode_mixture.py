@@ -58,6 +58,15 @@ def test_every_search_finds_the_mode_that_lies_where_it_starts():
     assert np.all(np.asarray(found.away)[mass > -np.inf] < 1e-3)
 
 
+def test_modes_are_searched_for_from_the_means_of_components_too():
+    target = lambda x: Peaks((0.0, 7.0, 30.0), (0.5, 0.2, 0.3), 0.1).log_joint({}, x[0], 0.0)  # noqa: E731
+    start, normal = jnp.zeros(1), jnp.ones(1)
+    few = ModeMixture(3, searches=1)
+    found = jax.jit(lambda means: few._modes(target, (start, start), normal, means))(jnp.array([[6.9], [30.1]]))
+    np.testing.assert_allclose(np.sort(np.asarray(found[0].at[:, 0])), [0.0, 7.0, 30.0], atol=1e-3)
+    assert int(found[2]) == 3 and int(jax.jit(lambda: few._modes(target, (start, start), normal))()[2]) == 1
+
+
 def test_the_first_mode_stays_and_the_least_of_the_others_makes_room():
     places, mass, count, _ = modes(Peaks((1.0, -1.0, 1.5, 3.0), (0.01, 0.3, 0.5, 0.19), 0.1, 1.0), n_modes=3)
     assert count == 3 and places[0] == pytest.approx(1.0, abs=1e-3)

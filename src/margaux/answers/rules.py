@@ -16,6 +16,7 @@ from ..numerics.compiling import shapes_of
 from ..numerics.keys import key_of
 from ..numerics.ladder import rung
 from ..numerics.sampling import HEAVY
+from ..problem.mixed import mixed
 from ..problem.model import AbstractConcave, AbstractConjugate, AbstractDiscrete, AbstractModel, costly
 from .posterior import latent_size, proposals
 
@@ -87,7 +88,8 @@ def best_rule(
     """The most accurate rule for a fit's model, with rows made at the estimate or at `params`.
 
     A discrete latent is enumerated. Up to three latents are integrated by adaptive quadrature, if each posterior has one mode,
-    which is looked into unless the log density is concave, and the points are affordable; others by importance sampling from a
+    which is looked into unless the log density is concave, or, where the population is a mixture, by a grid for each of them, and
+    the points are affordable; others by importance sampling from a
     mixture over their modes, or, where the weights of a hundred latents are too uneven for that, by a conjugate model's own draws
     or by chains. More latents than can be drawn so stay approximated where the fit's own E-step is Laplace's.
 
@@ -115,11 +117,15 @@ def best_rule(
     if affordable and isinstance(problem.model, AbstractConcave) and problem.model.concave:
         grid = Quadrature(nodes, held=True, reach=reach)
         return Rule(grid, proposals(fit, grid, params), 1, nodes**size * (size + 2), finer=finer)
-    some = sample(problem.n)
+    some, several = sample(problem.n), mixed(problem.model)
     rows = proposals(fit, importance, params, some, key)
     modes, away = (rows[name] if some is None else rows[name][some] for name in ("modes", "away"))
-    if affordable and modes.max() == 1:
+    if affordable and (modes.max() == 1 or several):
         grid = Quadrature(nodes, held=True, reach=reach)
+        if several:
+            rows = rows if some is None else proposals(fit, importance, params, key=key)
+            own = {name: rows[name] for name in ("mean", "cholesky", "log_share")}
+            return Rule(grid, own, 1, nodes**size * (size + 2), modes, away, finer)
         # Centred at the mean and scaled by the covariance of the draws, which are the same as mode and curvature or better.
         single = {"mean": rows["mean"][:, 0], "cholesky": rows["cholesky"][:, 0]} if some is None else None
         rows = proposals(fit, grid, params) if single is None else single

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 
 import equinox as eqx
 import jax
@@ -25,6 +26,9 @@ NEGLIGIBLE = 1e-11
 
 class HeldQuadrature(AbstractEStep):
     r"""$\sum_j \omega_j\, p(y_i, m_i + L_i u_j)$ of the rows' centres $m_i$ and scales $L_i$, piece by piece of the points.
+
+    Rows of a mixture of Gaussians $\sum_k\alpha_kq_k$, $q_k = N(m_{ik}, L_{ik}L_{ik}^\top)$, have a grid for each of them, which
+    integrates its part of the density, $p\,\alpha_kq_k/\sum_l\alpha_lq_l$: of densities with several modes.
 
     Weights are relative to the largest density so far, so that nothing overflows. The number of points is an argument of the
     program, which serves grids of all sizes.
@@ -54,6 +58,7 @@ class HeldQuadrature(AbstractEStep):
             raise ValueError(f"a held quadrature is of one unit, got {leading(batch)}")
         row, y = jax.tree.map(lambda leaf: leaf[0], (rows, batch))
         target, unravel = flat_target(model, params, y)
+        row, parts = (row, None) if row["mean"].ndim == 1 else _present(row)
         mean, dtype = row["mean"], row["mean"].dtype
         wide = jnp.asarray(self.widening, dtype) * row["cholesky"]
         nodes, log_weights = jnp.asarray(self.nodes, dtype), jnp.asarray(self.log_weights, dtype)
@@ -61,7 +66,16 @@ class HeldQuadrature(AbstractEStep):
         # Traced once, by the name of a program of its own: its second use finds the first.
         f = jax.jit(f, inline=True)
 
+        def of_part(i):
+            own, at = i // self.pieces, (i % self.pieces) * self.size
+            x = mean[own] + jax.lax.dynamic_slice_in_dim(nodes, at, self.size) @ wide[own].T
+            log_w = jax.vmap(target)(x) + jax.lax.dynamic_slice_in_dim(log_weights, at, self.size)
+            log_w += jax.vmap(lambda x: parts(x)[own])(x) + jnp.sum(jnp.log(jnp.diagonal(wide[own])))
+            return jax.tree.map(lambda leaf: leaf[:, None], jax.vmap(unravel)(x)), log_w
+
         def piece(i):
+            if parts is not None:
+                return of_part(i)
             u = jax.lax.dynamic_slice_in_dim(nodes, i * self.size, self.size)
             x = mean + u @ wide.T
             log_w = jax.vmap(target)(x) + jax.lax.dynamic_slice_in_dim(log_weights, i * self.size, self.size)
@@ -76,13 +90,33 @@ class HeldQuadrature(AbstractEStep):
             value = jax.tree.map(lambda old, new: old * shrunk + new, value, f(z, w[:, None]))
             return higher, total * shrunk + jnp.sum(w), value
 
-        points = jax.tree.map(lambda s: jax.ShapeDtypeStruct((self.size, 1, *s.shape), s.dtype), jax.eval_shape(unravel, mean))
+        one = mean if parts is None else mean[0]
+        points = jax.tree.map(lambda s: jax.ShapeDtypeStruct((self.size, 1, *s.shape), s.dtype), jax.eval_shape(unravel, one))
         shapes = jax.eval_shape(f, points, jax.ShapeDtypeStruct((self.size, 1), dtype))
         nothing = jax.tree.map(lambda shape: jnp.zeros(shape.shape, shape.dtype), shapes)
         start = (jnp.full((), -jnp.inf, dtype), jnp.zeros((), dtype), nothing)
-        top, total, value = jax.lax.fori_loop(0, self.pieces, add, mapped_as(mean, start))
-        log_marginal = top + jnp.log(total) + jnp.sum(jnp.log(jnp.diagonal(wide)))
+        pieces = self.pieces if parts is None else self.pieces * len(mean)
+        top, total, value = jax.lax.fori_loop(0, pieces, add, mapped_as(mean, start))
+        log_marginal = top + jnp.log(total)
+        log_marginal += jnp.sum(jnp.log(jnp.diagonal(wide))) if parts is None else 0.0
         return jax.tree.map(lambda leaf: leaf / total, value), rows, {"log_marginal": log_marginal[None]}
+
+
+def _present(row: dict[str, Array]) -> tuple[dict[str, Array], Callable[[Array], Array]]:
+    """A mixture with the first, which is a mode, in the place of Gaussians without a share; and the logarithms of the parts
+    of a density at x that belong to each, (K,)."""
+    there = row["log_share"] > -jnp.inf
+    mean = jnp.where(there[:, None], row["mean"], row["mean"][0])
+    root = jnp.where(there[:, None, None], row["cholesky"], row["cholesky"][0])
+    eye = jnp.eye(mean.shape[1], dtype=mean.dtype)
+    inverses = jax.vmap(lambda own: jax.scipy.linalg.solve_triangular(own, eye, lower=True))(root)
+    level = row["log_share"] + jnp.sum(jnp.log(jnp.diagonal(inverses, axis1=1, axis2=2)), axis=1)
+
+    def parts(x: Array) -> Array:
+        white = jnp.einsum("kij,kj->ki", inverses, x - mean)
+        return jax.nn.log_softmax(level - jnp.sum(white**2, axis=1) / 2)
+
+    return {"mean": mean, "cholesky": root}, parts
 
 
 def held(rule: Quadrature, d: int) -> HeldQuadrature:

@@ -13,6 +13,7 @@ from jaxtyping import Array, Float
 from ..numerics.arrays import mapped_as
 from ..numerics.gaussian import Mode, find_mode, normals
 from ..numerics.sampling import pareto_shape
+from ..problem.mixed import AbstractMixed, mixed
 from ..problem.model import AbstractPopulation, for_searches
 from .base import flat_start, flat_target
 from .proposals import LOG_2PI, AbstractProposal
@@ -38,6 +39,8 @@ class ModeMixture(AbstractProposal):
     to it, which bounds them wherever the likelihood of the latents is bounded. Once learned, the proposal is held where
     parameters move a little: with the same noise the likelihood is then a smooth function of them.
 
+    Of a population that is a mixture modes are searched for from the mean of each of its components, too.
+
     Args:
         n_modes: components at most. searches: for modes, the first from the model's own start, nine at most. rounds: in which
             moments are learned.
@@ -57,7 +60,8 @@ class ModeMixture(AbstractProposal):
         d = start.size
         trial = normals(jax.random.fold_in(key, 1), TRIAL, d + self.extra, start.dtype, True)
         starts = start, flat_start(jax.random.fold_in(key, 3), model, params, y)
-        modes, mass, count = self._modes(target, starts, trial[0, :d])
+        means = mapped_as(y, model.component_means(params, y)) if isinstance(model, AbstractMixed) and mixed(model) else None
+        modes, mass, count = self._modes(target, starts, trial[0, :d], means)
         row = {
             "mean": modes.at,
             "cholesky": modes.root,
@@ -74,9 +78,11 @@ class ModeMixture(AbstractProposal):
 
         return jax.lax.fori_loop(0, self.rounds, moments, row)
 
-    def _modes(self, target, starts: tuple[Array, Array], normal: Array) -> tuple[Mode, Array, Array]:
-        """Distinct modes (K, ...), the first from the first of the starts, others also from far away in a normal direction;
-        their log masses (minus infinity: none); how many."""
+    def _modes(
+        self, target, starts: tuple[Array, Array], normal: Array, means: Float[Array, "c d"] | None = None
+    ) -> tuple[Mode, Array, Array]:
+        """Distinct modes (K, ...), the first from the first of the starts, others also from far away in a normal direction and
+        from the given means; their log masses (minus infinity: none); how many."""
         start, other = starts
         d, dtype = start.size, start.dtype
         direction = normal / jnp.sqrt(jnp.sum(normal**2))
@@ -93,6 +99,8 @@ class ModeMixture(AbstractProposal):
             reach = jnp.asarray((0.0, 0.0, 0.0, *FAR), dtype)[i]
             place = modes.at[0] + reach * modes.root[0] @ direction
             place = jnp.where(i == 0, start, jnp.where(i == 1, other, jnp.where(i == 2, -modes.at[0], place)))
+            if means is not None:
+                place = jnp.where(i < self.searches, place, means[i - self.searches])
             mode = find_mode(target, place)
             log_mass = mode.value + jnp.sum(jnp.log(jnp.diagonal(mode.root))) + d / 2 * LOG_2PI
             gap = jax.vmap(lambda root, at: jnp.sum(_whiten(root, mode.at - at) ** 2))(modes.root, modes.at)
@@ -110,7 +118,8 @@ class ModeMixture(AbstractProposal):
             mass = place_in(mass, jnp.where(jnp.isfinite(log_mass), log_mass, -1e300))
             return modes, mass, count
 
-        modes, mass, _ = jax.lax.fori_loop(0, self.searches, search, mapped_as(start, (empty, jnp.full(k, -jnp.inf, dtype), 0)))
+        searches = self.searches if means is None else self.searches + len(means)
+        modes, mass, _ = jax.lax.fori_loop(0, searches, search, mapped_as(start, (empty, jnp.full(k, -jnp.inf, dtype), 0)))
         kept = mass > jnp.max(mass) + np.log(NEGLIGIBLE)
         kept = kept | (~jnp.any(kept) & (jnp.arange(k) == 0))
         return modes, jnp.where(kept, mass, -jnp.inf), jnp.sum(kept)

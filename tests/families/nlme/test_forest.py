@@ -11,8 +11,8 @@ import scipy
 from margaux import NLME
 from margaux.datasets import load_theophylline
 from margaux.families.nlme import LogitNormal, LogNormal, Normal, Poisson, oral1cpt
-from margaux.families.nlme.answers import degrees_of_freedom
 from margaux.families.nlme.forest import covariate_effects
+from margaux.families.nlme.intervals import degrees_of_freedom
 
 SHORT: dict[str, Any] = {"n_iter": 60, "n_burn": 40, "n_starts": 1, "stop": False, "polish": False, "verbose": False}
 COLUMNS: dict[str, Any] = {"id": "Id", "time": "Time", "y": "Concentration", "dose": "Dose"}

@@ -22,13 +22,11 @@ from ...engine.outcome import RESULTS
 from ...numerics.compiling import compiled
 from ...numerics.inverse import guarded
 from ...numerics.precision import precision
-from ...numerics.wald import check_level
-from . import bounds, held, shaped
-from .individual import Individual, LogNormal, Normal
+from . import bounds, classes, held, membership, shaped
+from .individual import LogitNormal, LogNormal, Normal
 from .linearised import check_linearisable, linearised_information
 from .model import MixedEffects
 from .modes import conditional_modes
-from .outcomes import PRESENT
 
 if TYPE_CHECKING:
     from numpy.typing import ArrayLike
@@ -41,14 +39,15 @@ def natural_names(model: MixedEffects, labels: list[str], dropped: tuple[str, ..
     out = []
     for j, name in enumerate(model.names):
         out += [f"beta_{name}[{labels[k]}]" if labels[k] else name for k in model.coefficients(j)]
-        out += [f"beta_{name}[{labels[len(model.owner) + k]}]" for k in model.shifts(j)]
+        out += [f"beta_{name}[{labels[len(model.owner) + k]}]" for k in model.shifts(j)] + classes.shift_names(model, name)
     random = [model.names[j] for j in model.random]
     varying = [model.names[j] for j in model.varying]
     for kind, left in (("omega2", random), ("gamma2", varying)):
         out += [f"{kind}_{name}" for name in model.names if name in left or f"{kind}_{name}" in dropped]
     for block in model.blocks:
         out += [f"cov_{random[a]}_{random[b]}" for position, a in enumerate(block) for b in block[position + 1 :]]
-    return out + list(model.outcome.error_names) + shaped.names(model) + [n for n in dropped if n.startswith("nu_")]
+    out += [*model.outcome.error_names, *shaped.names(model), *classes.share_names(model)]
+    return out + [name for name in dropped if not name.startswith(("omega2_", "gamma2_"))]
 
 
 def engine_names(model: MixedEffects, labels: list[str]) -> dict[str, str]:
@@ -67,7 +66,7 @@ def engine_names(model: MixedEffects, labels: list[str]) -> dict[str, str]:
             first, last = random[min(a, b)], random[max(a, b)]
             out[f"omega.{number}[{row},{column}]"] = f"omega2_{first}" if a == b else f"cov_{first}_{last}"
     out |= {f"gamma2[{place}]": f"gamma2_{model.names[j]}" for place, j in enumerate(model.varying)}
-    out |= {f"shape[{k}]": name for k, name in enumerate(shaped.names(model))}
+    out |= {f"shape[{k}]": name for k, name in enumerate(shaped.names(model))} | classes.engine_names(model)
     return out | {f"error[{j}]": name for j, name in enumerate(model.outcome.error_names)}
 
 
@@ -83,9 +82,10 @@ def natural_values(model: MixedEffects, params: dict, dropped: tuple[str, ...]) 
     gaussian = jnp.concatenate([jnp.ravel(params[name]) for name in ("beta", "fixed") if name in params])
     shifts = [params[name][k] for name in ("delta", "drift") if name in params for k in range(len(params[name]))]
     out: list[Any] = []
-    for j, (_, one) in enumerate(model.individual):
+    for j, (name, one) in enumerate(model.individual):
         intercept, *slopes = model.coefficients(j)
         out += [one.natural(gaussian[intercept]), *(gaussian[k] for k in slopes), *(shifts[k] for k in model.shifts(j))]
+        out += classes.natural_shifts(model, params, name)
     random = [model.names[j] for j in model.random]
     omega = model.covariance(params)
     variances = {f"omega2_{name}": omega[place, place] for place, name in enumerate(random)}
@@ -96,7 +96,9 @@ def natural_values(model: MixedEffects, params: dict, dropped: tuple[str, ...]) 
     for block in model.blocks:
         out += [omega[a, b] for position, a in enumerate(block) for b in block[position + 1 :]]
     out += [params["error"][j] for j in range(len(model.outcome.error_names))] + shaped.natural(model, params)
-    return jnp.stack(out + [jnp.full((), jnp.inf) for name in dropped if name.startswith("nu_")])
+    out += classes.natural_shares(model, params)
+    left = {"nu": jnp.inf, "share": 0.0, "beta": jnp.nan}  # of tails and classes that the data do not ask for
+    return jnp.stack(out + [jnp.full((), left[name.partition("_")[0]]) for name in dropped if name.partition("_")[0] in left])
 
 
 def rule_of(fitted: NLME) -> Rule:
@@ -119,7 +121,7 @@ def covariance(fitted: NLME) -> pd.DataFrame:
 
 def _computed_covariances(fitted: NLME) -> tuple[np.ndarray, np.ndarray, str]:
     model, fit = fitted.model_, fitted.result_
-    singular = fit.result is RESULTS.boundary and bool(model.blocks)
+    singular = fit.result is RESULTS.boundary and bool(model.blocks) and not classes.alone(fitted._dropped)
     if singular:
         fit = fit.at(lifted(fit.params))
     info = information(fit) if singular else fit.information()
@@ -127,7 +129,8 @@ def _computed_covariances(fitted: NLME) -> tuple[np.ndarray, np.ndarray, str]:
         params = jax.tree.map(lambda leaf: np.asarray(leaf, float), fit.params)
         jacobian = np.asarray(natural_jacobian(model, params, fitted._dropped)[1])
     message = info.message
-    unknown = np.asarray([name in fitted._dropped for name in fitted.params_])
+    lost = {*fitted._dropped, *membership.vanished(model, fit.params)}
+    unknown = np.asarray([name in lost for name in fitted.params_])
     at_bound = bounds.reached(fitted)
     if singular or at_bound:
         # On the boundary the last Cholesky entry of a singular block is held: the data say nothing of it.
@@ -142,9 +145,9 @@ def _computed_covariances(fitted: NLME) -> tuple[np.ndarray, np.ndarray, str]:
         message = "correlations are on the boundary (one or minus one) and have no standard error" if singular else ""
         moved = [jacobian @ inward @ c @ inward.T @ jacobian.T for c in covariances]
     else:
-        lost = np.isnan(np.diagonal(info.covariance))
+        none = np.isnan(np.diagonal(info.covariance))
         # A parameter without standard error takes those that depend on it along; the others keep theirs.
-        unknown |= np.abs(jacobian[:, lost]).sum(axis=1) > 0
+        unknown |= np.abs(jacobian[:, none]).sum(axis=1) > 0
         moved = [jacobian @ np.nan_to_num(c) @ jacobian.T for c in (info.covariance, *info.replicates)]
     for covariance in moved:
         covariance[unknown], covariance[:, unknown] = np.nan, np.nan
@@ -230,56 +233,6 @@ def table(fitted: NLME, method: str = "louis") -> pd.DataFrame:
     return out
 
 
-def scales(fitted: NLME) -> dict[str, Individual]:
-    """The distribution whose Gaussian scale a parameter's interval is taken on."""
-    out: dict[str, Individual] = {}
-    individual = dict(fitted.model_.individual)
-    for name in fitted.params_:
-        positive = name.startswith(("omega2_", "gamma2_")) or name in fitted.model_.outcome.error_names
-        out[name] = individual.get(name, LogNormal() if positive else Normal())
-    return out | shaped.scales(fitted)
-
-
-def with_intervals(fitted: NLME, frame: pd.DataFrame, level: float) -> pd.DataFrame:
-    """See `NLME.summary`."""
-    check_level(level)
-    out = frame.copy()
-    df = degrees_of_freedom(fitted)
-    out["t"] = out["estimate"] / out["se"]
-    # No variance is negative: zero is the edge of its space, where t has no t distribution. See `lr_test`.
-    edges = shaped.scales(fitted)
-    out.loc[[name.startswith(("omega2_", "gamma2_")) or name in edges for name in out.index], "t"] = np.nan
-    out["p"] = 2 * scipy.special.stdtr(df, -np.abs(out["t"].to_numpy()))
-    ends = []
-    halves = scipy.special.stdtrit(df, 0.5 + level / 2)
-    with precision(np.dtype(np.float64)):
-        for (_, row), one, half in zip(out.iterrows(), scales(fitted).values(), halves, strict=True):
-            if not np.isfinite(row["se"]):
-                ends.append((np.nan, np.nan))
-                continue
-            phi = float(one.gaussian(row["estimate"]))
-            reach = half * row["se"] / one.slope(phi)
-            ends.append(tuple(float(one.values(phi + sign * reach)) for sign in (-1, 1)))
-    out["ci_low"], out["ci_high"] = np.asarray(ends).T
-    out.attrs["message"] = frame.attrs["message"]
-    return out
-
-
-def degrees_of_freedom(fitted: NLME) -> np.ndarray:
-    """Of Student's t: subjects less one for variances and covariances of random effects; for the rest observations less
-    subjects less parameters, the within-subject degrees of freedom (Pinheiro and Bates 2000, section 2.4.2). Of variances
-    between occasions, occasions less subjects, and less such coefficients for those of covariates that change between them."""
-    own = shaped.names(fitted.model_)
-    between = [name.startswith(("omega2_", "cov_")) or name in own for name in fitted.params_]
-    within = max(fitted.n_observations_ - fitted.n_subjects_ - fitted.n_params_, 1)
-    out = np.where(between, max(fitted.n_subjects_ - 1, 1), within).astype(float)
-    more = int(np.sum(fitted.data_.units.get(PRESENT, 0))) - fitted.n_subjects_
-    out = np.where([name.startswith("gamma2_") for name in fitted.params_], max(more, 1), out)
-    model = fitted.model_
-    followed = [name for place, name in engine_names(model, fitted._design.labels).items() if place.startswith("delta")]
-    return np.where([name in followed for name in fitted.params_], max(more - len(followed), 1), out)
-
-
 def correlations(fitted: NLME) -> pd.DataFrame:
     """See `NLME.correlations`."""
     covariance = _covariances(fitted)[0]
@@ -340,12 +293,14 @@ def individual(fitted: NLME) -> pd.DataFrame:
 
 
 def effects(fitted: NLME) -> pd.DataFrame:
-    """Conditional modes of the random effects eta, one row a subject, a column a random parameter."""
+    """Conditional modes of the random effects eta, one row a subject, a column a random parameter; where there are classes from
+    the mean of the class that is most likely there."""
     fit, model = fitted.result_, fitted.model_
     names = [model.names[j] for j in model.random]
     if not names:
         return pd.DataFrame(index=fitted.data_.labels)
     means = model.means(fit.params, np.asarray(fit.data["design"]))
+    means = means if model.classes == 1 else means + membership.shifts_of(fitted)
     return pd.DataFrame(modes(fitted)[:, : len(names)] - means, columns=names, index=fitted.data_.labels)
 
 
@@ -362,7 +317,9 @@ def along(fitted: NLME, name: str, grid: ArrayLike, maximised: bool, level: floa
     if name not in places:
         raise ValueError(f"no estimated parameter is called {name!r}; they are {list(places)}")
     held.refuse([name], fitted.held_)
-    one = (dict(fitted.model_.individual) | dict.fromkeys(shaped.scales(fitted), LogNormal())).get(name, Normal())
+    classes.refuse_profile(fitted.model_, name)
+    scales = dict.fromkeys(shaped.scales(fitted), LogNormal()) | dict.fromkeys(classes.share_names(fitted.model_), LogitNormal())
+    one = (dict(fitted.model_.individual) | scales).get(name, Normal())
     values = np.asarray(one.gaussian(np.unique(np.asarray(grid, float))), float)
     if not np.all(np.isfinite(values)):
         raise ValueError(f"the grid leaves the range of {type(one).__name__}{one._range}, the distribution of {name}")
@@ -391,6 +348,7 @@ def wald_test(fitted: NLME, names: str | list[str], value: ArrayLike = 0.0) -> W
             raise ValueError(f"no parameter is called {name!r}; they are {known}")
     held.refuse(wanted, fitted.held_)
     shaped.refuse(wanted, fitted)
+    classes.refuse_test(wanted, fitted.model_)
     at = [known.index(name) for name in wanted]
     variance = _covariances(fitted)[0][np.ix_(at, at)]
     if not np.all(np.isfinite(variance)):

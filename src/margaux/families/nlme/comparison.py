@@ -9,7 +9,7 @@ import numpy as np
 import pandas as pd
 import scipy
 
-from . import shaped
+from . import classes, shaped
 from .informed import refuse
 
 if TYPE_CHECKING:
@@ -39,7 +39,8 @@ def lr_test(reduced: NLME, full: NLME) -> LikelihoodRatioTest:
     References: Self and Liang, J. Am. Stat. Assoc. 82 (1987), 605-610; Stram and Lee, Biometrics 50 (1994), 1171-1177.
 
     Raises:
-        ValueError: different data, models that are not nested or have priors, or the full model has no more parameters.
+        ValueError: different data, models that are not nested, have priors or other numbers of classes, or the full model has no
+            more parameters.
     """
     for one in (reduced, full):
         refuse(one, "a likelihood-ratio test")
@@ -47,6 +48,7 @@ def lr_test(reduced: NLME, full: NLME) -> LikelihoodRatioTest:
         reduced.data_.units["rows"]["y"], full.data_.units["rows"]["y"]
     ):
         raise ValueError("the two models were fitted to different data")
+    classes.refuse_comparison(dict(reduced.individual or {}), dict(full.individual or {}))
     error: Any = getattr(full.model_.outcome, "error", None)
     neutral = {} if error is None else dict.fromkeys(error.multipliers, 1.0)
     for name, value in full.held_.items():

@@ -17,7 +17,7 @@ import scipy
 
 from ...engine.share import alone
 from ...numerics.precision import precision
-from . import specification
+from . import classes, specification
 from .fitting import refined
 from .informed import refuse
 from .maxima import Maxima, maxima
@@ -78,6 +78,7 @@ def searched(
         if not 0 < level < 1:
             raise ValueError(f"{name} must be a p-value between 0 and 1, got {level!r}")
     refuse(fitted, "a search for covariates")
+    classes.refuse(fitted.individual or {}, "a search for covariates")
     alone(fitted.result_.share, "a search for covariates")
     steps = _Steps(fitted, relations(fitted, candidates))
     steps.begin()

@@ -19,29 +19,31 @@ from ...numerics.compiling import keep_compilations
 from ...numerics.precision import precision
 from ...showing.parts import check_fitted
 from ..sharing import pooled
-from . import answers, bounds, by_occasion, comparison, flipflop, informed, prediction, rows_by_output, specification, verdict
+from . import answers, by_occasion, classes, comparison, informed, intervals, notes, prediction, specification, verdict
 from .autocorrelated import check_times
 from .building import ModelBuilding
 from .censoring import with_limits
+from .class_search import estimate
 from .data import LongData, group
 from .design import Design
 from .dosing import with_regimen
 from .dynamics import with_constants
 from .error import ResidualError
 from .events import named_by_default, reading_events
-from .fitting import Settings, check_structural, estimate
+from .fitting import Settings, check_structural
 from .individual import Individual
 from .informed import Criteria
+from .membership import Membership
 from .mild import with_steps
 from .model import MixedEffects
 from .outcomes import AbstractOutcome
 from .prior_places import Priors, checked
-from .shaped import lost_shapes, note_of_shapes
+from .rows_by_output import check_named, named_column
 from .simulating import Simulating
 from .writing import Writing
 
 
-class NLME(ModelBuilding, Criteria, Simulating, Writing, Parameters, Fitted):
+class NLME(ModelBuilding, Criteria, Simulating, Writing, Membership, Parameters, Fitted):
     r"""Nonlinear mixed effects by MCMC-SAEM.
 
     $y_{ij} = f(\psi_i, x_{ij}) + g\,\epsilon_{ij}$ with $h^{-1}(\psi_i)\sim N(C_i\beta, \Omega)$ for subject i.
@@ -54,7 +56,8 @@ class NLME(ModelBuilding, Criteria, Simulating, Writing, Parameters, Fitted):
         structural: f(parameters, row) -> number, or a `Curve` such as `margaux.families.nlme.oral1cpt`. `row` holds the numeric
             columns of the data by name, and by role "time", "dose", "y".
         individual: name -> distribution: `Normal LogNormal LogitNormal ProbitNormal` of `margaux.nlme`, whose random effects may
-            be skewed or have heavy tails, as `LogNormal(shape="boxcox")` and `LogNormal(shape="t")`.
+            be skewed or have heavy tails, as `LogNormal(shape="boxcox")` and `LogNormal(shape="t")`, or whose subjects be of
+            several classes that nobody has named, as `LogNormal(classes=2)`.
         omega: "diagonal", "full", or a list of tuples of names whose effects are correlated.
         priors: what is known beforehand, by the names of `params_`, as {"ka": NormalPrior(1.5, cv=0.3), "omega2_ka":
             InverseWishart(0.09, df=20)}, or by a block of omega, ("V", "CL"). Estimates are then MAP, of log-likelihood + log
@@ -82,8 +85,9 @@ class NLME(ModelBuilding, Criteria, Simulating, Writing, Parameters, Fitted):
 
     Attributes:
         params_: natural scale, named `ka`, `beta_V[log(Weight/70)]`, `omega2_ka`, `gamma2_CL` (between occasions), `cov_V_CL`,
-            `a`, `b` (of an output `a[cp]`), `lambda_V` and `nu_V` (of shapes of effects). stderr_: by Louis.
-        individual_: frame of conditional means, SDs and modes a subject. starts_: the screening. See `Fitted`.
+            `a`, `b` (of an output `a[cp]`), `lambda_V` and `nu_V` (of shapes of effects), `share_2` and `beta_CL[class 2]` (of
+            classes). stderr_: by Louis.
+        individual_: frame of conditional means, SDs and modes a subject. starts_: the screening. membership_. See `Fitted`.
 
     Raises:
         ValueError, TypeError: bad input, before anything is fitted, naming subject and row.
@@ -195,13 +199,13 @@ class NLME(ModelBuilding, Criteria, Simulating, Writing, Parameters, Fitted):
         keep_compilations()
         data, shared = pooled(data)
         outcome, individual = specification.outcome(self), specification.individual(self)
-        output, columns = rows_by_output.named_column(output, columns)
+        output, columns = named_column(output, columns)
         roles: dict[str, str | None] = {
             "id": id, "time": time, "y": y, "dose": dose, "occ": occ, "cens": cens, "limit": limit, "output": output
         }  # fmt: skip
         outcome, table = reading_events(data, outcome, roles, columns)
         roles = named_by_default(data, roles, outcome, table is not None, bool(by_occasion.varying(individual)))
-        rows_by_output.check_named(outcome, roles["output"])
+        check_named(outcome, roles["output"])
         if roles["y"] is None:
             raise ValueError("name the column of the outcome: fit(data, id=..., time=..., y=...)")
         self.data_: LongData = group(data, roles, outcome, columns=table, lloq=lloq)
@@ -215,8 +219,9 @@ class NLME(ModelBuilding, Criteria, Simulating, Writing, Parameters, Fitted):
         build = functools.partial(specification.built, outcome, *known, priors=checked(self.priors))
         settings = Settings.of(self, shared)
         with precision(settings.dtype):
-            build = functools.partial(specification.built, with_steps(outcome, *build(individual)), *known, **build.keywords)
-            check_structural(*build(individual), self.data_)
+            one = classes.without(individual)
+            build = functools.partial(specification.built, with_steps(outcome, *build(one)), *known, **build.keywords)
+            check_structural(*build(one), self.data_)
         return self._ended(*estimate(build, individual, settings))
 
     def _ended(self, result: Fit, starts: pd.DataFrame) -> NLME:
@@ -230,23 +235,20 @@ class NLME(ModelBuilding, Criteria, Simulating, Writing, Parameters, Fitted):
 
     def _keep(self, fit: Fit) -> None:
         super()._keep(fit)
-        for name in ("individual_", "by_occasion_", "_table", "certificate_"):
+        for name in ("individual_", "by_occasion_", "membership_", "_table", "certificate_"):
             vars(self).pop(name, None)
         with precision(np.dtype(float)):
             params = jax.tree.map(lambda leaf: np.asarray(leaf, float), fit.params)
             values = np.asarray(answers.natural_jacobian(self.model_, params, self._dropped)[0])
         names = answers.natural_names(self.model_, self._design.labels, self._dropped)
         self.params_ = dict(zip(names, values.tolist(), strict=True))
-        notes = flipflop.note(self.structural, self.params_), bounds.note(self), note_of_shapes(self)
-        for about in filter(None, notes):
+        for about in notes.notes(self):
             self.message_ = f"{self.message_.rstrip('.')}; {about}."
 
     @property
     def _dropped(self) -> tuple[str, ...]:
-        """Names of the variances that were estimated as zero."""
-        asked, left = specification.individual(self).items(), dict(self.model_.individual)
-        lost = [f"omega2_{name}" for name, one in asked if one.random and not left[name].random] + lost_shapes(asked, left)
-        return tuple(lost + [f"gamma2_{name}" for name, one in asked if one.occasion and not left[name].occasion])
+        """Names of the variances that were estimated as zero, and of what else the data do not ask for."""
+        return notes.dropped(specification.individual(self), dict(self.model_.individual))
 
     @property
     def held_(self) -> dict[str, float]:
@@ -277,7 +279,7 @@ class NLME(ModelBuilding, Criteria, Simulating, Writing, Parameters, Fitted):
         """
         check_fitted(self)
         frame = self._table if method == "louis" else answers.table(self, method)
-        return informed.summarised(self, answers.with_intervals(self, frame, level))
+        return informed.summarised(self, intervals.with_intervals(self, frame, level))
 
     def cov_params(self) -> pd.DataFrame:
         """Covariance of the natural parameters, named as `params_` both ways; NaN where it is not to be trusted."""
@@ -349,7 +351,8 @@ class NLME(ModelBuilding, Criteria, Simulating, Writing, Parameters, Fitted):
 
     def predict(self, data: pd.DataFrame | None = None, level: str = "individual") -> np.ndarray:
         """E[y] of each row, in the order of the data: at the conditional modes ("individual"), or at the
-        population's parameters and the subject's covariates ("population"). New subjects get the latter."""
+        population's parameters and the subject's covariates ("population"). New subjects get the latter. Where there are classes
+        the population's is the mean of their typical subjects by their shares, each of which is "class 1", "class 2", ..."""
         check_fitted(self)
         return prediction.predict(self, data, level)
 

@@ -22,9 +22,10 @@ from ...numerics.precision import precision
 from ...problem.penalty import NoPenalty
 from ...problem.space import as_space
 from . import shaped
+from .between_models import carried_over
 from .data import LongData
 from .individual import Individual
-from .model import MixedEffects, carried_over
+from .model import MixedEffects
 from .outcomes import DOSES, PRESENT, Continuous, whole
 from .refusals import refuse_zero_predictions
 from .running import Build, Settings, saem

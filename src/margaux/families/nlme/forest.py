@@ -12,7 +12,7 @@ import scipy
 from ...numerics.wald import check_level
 from ...showing.axes import single
 from ...showing.panels import FEW
-from . import answers
+from . import intervals
 from .design import occasions
 
 if TYPE_CHECKING:
@@ -160,7 +160,7 @@ def _ratio(fitted: NLME, name: str, changed: np.ndarray, reference: np.ndarray, 
 
 
 def _degrees(fitted: NLME, names: list[str]) -> list[float]:
-    every = dict(zip(fitted.params_, answers.degrees_of_freedom(fitted), strict=True))
+    every = dict(zip(fitted.params_, intervals.degrees_of_freedom(fitted), strict=True))
     return [float(every[name]) for name in names]
 
 

@@ -40,12 +40,21 @@ class Individual(abc.ABC):
         variance, occasion_variance: values that $\omega^2$ and $\gamma^2$ are held at, on the Gaussian scale; estimated where
             None.
 
+        classes: in how many classes of subjects, which the data do not name, it has typical values of its own:
+            $\phi_i\mid k\sim N(h^{-1}(\psi_{pop}) + c_i^\top\beta + \delta_k, \omega^2)$ with probability $p_k$ and
+            $\delta_1=0$. One variable says for all parameters that have classes which one a subject belongs to, so that they
+            have as many. The first class is that of the lowest value of the first of them; see `NLME.membership_`.
+
     Raises:
-        ValueError: a start or a held value that such a parameter cannot have, or nothing that it would be held of.
+        ValueError: a start or a held value that such a parameter cannot have, nothing that it would be held of, or classes
+            that it cannot have.
 
     >>> LogNormal(fixed=True)
     Traceback (most recent call last):
     ValueError: fixed=True holds the typical value at its start, and there is none: write LogNormal(1.5, fixed=True)
+    >>> LogNormal(4.0, classes=1)
+    Traceback (most recent call last):
+    ValueError: classes must be a whole number of at least 2, got 1; leave it out where all subjects are of one population
     """
 
     start: float | None = None
@@ -58,6 +67,7 @@ class Individual(abc.ABC):
     variance: float | None = None
     occasion_variance: float | None = None
     shape: EffectShape | str | None = None
+    classes: int | None = None
 
     #: what a message says of the values that it takes
     _range = ""
@@ -71,6 +81,24 @@ class Individual(abc.ABC):
         if self.shape is not None and not self.random:
             raise ValueError("shape= is of a random effect, which random=False leaves out")
         self._check_held()
+        if self.classes is not None:
+            self._check_classes()
+
+    def _check_classes(self) -> None:
+        if isinstance(self.classes, bool) or not isinstance(self.classes, int | np.integer) or self.classes < 2:
+            raise ValueError(
+                f"classes must be a whole number of at least 2, got {self.classes!r}; leave it out where all subjects are of one "
+                "population"
+            )
+        for asked, what in (
+            (not self.random, "random=False: classes are of the distribution of a random effect"),
+            (self.occasion, "occasion=True: a class is a subject's, on all its occasions"),
+            (self.shape is not None, "shape=: a random effect is normal within a class"),
+            (self.fixed, "fixed=True: the typical values of all classes are estimated"),
+            (self.variance is not None, "variance=: the variance within classes is estimated"),
+        ):
+            if asked:
+                raise ValueError(f"classes= does not go with {what}; leave one of them out")
 
     def _check_held(self) -> None:
         kind = type(self).__name__

@@ -64,5 +64,7 @@ def check_linearisable(fitted: NLME) -> None:
         raise ValueError('linearised information has no effects on the residual error, and this fit has some; use method="louis"')
     if fitted.model_.shaped:
         raise ValueError('linearised information is for effects that are normal, and this fit has shapes; use method="louis"')
+    if fitted.model_.classes > 1:
+        raise ValueError('linearised information is of one population, and this fit has classes; use method="louis"')
     if not np.all(np.isfinite(list(fitted.result_.params["beta"]))) or "boundary" in fitted.message_:
         raise ValueError('the fit is on the boundary; use method="louis", which leaves degenerate parameters out')

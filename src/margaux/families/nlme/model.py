@@ -15,6 +15,7 @@ from jaxtyping import Array, Float
 
 from ...algorithms.curved import AbstractCurvedFamily
 from ...numerics.keys import key_of
+from ...problem.mixed import AbstractMixed
 from ...problem.model import (
     AbstractCostly,
     AbstractDifferentiated,
@@ -24,7 +25,7 @@ from ...problem.model import (
     AbstractUneven,
 )
 from ...problem.space import Positive, PositiveDefinite, Real
-from . import derivatives, shaped
+from . import classes, derivatives, shaped
 from .held import NOTHING, HeldValues, least_squares
 from .individual import Individual
 from .outcomes import DOSES, AbstractOutcome, Continuous, whole
@@ -42,13 +43,14 @@ class MixedEffects(
     AbstractPointwise,
     AbstractPredictive,
     AbstractCostly,
+    AbstractMixed,
 ):
     r"""$y_{ij}\sim p(\cdot\mid\psi_i)$, $\psi_i = h(\phi_i)$, $\phi_i\sim N(C_i\beta, \Omega)$.
 
     The latent of a subject is $\phi$ of its random parameters (d,). Engine parameters: `beta`, coefficients of the
     random parameters on the Gaussian scale; `fixed`, those of parameters without random effect; `omega2`, variances of
-    independent effects; `omega`, covariance matrices of blocks; `error`; `shape`, of effects that are not normal. Groups that are
-    empty are left out.
+    independent effects; `omega`, covariance matrices of blocks; `error`; `shape`, of effects that are not normal; `share` and
+    `shift`, of classes of subjects (see `margaux.families.nlme.classes`). Groups that are empty are left out.
 
     A subject's data: `rows` (column -> (T,), the outcome under "y"), `mask` (T,), `design` (P,) of all coefficients (and, behind
     it, what `BetweenOccasions` says).
@@ -125,6 +127,18 @@ class MixedEffects(
         return shaped.places(self.individual)
 
     @property
+    def classes(self) -> int:
+        """How many classes of subjects there are: one where no parameter has any."""
+        return classes.count(self.individual)
+
+    @property
+    def components(self):
+        return self.classes
+
+    def component_means(self, params, y):
+        return classes.means(self, params, y["design"])
+
+    @property
     def names_of_random(self) -> list[str]:
         """Names of the parameters with a random effect."""
         return [self.names[j] for j in self.random]
@@ -196,6 +210,7 @@ class MixedEffects(
         out |= {"drift": Real()} if self.drifting else {}
         out |= {"error": Positive()} if self.outcome.error_names else {}
         out |= {"shape": Real()} if self.shaped else {}
+        out |= {"share": Real(), "shift": Real()} if self.classes > 1 else {}
         return self.held.within(out)
 
     def _onehot(self, owners: list[int], positions: list[int]) -> np.ndarray:
@@ -291,14 +306,19 @@ class MixedEffects(
         """log p of the latents."""
         if not self.random:
             return jnp.sum(norm.logpdf(z))
-        total, effect = 0.0, z[: len(self.random)] - self.mean(params, y["design"])
+        effect = z[: len(self.random)] - self.mean(params, y["design"])
+        return self.log_normal(params, effect) if self.classes == 1 else classes.log_density(self, params, effect)
+
+    def log_normal(self, params: dict, effect: Float[Array, " d"]) -> Any:
+        """log N(effect; 0, Omega)."""
+        total: Any = 0.0
         own = np.asarray(self.independent, int)
         if len(own):
             total += jnp.sum(norm.logpdf(effect[own], 0.0, jnp.sqrt(params["omega2"])))
         for block, matrix in zip(self.blocks, params.get("omega", ()), strict=True):
             factor = jnp.linalg.cholesky(matrix)
             # Through the inverse, as in `margaux.esteps.ModeMixture`: a solve for thousands of draws at once can hang.
-            inverse = jax.scipy.linalg.solve_triangular(factor, jnp.eye(len(block), dtype=z.dtype), lower=True)
+            inverse = jax.scipy.linalg.solve_triangular(factor, jnp.eye(len(block), dtype=effect.dtype), lower=True)
             white = inverse @ effect[np.asarray(block)]
             constant = len(block) / 2 * np.log(2 * np.pi)
             total += -jnp.sum(white**2) / 2 - jnp.sum(jnp.log(jnp.diagonal(factor))) - constant
@@ -309,14 +329,17 @@ class MixedEffects(
         return jnp.zeros((0, self.most), z.dtype)
 
     def derivatives(self, params, z, w, batch):
-        return derivatives.of_draws(self, params, z, w, batch)
+        return (derivatives if self.classes == 1 else classes).of_draws(self, params, z, w, batch)
 
     def init_latents(self, key, params, y):
         if not self.random:
             return jnp.zeros(1, y["design"].dtype)
-        return self.mean(params, y["design"])
+        mean = self.mean(params, y["design"])
+        return mean if self.classes == 1 else mean + classes.shift_of_one(self, key, params)
 
     def population(self, params, y):
+        if self.classes > 1:
+            return classes.moments(self, params, y["design"])
         centre = self.init_latents(key_of(0), params, y)
         return centre, jnp.linalg.cholesky(self.covariance(params)) if self.random else jnp.eye(1, dtype=centre.dtype)
 
@@ -367,33 +390,3 @@ class MixedEffects(
         if self.blocks:
             out["omega"] = self.prior.in_blocks(tuple(omega[np.ix_(block, block)] for block in self.blocks))
         return out
-
-
-def carried_over(source: MixedEffects, target: MixedEffects, params: dict) -> dict[str, Any]:
-    """Parameters of one model as those of another with the same coefficients but other random effects."""
-    values = np.concatenate([np.ravel(params.get(name, ())) for name in ("beta", "fixed")])
-    shifts = np.concatenate([np.ravel(params.get(name, ())) for name in ("delta", "drift")])
-    moved, shifted = np.zeros(len(values)), np.zeros(len(shifts))
-    for j in range(len(source.names)):
-        moved[target.coefficients(j)] = values[source.coefficients(j)]
-        shifted[target.shifts(j)] = shifts[source.shifts(j)]
-    variances = np.full(len(source.names), 1.0)
-    matrix = np.diag(variances)
-    matrix[np.ix_(source.random, source.random)] = source.covariances(params) if source.random else 0.0
-    out: dict[str, Any] = {"beta": moved[: target.split]} if target.random else {}
-    if target.split < len(target.owner):
-        out["fixed"] = moved[target.split :]
-    out |= {"delta": shifted[: target.followed]} if target.followed else {}
-    out |= {"drift": shifted[target.followed :]} if target.drifting else {}
-    random = np.asarray(target.random, int)
-    if target.independent:
-        own = random[target.independent]
-        out["omega2"] = matrix[own, own]
-    if target.blocks:
-        out["omega"] = tuple(matrix[np.ix_(random[list(block)], random[list(block)])] for block in target.blocks)
-    if target.varying:
-        places = [source.varying.index(j) for j in target.varying]
-        out["gamma2"] = np.asarray(params["gamma2"])[places]
-    if target.shaped:
-        out["shape"] = shaped.carried_over(source, target, params)
-    return out | ({"error": np.asarray(params["error"])} if "error" in params else {})

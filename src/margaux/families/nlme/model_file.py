@@ -56,7 +56,7 @@ ROLES = {
 PARAMETER = {
     "distribution": TEXT, "initial": NUMBER, "fixed": SWITCH, "random": SWITCH, "occasion": SWITCH, "covariates": TEXT,
     "coefficients": NUMBERS_BY_NAME, "variance": NUMBER, "occasion_variance": NUMBER, "low": NUMBER, "high": NUMBER,
-    "shape": TEXT, "shape_initial": NUMBER, "shape_fixed": SWITCH,
+    "classes": WHOLE, "shape": TEXT, "shape_initial": NUMBER, "shape_fixed": SWITCH,
 }  # fmt: skip
 ERROR = {"model": TEXT, "fixed": HELD, "random": SWITCH, "censoring": TEXT}
 SETTINGS = {
@@ -135,8 +135,8 @@ def from_toml(path: str | Path) -> ModelFile:
 
     Tables of the file: `[data]` (file, id, time, y, dose, occ, cens, limit, lloq, columns), `[structural]` (name of a ready one,
     or output, derivatives, initial, define in text), `[parameters.NAME]` (distribution, initial, fixed, random, occasion,
-    covariates, coefficients, variance, occasion_variance, low, high, shape, shape_initial, shape_fixed), `[priors]` (by name,
-    center and sd or cv, or mode and df), `[error]` (model, fixed, random,
+    covariates, coefficients, variance, occasion_variance, low, high, classes, shape, shape_initial, shape_fixed), `[priors]` (by
+    name, center and sd or cv, or mode and df), `[error]` (model, fixed, random,
     censoring), `[settings]` (seed and those of `NLME`); before
     them `title` and `omega`. A path of data begins at the folder of the file.
 

@@ -60,6 +60,7 @@ def _parameter(name: str, one: Individual) -> dict[str, Any]:
     out |= {key: getattr(one, key) for key in ("fixed", "occasion") if getattr(one, key)}
     out |= {} if one.random else {"random": False}
     out |= {"covariates": one.covariates} if one.covariates else {}
+    out |= {"classes": int(one.classes)} if one.classes else {}
     out |= described_shape(one)
     held = {key: getattr(one, key) for key, none in _HELD.items() if getattr(one, key) != none}
     return out | {key: dict(value) if key == "coefficients" else value for key, value in held.items()}

@@ -13,7 +13,7 @@ from ...answers.ending import ending
 from ...showing import convergence, facts
 from ...showing.figures import drawn
 from ...showing.page import Paragraph, Part, Section, Verdict, attempt, framed, listed, nats, probability, section
-from . import words
+from . import membership, words
 from .answers import engine_names
 from .informed import has_priors, own_priors
 
@@ -78,7 +78,7 @@ def _curve(model: NLME) -> str:
 def _individual(model: NLME) -> str:
     kinds = [
         f"{name} ({type(one).__name__}{'' if one.random else ', no random effect'}"
-        f"{'' if one.shape is None else f', {type(one.shape).__name__}'})"
+        f"{'' if one.shape is None else f', {type(one.shape).__name__}'}{f', {one.classes} classes' if one.classes else ''})"
         for name, one in model.model_.individual
     ]
     return listed(kinds)
@@ -179,6 +179,7 @@ def _individuals(model: NLME) -> list[Part]:
         frame = model.individual_
         shrinkage = ", ".join(f"{name} {100 * value:.0f}%" for name, value in model.shrinkage().items())
         told = [Paragraph(f"Shrinkage of the conditional modes: {shrinkage}.")] if shrinkage else []
+        told += [Paragraph(membership.told(model))] if model.model_.classes > 1 else []
         caption = "Conditional modes, means and standard deviations of the individual parameters."
         return [*told, framed(frame, caption, model.data_.roles["id"], most=15, rest="model.individual_ has all of them")]
 

@@ -315,6 +315,8 @@ class NLMEPlots:
 def natural_trace(fitted: NLME) -> np.ndarray:
     """Natural parameters by iteration and run, (iterations, runs, p), in the order of `params_`."""
     fit, model = fitted.result_, fitted.model_
+    if "params" not in fit.trace and model.classes > 1:
+        raise ValueError("the iterates are of one population, out of which classes were split; starts_ has what they reached")
     if "params" not in fit.trace:
         raise ValueError(f"traces are kept for at most 512 scalar parameters; this fit has {fitted.n_params_}")
     flat = fit.trace["params"]

@@ -12,7 +12,7 @@ import pandas as pd
 
 from ...numerics.keys import key_of
 from ...numerics.precision import precision
-from . import answers, by_occasion
+from . import answers, by_occasion, membership
 from .data import LongData, group
 from .dosing import with_regimen
 from .events import recognised
@@ -57,10 +57,14 @@ def _restored(data: LongData, padded: ArrayLike) -> np.ndarray:
 
 def predict(fitted: NLME, frame: pd.DataFrame | None, level: str) -> np.ndarray:
     """See `NLME.predict`."""
-    if level not in ("individual", "population"):
-        raise ValueError(f'level must be "individual" or "population", got {level!r}')
+    more = membership.levels(fitted)
+    if level not in ("individual", "population", *more):
+        told = "".join(f' or "{own}"' for own in more)
+        raise ValueError(f'level must be "individual" or "population"{told}, got {level!r}')
     data = _data(fitted, frame)
     model, units = _model(fitted, data), fitted._units(data)
+    if model.classes > 1:
+        return _restored(data, membership.predicted(fitted, model, data, units, level))
     with precision(fitted.result_.dtype):
         params = jax.tree.map(jnp.asarray, fitted.result_.params)
         phi = jax.vmap(lambda y: model.init_latents(key_of(0), params, y))(units)
@@ -120,7 +124,7 @@ def simulate(fitted: NLME, frame: pd.DataFrame | None, n_draws: int, key: int) -
 def conditional(fitted: NLME, n_draws: int, key: int) -> dict[str, np.ndarray]:
     """See `NLME.sample_individual`."""
     model, fit = fitted.model_, fitted.result_
-    phi = fit.draws(n_draws, thin=5, key=key)[:, 0]
+    phi = fit.draws(n_draws, thin=5, key=key)[:, 0] if model.classes == 1 else membership.draws(fitted, n_draws, key)
     with precision(fit.dtype):
         params, design = jax.tree.map(jnp.asarray, (fit.params, fit.data["design"]))
         each = jax.vmap(jax.vmap(lambda z, d: model.psi(params, z, d)), in_axes=(0, None))

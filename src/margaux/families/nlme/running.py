@@ -23,8 +23,9 @@ from ...problem.penalty import NoPenalty
 from ...problem.schedule import ConstantThenDecay
 from ...problem.space import as_space
 from ..sharing import equal, fit_by_shares
+from .between_models import carried_over
 from .individual import Individual
-from .model import MixedEffects, carried_over
+from .model import MixedEffects
 from .settled import Settled
 from .sizes import COSTLY_WORTH, WORTH, by_size, on_the_ladder
 from .start import between_subjects

@@ -21,7 +21,7 @@ from ...numerics.inverse import guarded
 from ...numerics.precision import precision
 from ...numerics.sampling import HEAVY, pareto_shapes
 from ...numerics.wald import check_level
-from . import answers
+from . import answers, intervals
 from .informed import has_priors
 from .maxima import at_the_estimate
 from .places import logliks
@@ -213,7 +213,7 @@ def _narrow(fitted: NLME, frame: pd.DataFrame, weight: Float[np.ndarray, " n"]) 
     """By parameter, on the scale that it is normal on, the standard deviation of weighted proposals over that of all, where it is
     too large."""
     out = {}
-    for name, one in answers.scales(fitted).items():
+    for name, one in intervals.scales(fitted).items():
         values = np.asarray(one.gaussian(frame[name].to_numpy()), float)
         if name in (*fitted._dropped, *fitted.held_) or not np.all(np.isfinite(values)):
             continue

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from . import held, prior_places, shaped
+from . import classes, held, prior_places, shaped
 from .by_output import error_of
 from .censoring import METHODS
 from .data import LongData
@@ -89,6 +89,7 @@ def individual(asked: NLME) -> dict[str, Individual]:
     if not any(one.random or one.occasion for one in named.values()):
         raise ValueError("no parameter has a random effect; a mixed model needs one (random=True)")
     shaped.check(named, asked.fixed_effects)
+    classes.check(named, asked.priors, asked.polish)
     return named
 
 
@@ -115,6 +116,7 @@ def built(
         model, units = MixedEffects(*args), {name: part for name, part in units.items() if name != PRESENT}
     else:
         model = BetweenOccasions(*args, varying=varying, shifted=design.shifted, most=units[PRESENT].shape[1])
+    classes.check_occasions(model)
     starts = prior_places.starts(known_before, individual)
     typical = np.asarray([starts.get(name, one.start) for name, one in individual.items()], float)
     model = dataclasses.replace(model, typical=typical, first_shapes=shaped.starts(individual))

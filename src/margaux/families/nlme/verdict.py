@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ...answers.certificate import Certificate, Check
-from . import answers, flipflop, informed, residuals, shaped, solutions
+from . import answers, flipflop, informed, membership, residuals, shaped, solutions
 
 if TYPE_CHECKING:
     from .estimator import NLME
@@ -33,7 +33,9 @@ def checks(fitted: NLME) -> list[Check]:
     """Of `NLME.certificate_`, besides those of `Fit.certificate`."""
     if fitted.result_.result.failed:
         return []
-    found = [starts(fitted), mirror(fitted), solutions.check(fitted), tails(fitted), npde(fitted)]
+    found = [
+        starts(fitted), mirror(fitted), solutions.check(fitted), tails(fitted), membership.check(fitted), npde(fitted)
+    ]  # fmt: skip
     return [check for check in found if check is not None]
 
 

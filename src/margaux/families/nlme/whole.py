@@ -12,8 +12,9 @@ from ...algorithms.updates import Problem
 from ...numerics.precision import precision
 from ...problem.penalty import NoPenalty
 from ...problem.space import as_space
-from . import specification
-from .model import MixedEffects, carried_over
+from . import notes, specification
+from .between_models import carried_over
+from .model import MixedEffects
 from .start import plausible
 
 if TYPE_CHECKING:
@@ -23,10 +24,11 @@ if TYPE_CHECKING:
 
 def whole(fitted: NLME) -> Fit:
     """The fit with every effect that was asked for, those whose variance was estimated as zero with a plausible one; as it is
-    where there are none. Its estimate is a start, not a maximum."""
-    if not fitted._dropped:
+    where there are none. Its estimate is a start, not a maximum. Classes that the data did not ask for stay out."""
+    left = dict(fitted.model_.individual)
+    asked = {name: dataclasses.replace(one, classes=left[name].classes) for name, one in specification.individual(fitted).items()}
+    if not notes.dropped(asked, left):
         return fitted.result_
-    asked = specification.individual(fitted)
     blocks = specification.blocks(fitted, asked)
     model, units = specification.built(specification.outcome_of(fitted), blocks, fitted.data_, asked, fitted.priors)
     return with_model(fitted.result_, model, units, _restored(fitted.model_, model, units, fitted.result_.params))

@@ -6,6 +6,7 @@ import dataclasses
 from typing import TYPE_CHECKING, Any
 
 from .autocorrelated import AR1
+from .classes import places
 from .error import Combined, ConstantError, Exponential, Power, Proportional, ResidualError, as_error
 from .individual import Bounded, LogNormal
 from .shapes import EffectShape, StudentT
@@ -58,6 +59,9 @@ def effects(fitted: NLME) -> str:
             kinds.setdefault(scale, []).append(name)
     parts = [f"{_listed(names)} {'vary' if len(names) > 1 else 'varies'} {scale}" for scale, names in kinds.items()]
     parts += [f"the effect of {model.names[j]} has {_shape(model.individual[j][1].shape)}" for j in model.shaped]
+    if model.classes > 1:
+        apart = [model.names_of_random[place] for place in places(model)]
+        parts.append(f"subjects are of {model.classes} classes, which differ in the typical {_listed(apart)}")
     random = [model.names[j] for j in model.random]
     together = [_listed([random[j] for j in block]) for block in model.blocks]
     parts += [f"{names} with correlated effects" for names in together]
