@@ -11,7 +11,7 @@ from test_kernel_steps import XI, A, P, Z
 
 import margaux as mx
 from margaux.kernels.scaling import EVERY, FIRST_WINDOW, FORGET, Scaling
-from margaux.problem.model import Target
+from margaux.problem.target import Target
 
 pytestmark = pytest.mark.usefixtures("double")
 

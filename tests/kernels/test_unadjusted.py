@@ -9,7 +9,7 @@ from scipy import integrate
 
 import margaux as mx
 from margaux.kernels.coupling import Halves, halved
-from margaux.problem.model import Target
+from margaux.problem.target import Target
 
 CHAINS = 4000
 

@@ -13,7 +13,7 @@ from scipy.stats import norm, poisson
 import margaux as mx
 from margaux.examples import theophylline
 from margaux.families.empirical_bayes.model import ARDPrior
-from margaux.problem.model import Target
+from margaux.problem.target import Target
 from margaux.reproduce import _saem_biased_models as pieces
 from margaux.reproduce import saem_biased as experiments
 from margaux.reproduce.saem_biased import JOINT, PER_UNIT, ULA

@@ -15,13 +15,13 @@ from ..problem.model import (
     AbstractFactorised,
     AbstractNonSmooth,
     AbstractShared,
-    Target,
     for_searches,
     leading,
     mapped,
     over_units,
 )
 from ..problem.schedule import AbstractSchedule, as_schedule
+from ..problem.target import Target
 from .base import AbstractEStep, continuous, first_draw
 
 #: transitions of the default kernel an iteration, and before the first one

@@ -16,7 +16,7 @@ from jaxtyping import Array, Float, PRNGKeyArray, PyTree, Scalar
 from ..problem.model import Latents, mapped
 from ..problem.schedule import AbstractSchedule
 
-#: z -> log p(y, z | theta); a `margaux.problem.model.Target` where the model has more to give
+#: z -> log p(y, z | theta); a `margaux.problem.target.Target` where the model has more to give
 LogDensity = Callable[[Latents], Scalar] | Any
 
 
