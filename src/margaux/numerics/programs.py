@@ -135,8 +135,10 @@ def begin(request: Request) -> None:
         return
     meaning, path = _told(request)
     if meaning is not None and meaning not in _programs:
-        filed = path is not None and path.exists()
-        _programs[meaning] = _begun(functools.partial(_read, path) if filed else _traced(request, path))
+        if path is not None and path.exists():
+            _programs[meaning] = _begun(functools.partial(_read, path))
+        else:
+            _programs[meaning] = _begun(_traced(request, path))
 
 
 def _begun(build: Callable[[], Program | None]) -> Begun:

@@ -43,7 +43,7 @@ def sum_of_columns(formula: str, table: pd.DataFrame) -> Columns | None:
     return Columns(names) if plain else None
 
 
-def _numeric(column: pd.Series) -> bool:
+def _numeric(column: Any) -> bool:
     return pd.api.types.is_numeric_dtype(column) and not pd.api.types.is_bool_dtype(column)
 
 
