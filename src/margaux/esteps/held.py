@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
+from typing import Any
 
 import equinox as eqx
 import jax
@@ -58,7 +59,9 @@ class HeldQuadrature(AbstractEStep):
             raise ValueError(f"a held quadrature is of one unit, got {leading(batch)}")
         row, y = jax.tree.map(lambda leaf: leaf[0], (rows, batch))
         target, unravel = flat_target(model, params, y)
-        row, parts = (row, None) if row["mean"].ndim == 1 else _present(row)
+        parts: Any = None
+        if row["mean"].ndim == 2:
+            row, parts = _present(row)
         mean, dtype = row["mean"], row["mean"].dtype
         wide = jnp.asarray(self.widening, dtype) * row["cholesky"]
         nodes, log_weights = jnp.asarray(self.nodes, dtype), jnp.asarray(self.log_weights, dtype)

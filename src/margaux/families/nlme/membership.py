@@ -199,13 +199,13 @@ def check(fitted: NLME) -> Check | None:
     gain, more = fitted.starts_.attrs["gain"], fitted.starts_.attrs["more"]
     needed, fewer = _needed(fitted), _fewer(model.classes)
     told = f"the log-likelihood is {gain:.2f} higher than {fewer}, with {more} parameters more"
-    if gain < needed:
-        sentence = (
-            f"The data hardly ask for {model.classes} classes: {told}, and BIC is lower {fewer}; standard errors of shares and "
-            "shifts take the classes for granted."
-        )
-        return Check("classes", gain, nan, needed, "careful", sentence)
     ended = fitted.starts_.loc[fitted.starts_["origin"] == f"{model.classes} classes", "split"].to_numpy(float)
     if np.ptp(ended) > APART:
         told += f"; splits ended in modes up to {np.ptp(ended):.1f} apart, of which the highest was kept (see starts_)"
+    if gain < needed:
+        sentence = (
+            f"The data hardly ask for {model.classes} classes: {told}; BIC is lower {fewer}, and standard errors of shares and "
+            "shifts take the classes for granted."
+        )
+        return Check("classes", gain, nan, needed, "careful", sentence)
     return Check("classes", gain, nan, needed, "pass", f"The data ask for {model.classes} classes: {told}.")
