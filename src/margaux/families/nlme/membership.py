@@ -9,7 +9,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pandas as pd
-import scipy
 
 from ...answers.certificate import Check
 from ...answers.posterior import each_unit
@@ -17,7 +16,7 @@ from ...answers.rules import best_rule
 from ...esteps import ImportanceSampling, ModeMixture
 from ...numerics.precision import precision
 from ...showing.parts import check_fitted
-from . import classes
+from . import answers, classes
 
 if TYPE_CHECKING:
     from ...answers.fit import Fit
@@ -30,8 +29,6 @@ if TYPE_CHECKING:
 DRAWS, POOL = 8000, 2000
 #: by how much modes that splits reached may differ in log-likelihood before it is told
 APART = 0.1
-#: share of the variance between classes below which that within them vanishes
-ALIKE = 1e-4
 #: a probability at which the class of a subject is about known
 SURE = 0.9
 
@@ -64,9 +61,7 @@ def table(fitted: NLME) -> pd.DataFrame:
     p = np.zeros((len(labels), wanted))
     p[:, 0] = 1.0
     if model.classes > 1:
-        from .answers import rule_of
-
-        p[:, : model.classes] = averaged(fitted.result_, rule_of(fitted))
+        p[:, : model.classes] = averaged(fitted.result_, answers.rule_of(fitted))
     out = pd.DataFrame(p, columns=[f"class {k}" for k in range(1, wanted + 1)])
     out["class"] = p.argmax(axis=1) + 1
     return out.set_axis(pd.Index(labels, name=fitted.data_.roles["id"]))
@@ -106,17 +101,6 @@ def draws(fitted: NLME, n_draws: int, key: int) -> np.ndarray:
     return np.swapaxes(np.take_along_axis(z, at[:, :, None], axis=1), 0, 1)
 
 
-def shifts_of(fitted: NLME) -> np.ndarray:
-    """delta of the class that is most likely at the conditional mode of each subject, (n, d)."""
-    from .answers import modes
-
-    model, fit = fitted.model_, fitted.result_
-    with precision(np.dtype(float)):
-        params, design, z = jax.tree.map(lambda leaf: jnp.asarray(leaf, float), (fit.params, fit.data["design"], modes(fitted)))
-        likely = jax.vmap(lambda z, design: classes.posterior(model, params, z, design))(z, design)
-        return np.asarray(classes.shifts(model, params))[np.argmax(likely, axis=1)]
-
-
 def levels(fitted: NLME) -> list[str]:
     """Of `NLME.predict`, those of classes."""
     return [f"class {k}" for k in range(1, fitted.model_.classes + 1)] if fitted.model_.classes > 1 else []
@@ -125,8 +109,6 @@ def levels(fitted: NLME) -> list[str]:
 def predicted(fitted: NLME, model: MixedEffects, data: LongData, units: dict, level: str) -> np.ndarray:
     """Predictions (n, T) for the typical subject of a class; for the population, which is their mean by the shares; or for
     individuals, of whom new ones get that of the population."""
-    from .answers import modes
-
     with precision(fitted.result_.dtype):
         params = jax.tree.map(jnp.asarray, fitted.result_.params)
         curve = jax.vmap(lambda z, y: model.outcome.prediction(model.psi(params, z, y["design"]), y["rows"]))
@@ -138,7 +120,7 @@ def predicted(fitted: NLME, model: MixedEffects, data: LongData, units: dict, le
         if level == "population":
             return out
         # A known subject's effects, added to the mean its new covariates give.
-        gaps = modes(fitted) - model.means(fitted.result_.params, np.asarray(fitted.result_.data["design"]))
+        gaps = answers.modes(fitted) - model.means(fitted.result_.params, np.asarray(fitted.result_.data["design"]))
         at = {label: gaps[i] for i, label in enumerate(fitted.data_.labels)}
         own = np.stack([at.get(label, np.zeros(gaps.shape[1])) for label in data.labels])
         values = np.asarray(jax.jit(curve)(typical[0] + own, units))
@@ -154,24 +136,13 @@ def told(fitted: NLME) -> str:
     return f"Most likely classes: {counts}; of {open_} subjects none has a probability of {SURE:g} (model.membership_ has all)."
 
 
-def vanished(model: MixedEffects, params: dict) -> list[str]:
-    """Names of the variances within classes that are next to none of those of the whole population."""
-    if model.classes == 1:
-        return []
-    p, own = scipy.special.softmax(np.r_[0.0, params["share"]]), np.zeros((model.classes, len(model.random)))
-    places = classes.places(model)
-    own[1:, places] = np.reshape(params["shift"], (model.classes - 1, -1))
-    within, between = np.diagonal(model.covariances(params)), p @ (own - p @ own) ** 2
-    return [f"omega2_{model.names_of_random[place]}" for place in places if within[place] < ALIKE * between[place]]
-
-
 def note(fitted: NLME) -> str:
     """What is to be said of classes; "" if there is nothing."""
     wanted, left = classes.count((fitted.individual or {}).items()), fitted.model_.classes
     if wanted == left:
         hardly = left > 1 and fitted.starts_.attrs["gain"] < _needed(fitted)
         said = [f"the data hardly ask for {left} classes: BIC is lower {_fewer(left)}"] if hardly else []
-        if alike := vanished(fitted.model_, fitted.result_.params):
+        if alike := classes.vanished(fitted.model_, fitted.result_.params):
             said.append(f"{', '.join(alike)} vanishes: the subjects of a class are alike, and it has no standard error")
         return "; ".join(said)
     of = "one population" if left == 1 else f"{left} classes"
