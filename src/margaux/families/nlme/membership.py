@@ -47,6 +47,19 @@ class Membership:
             ValueError: no parameter has classes.
 
         Reference: McLachlan and Peel, Finite Mixture Models (2000), section 1.15.
+
+        >>> import numpy as np
+        >>> import pandas as pd
+        >>> from margaux import NLME
+        >>> from margaux.nlme import LogNormal, bolus1cpt
+        >>> rng = np.random.default_rng(0)
+        >>> clearance = np.where(np.arange(30) < 12, 6.0, 2.0) * np.exp(0.2 * rng.normal(size=30))
+        >>> table = pd.DataFrame({"id": np.repeat(np.arange(30), 2), "time": np.tile([1.0, 5.0], 30), "dose": 100.0})
+        >>> table["y"] = 5 * np.exp(-clearance[table["id"]] / 20 * table["time"]) + 0.2 * rng.normal(size=60)
+        >>> model = NLME(structural=bolus1cpt, individual={"V": LogNormal(20, random=False), "CL": LogNormal(3, classes=2)},
+        ...              n_starts=1, n_iter=60, n_burn=40, verbose=False)
+        >>> model.fit(table, id="id", time="time", y="y", dose="dose").membership_["class"].value_counts().to_dict()
+        {1: 18, 2: 12}
         """
         check_fitted(self)
         return table(self)  # type: ignore[arg-type]
