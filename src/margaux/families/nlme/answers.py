@@ -22,7 +22,7 @@ from ...engine.outcome import RESULTS
 from ...numerics.compiling import compiled
 from ...numerics.inverse import guarded
 from ...numerics.precision import precision
-from . import bounds, classes, held, membership, shaped
+from . import bounds, classes, held, shaped
 from .individual import LogitNormal, LogNormal, Normal
 from .linearised import check_linearisable, linearised_information
 from .model import MixedEffects
@@ -129,7 +129,7 @@ def _computed_covariances(fitted: NLME) -> tuple[np.ndarray, np.ndarray, str]:
         params = jax.tree.map(lambda leaf: np.asarray(leaf, float), fit.params)
         jacobian = np.asarray(natural_jacobian(model, params, fitted._dropped)[1])
     message = info.message
-    lost = {*fitted._dropped, *membership.vanished(model, fit.params)}
+    lost = {*fitted._dropped, *classes.vanished(model, fit.params)}
     unknown = np.asarray([name in lost for name in fitted.params_])
     at_bound = bounds.reached(fitted)
     if singular or at_bound:
@@ -300,7 +300,7 @@ def effects(fitted: NLME) -> pd.DataFrame:
     if not names:
         return pd.DataFrame(index=fitted.data_.labels)
     means = model.means(fit.params, np.asarray(fit.data["design"]))
-    means = means if model.classes == 1 else means + membership.shifts_of(fitted)
+    means = means if model.classes == 1 else means + classes.likeliest_shifts(model, fit, modes(fitted))
     return pd.DataFrame(modes(fitted)[:, : len(names)] - means, columns=names, index=fitted.data_.labels)
 
 

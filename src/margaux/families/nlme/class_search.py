@@ -95,7 +95,7 @@ def estimate(build: Build, individual: dict[str, Individual], settings: Settings
             table.attrs |= {"gain": best[1] - at, "more": _size(best[0]) - _size(here)}
             here, at = best
     given = classes.count(here._model().model.individual)  # type: ignore[attr-defined]
-    edge = given < wanted or membership.vanished(here._model().model, here.params)  # type: ignore[arg-type]
+    edge = given < wanted or classes.vanished(here._model().model, here.params)  # type: ignore[arg-type]
     return dataclasses.replace(here, result=RESULTS.boundary) if edge else here, table
 
 

@@ -16,19 +16,24 @@ from typing import TYPE_CHECKING, Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+import scipy
 from jax.flatten_util import ravel_pytree
 from jaxtyping import Array, Float
 
+from ...numerics.precision import precision
 from . import derivatives
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from ...answers.fit import Fit
     from .individual import Individual
     from .model import MixedEffects
 
 #: the engine's parameters that the density of the individual parameters depends on
 OF_POPULATION = ("beta", "omega", "omega2", "share", "shift")
+#: share of the variance between classes below which that within them vanishes
+ALIKE = 1e-4
 
 
 def count(individual: Any) -> int:
@@ -160,6 +165,24 @@ def _numbered(params: dict) -> dict[str, np.ndarray]:
         size = sum(np.size(leaf) for leaf in jax.tree.leaves(params[name]))
         out[name], first = np.arange(first, first + size), first + size
     return out
+
+
+def likeliest_shifts(model: MixedEffects, fit: Fit, z: Float[np.ndarray, "n d"]) -> Float[np.ndarray, "n d"]:
+    """delta of the class that is most likely where individual parameters are."""
+    with precision(np.dtype(float)):
+        params, design, z = jax.tree.map(lambda leaf: jnp.asarray(leaf, float), (fit.params, fit.data["design"], z))
+        likely = jax.vmap(lambda z, design: posterior(model, params, z, design))(z, design)
+        return np.asarray(shifts(model, params))[np.argmax(likely, axis=1)]
+
+
+def vanished(model: MixedEffects, params: dict) -> list[str]:
+    """Names of the variances within classes that are next to none beside those between them."""
+    if model.classes == 1:
+        return []
+    p, own = scipy.special.softmax(np.r_[0.0, params["share"]]), np.zeros((model.classes, len(model.random)))
+    own[1:, places(model)] = np.reshape(params["shift"], (model.classes - 1, -1))
+    within, between = np.diagonal(model.covariances(params)), p @ (own - p @ own) ** 2
+    return [f"omega2_{model.names_of_random[place]}" for place in places(model) if within[place] < ALIKE * between[place]]
 
 
 def carried_over(source: MixedEffects, target: MixedEffects, params: dict) -> dict[str, Any]:

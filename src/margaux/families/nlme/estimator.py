@@ -86,8 +86,8 @@ class NLME(ModelBuilding, Criteria, Simulating, Writing, Membership, Parameters,
     Attributes:
         params_: natural scale, named `ka`, `beta_V[log(Weight/70)]`, `omega2_ka`, `gamma2_CL` (between occasions), `cov_V_CL`,
             `a`, `b` (of an output `a[cp]`), `lambda_V` and `nu_V` (of shapes of effects), `share_2` and `beta_CL[class 2]` (of
-            classes). stderr_: by Louis.
-        individual_: frame of conditional means, SDs and modes a subject. starts_: the screening. membership_. See `Fitted`.
+            classes, of which `membership_` has the probabilities of each subject). stderr_: by Louis.
+        individual_: frame of conditional means, SDs and modes a subject. starts_: the screening. See `Fitted`.
 
     Raises:
         ValueError, TypeError: bad input, before anything is fitted, naming subject and row.

@@ -9,7 +9,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pandas as pd
-import scipy
 
 from ...answers.certificate import Check
 from ...answers.posterior import each_unit
@@ -17,7 +16,7 @@ from ...answers.rules import best_rule
 from ...esteps import ImportanceSampling, ModeMixture
 from ...numerics.precision import precision
 from ...showing.parts import check_fitted
-from . import classes
+from . import answers, classes
 
 if TYPE_CHECKING:
     from ...answers.fit import Fit
@@ -30,8 +29,6 @@ if TYPE_CHECKING:
 DRAWS, POOL = 8000, 2000
 #: by how much modes that splits reached may differ in log-likelihood before it is told
 APART = 0.1
-#: share of the variance between classes below which that within them vanishes
-ALIKE = 1e-4
 #: a probability at which the class of a subject is about known
 SURE = 0.9
 
@@ -50,6 +47,19 @@ class Membership:
             ValueError: no parameter has classes.
 
         Reference: McLachlan and Peel, Finite Mixture Models (2000), section 1.15.
+
+        >>> import numpy as np
+        >>> import pandas as pd
+        >>> from margaux import NLME
+        >>> from margaux.nlme import LogNormal, bolus1cpt
+        >>> rng = np.random.default_rng(0)
+        >>> clearance = np.where(np.arange(30) < 12, 6.0, 2.0) * np.exp(0.2 * rng.normal(size=30))
+        >>> table = pd.DataFrame({"id": np.repeat(np.arange(30), 2), "time": np.tile([1.0, 5.0], 30), "dose": 100.0})
+        >>> table["y"] = 5 * np.exp(-clearance[table["id"]] / 20 * table["time"]) + 0.2 * rng.normal(size=60)
+        >>> model = NLME(structural=bolus1cpt, individual={"V": LogNormal(20, random=False), "CL": LogNormal(3, classes=2)},
+        ...              n_starts=1, n_iter=60, n_burn=40, verbose=False)
+        >>> model.fit(table, id="id", time="time", y="y", dose="dose").membership_["class"].value_counts().to_dict()
+        {1: 18, 2: 12}
         """
         check_fitted(self)
         return table(self)  # type: ignore[arg-type]
@@ -64,9 +74,7 @@ def table(fitted: NLME) -> pd.DataFrame:
     p = np.zeros((len(labels), wanted))
     p[:, 0] = 1.0
     if model.classes > 1:
-        from .answers import rule_of
-
-        p[:, : model.classes] = averaged(fitted.result_, rule_of(fitted))
+        p[:, : model.classes] = averaged(fitted.result_, answers.rule_of(fitted))
     out = pd.DataFrame(p, columns=[f"class {k}" for k in range(1, wanted + 1)])
     out["class"] = p.argmax(axis=1) + 1
     return out.set_axis(pd.Index(labels, name=fitted.data_.roles["id"]))
@@ -106,17 +114,6 @@ def draws(fitted: NLME, n_draws: int, key: int) -> np.ndarray:
     return np.swapaxes(np.take_along_axis(z, at[:, :, None], axis=1), 0, 1)
 
 
-def shifts_of(fitted: NLME) -> np.ndarray:
-    """delta of the class that is most likely at the conditional mode of each subject, (n, d)."""
-    from .answers import modes
-
-    model, fit = fitted.model_, fitted.result_
-    with precision(np.dtype(float)):
-        params, design, z = jax.tree.map(lambda leaf: jnp.asarray(leaf, float), (fit.params, fit.data["design"], modes(fitted)))
-        likely = jax.vmap(lambda z, design: classes.posterior(model, params, z, design))(z, design)
-        return np.asarray(classes.shifts(model, params))[np.argmax(likely, axis=1)]
-
-
 def levels(fitted: NLME) -> list[str]:
     """Of `NLME.predict`, those of classes."""
     return [f"class {k}" for k in range(1, fitted.model_.classes + 1)] if fitted.model_.classes > 1 else []
@@ -125,8 +122,6 @@ def levels(fitted: NLME) -> list[str]:
 def predicted(fitted: NLME, model: MixedEffects, data: LongData, units: dict, level: str) -> np.ndarray:
     """Predictions (n, T) for the typical subject of a class; for the population, which is their mean by the shares; or for
     individuals, of whom new ones get that of the population."""
-    from .answers import modes
-
     with precision(fitted.result_.dtype):
         params = jax.tree.map(jnp.asarray, fitted.result_.params)
         curve = jax.vmap(lambda z, y: model.outcome.prediction(model.psi(params, z, y["design"]), y["rows"]))
@@ -138,7 +133,7 @@ def predicted(fitted: NLME, model: MixedEffects, data: LongData, units: dict, le
         if level == "population":
             return out
         # A known subject's effects, added to the mean its new covariates give.
-        gaps = modes(fitted) - model.means(fitted.result_.params, np.asarray(fitted.result_.data["design"]))
+        gaps = answers.modes(fitted) - model.means(fitted.result_.params, np.asarray(fitted.result_.data["design"]))
         at = {label: gaps[i] for i, label in enumerate(fitted.data_.labels)}
         own = np.stack([at.get(label, np.zeros(gaps.shape[1])) for label in data.labels])
         values = np.asarray(jax.jit(curve)(typical[0] + own, units))
@@ -154,24 +149,13 @@ def told(fitted: NLME) -> str:
     return f"Most likely classes: {counts}; of {open_} subjects none has a probability of {SURE:g} (model.membership_ has all)."
 
 
-def vanished(model: MixedEffects, params: dict) -> list[str]:
-    """Names of the variances within classes that are next to none of those of the whole population."""
-    if model.classes == 1:
-        return []
-    p, own = scipy.special.softmax(np.r_[0.0, params["share"]]), np.zeros((model.classes, len(model.random)))
-    places = classes.places(model)
-    own[1:, places] = np.reshape(params["shift"], (model.classes - 1, -1))
-    within, between = np.diagonal(model.covariances(params)), p @ (own - p @ own) ** 2
-    return [f"omega2_{model.names_of_random[place]}" for place in places if within[place] < ALIKE * between[place]]
-
-
 def note(fitted: NLME) -> str:
     """What is to be said of classes; "" if there is nothing."""
     wanted, left = classes.count((fitted.individual or {}).items()), fitted.model_.classes
     if wanted == left:
         hardly = left > 1 and fitted.starts_.attrs["gain"] < _needed(fitted)
         said = [f"the data hardly ask for {left} classes: BIC is lower {_fewer(left)}"] if hardly else []
-        if alike := vanished(fitted.model_, fitted.result_.params):
+        if alike := classes.vanished(fitted.model_, fitted.result_.params):
             said.append(f"{', '.join(alike)} vanishes: the subjects of a class are alike, and it has no standard error")
         return "; ".join(said)
     of = "one population" if left == 1 else f"{left} classes"
@@ -199,13 +183,13 @@ def check(fitted: NLME) -> Check | None:
     gain, more = fitted.starts_.attrs["gain"], fitted.starts_.attrs["more"]
     needed, fewer = _needed(fitted), _fewer(model.classes)
     told = f"the log-likelihood is {gain:.2f} higher than {fewer}, with {more} parameters more"
-    if gain < needed:
-        sentence = (
-            f"The data hardly ask for {model.classes} classes: {told}, and BIC is lower {fewer}; standard errors of shares and "
-            "shifts take the classes for granted."
-        )
-        return Check("classes", gain, nan, needed, "careful", sentence)
     ended = fitted.starts_.loc[fitted.starts_["origin"] == f"{model.classes} classes", "split"].to_numpy(float)
     if np.ptp(ended) > APART:
         told += f"; splits ended in modes up to {np.ptp(ended):.1f} apart, of which the highest was kept (see starts_)"
+    if gain < needed:
+        sentence = (
+            f"The data hardly ask for {model.classes} classes: {told}; BIC is lower {fewer}, and standard errors of shares and "
+            "shifts take the classes for granted."
+        )
+        return Check("classes", gain, nan, needed, "careful", sentence)
     return Check("classes", gain, nan, needed, "pass", f"The data ask for {model.classes} classes: {told}.")
