@@ -121,14 +121,16 @@ def test_the_maximum_standard_errors_and_memberships_are_those_of_a_likelihood_b
     frame, _ = simulated(seed, times, **settings)
     logs, value = by_numpy(frame, times)
     about = [np.log(10), np.log(0.2), -2.0, 0.0]
-    starts = [[*about, shift, odds] for shift, odds in ((1.5, 0.0), *((((0.8, 1.0)), (1.5, -1.0)) if seed != 2 else ()))]
+    # Of the case that is quick to run, one start is enough.
+    starts = [[*about, 1.5, 0.0]] + ([] if seed == 2 else [[*about, 0.8, 1.0], [*about, 1.5, -1.0]])
     x, loglik, se = exact(value, starts)
     model = fitted(frame)
     u, sizes = own_coordinates(model.params_)
     assert float(model.loglik_) > loglik - 0.01
     assert abs(-value(u) - float(model.loglik_)) < 0.01
-    if float(model.loglik_) > loglik + 0.01:
-        pytest.skip("the oracle's searches missed the maximum")
+    if float(model.loglik_) > loglik + 0.01:  # the oracle's searches missed the maximum: they go on from where it is higher
+        x, loglik, se = exact(value, [u])
+        assert abs(float(model.loglik_) - loglik) < 0.01
     assert np.all(np.abs(u - x) < 0.1 * se)
     names = ("A", "k", "omega2_k", "a", "beta_k[class 2]", "share_2")
     ratios = np.array([model.stderr_[name] for name in names]) / (sizes * se)
