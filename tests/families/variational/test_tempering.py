@@ -73,10 +73,24 @@ def test_of_scores_that_are_alike_the_highest_temperature_is_taken():
     assert choose(None, MASKS, scores_by(means, noise=0.001), CLASSES, longer=False).candidate.temperature == 0.01
 
 
-@pytest.mark.parametrize(("gain", "length", "rising"), [(0.0, 1, False), (1.0, 4, True)])
+@pytest.mark.parametrize(("gain", "length", "rising"), [(0.0, 1, False), (1.0, 8, True)])
 def test_fits_are_made_longer_until_the_score_does_not_rise(gain, length, rising):
     found = choose("given", MASKS, lambda one, mask, n: np.arange(100.0)[mask] + gain * np.log2(n), CLASSES, longer=True)
     assert (found.length, found.rising, found.lengthened) == (length, rising, True)
+
+
+def test_a_plain_posterior_that_is_slower_to_find_is_taken_where_it_predicts_as_well():
+    own = np.random.default_rng(0).normal(size=100)
+
+    def scored(one, mask, length):
+        return own[mask] + (0.1 * np.log2(length) - 0.3 if one == PLAIN else -0.01 * (one.temperature != 0.1))
+
+    found = choose(None, MASKS, scored, CLASSES, longer=True)
+    assert (found.candidate, found.length) == (PLAIN, 8)
+    table: Any = found.table
+    assert table["length"].tolist() == [1] * (len(table) - 1) + [8] and table["held_out"].tolist()[-1] == 40
+    assert table.loc[table["chosen"], "difference"].tolist() == [0.0]
+    assert choose(None, MASKS, scored, CLASSES, longer=False).candidate == Candidate(0.1, "fan-in")
 
 
 def test_fits_that_fail_are_not_chosen():

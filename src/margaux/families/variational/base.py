@@ -51,7 +51,7 @@ class BayesianNetwork(Tempered, Stored, Judged, WeightPosterior, Conventional, a
     """What both estimators share: settings, the fit, saving."""
 
     def __init__(
-        self, *, network: Any = "tanh", weights: PyTree = None, method: str | AbstractAlgorithm = "adam",
+        self, *, network: Any = "tanh", weights: PyTree = None, method: str | AbstractAlgorithm | None = None,
         step: Step | None = None, spread: str = "weight", sigma: float | None = None,
         prior: float | str | AbstractWeightPrior | None = None,
         temperature: float | str = "auto", draws: str | None = None, n_draws: int | AbstractSchedule = 1,
@@ -130,7 +130,7 @@ class BayesianNetwork(Tempered, Stored, Judged, WeightPosterior, Conventional, a
             verdict = None  # whether it is long enough was asked of observations held out
         ended = not (stopped or fit.result.failed or fit.result is RESULTS.interrupted or verdict == FELL)
         params: Any = trained.best if stopped else fit.params
-        own = self.method == "adam" and self.step is None and self.average is None
+        own = self.method in (None, "adam") and self.step is None and self.average is None
         if ended and own:
             params = climbed(trained.model, params, scaled, outcome)
             fit = dataclasses.replace(fit, params=jax.tree.map(lambda leaf: np.asarray(leaf, fit.dtype), params))
@@ -161,14 +161,22 @@ class BayesianNetwork(Tempered, Stored, Judged, WeightPosterior, Conventional, a
             raise ValueError(f"n_blocks = {blocks} exceeds the {n} observations; pass at most {n}")
         spread: Any = self.spread
         # Below one the deviations end far below the prior's.
-        small = choice.searched and self.sigma is None and self.method == "adam" and spread == "weight"
+        method = self._method
+        small = choice.searched and self.sigma is None and method == "adam" and spread == "weight"
         sigma = SMALL if small else self.sigma
         return Settings(
-            method=self.method, step=self.step, spread=spread, sigma=sigma, n_draws=self.n_draws,
+            method=method, step=self.step, spread=spread, sigma=sigma, n_draws=self.n_draws,
             antithetic=self.antithetic, n_blocks=blocks, rows=self.rows, average=self.average, seed=self.random_state,
             epochs=self._epochs(blocks, choice), falling=choice.searched, temperature=choice.candidate.temperature,
             dtype=default_dtype(np.float32 if self.dtype is None else self.dtype), progress=self.verbose,
         )  # fmt: skip
+
+    @property
+    def _method(self) -> str | AbstractAlgorithm:
+        """The one that was asked for, or by default IVON, where it can be and its step is its own."""
+        if self.method is not None:
+            return self.method
+        return "ivon" if self.spread == "weight" and self.step is None else "adam"
 
     def _epochs(self, blocks: int, choice: Choice) -> int:
         if self.epochs is not None:

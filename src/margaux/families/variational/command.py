@@ -24,11 +24,14 @@ if TYPE_CHECKING:
 #: categories that a column of text may have, to be one-hot encoded
 CATEGORIES = 50
 NETWORKS, SPREADS = ("tanh", "relu"), ("weight", "tensor", "all")
-METHODS = ("adam", "ivon", "adagrad", "momentum", "bbb", "sag", "saga", "misso")
+METHODS = ("ivon", "adam", "adagrad", "momentum", "bbb", "sag", "saga", "misso")
 LIKELIHOODS = ("gaussian", "poisson")
 
 Network = Annotated[str, typer.Option(help="tanh or relu: a hidden layer of 100 units.", autocompletion=words(*NETWORKS))]
-Method = Annotated[str, typer.Option(help=f"{', '.join(METHODS[:-1])} or {METHODS[-1]}.", autocompletion=words(*METHODS))]
+Method = Annotated[
+    str | None,
+    typer.Option(help=f"{', '.join(METHODS[:-1])} or {METHODS[-1]}.", show_default="ivon", autocompletion=words(*METHODS)),
+]
 Spread = Annotated[
     str, typer.Option(help="What shares a standard deviation: weight, tensor or all.", autocompletion=words(*SPREADS))
 ]
@@ -53,7 +56,7 @@ def bayesian_classifier(
     run: Run,
     columns: Columns = None,
     network: Network = "tanh",
-    method: Method = "adam",
+    method: Method = None,
     spread: Spread = "weight",
     prior: Prior = None,
     temperature: Temperature = "auto",
@@ -74,7 +77,7 @@ def bayesian_regressor(
         str, typer.Option("--likelihood", "--family", help="gaussian, or poisson for counts.", autocompletion=words(*LIKELIHOODS))
     ] = "gaussian",
     network: Network = "tanh",
-    method: Method = "adam",
+    method: Method = None,
     spread: Spread = "weight",
     prior: Prior = None,
     temperature: Temperature = "auto",
@@ -123,7 +126,8 @@ def _fit(kind: str, data: Path, y: str, columns: str | None, settings: dict[str,
     from . import estimator as estimators
 
     for name, known in {"network": NETWORKS, "method": METHODS, "spread": SPREADS}.items():
-        among(settings[name], known, f"--{name}")
+        if settings[name] is not None:
+            among(settings[name], known, f"--{name}")
     sample = read(data, y, columns, validation, run.seed, classes=kind == "BayesianClassifier")
     run.notes += sample.notes
     own, held = (sample.x.to_numpy()[rows] for rows in (~sample.held, sample.held))

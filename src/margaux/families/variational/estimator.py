@@ -37,12 +37,13 @@ class BayesianClassifier(Classifier, BayesianNetwork):
     Args:
         network: "tanh" or "relu" (a hidden layer of 100 units), "lenet5", "resnet18"; an equinox module called on one
             observation; or a callable (weights, x (b, ...)) -> outputs (b, K), with `weights` its starting weights.
-        method: "adam", "ivon" (variational online Newton), "adagrad", "momentum", "bbb" (Bayes by Backprop), "sag", "saga",
-            "misso", or an algorithm.
+        method: "ivon" (variational online Newton), "adam", "adagrad", "momentum", "bbb" (Bayes by Backprop), "sag", "saga",
+            "misso", or an algorithm. By default "ivon", and "adam" where `step` is given or weights share deviations.
         step: its step; by default it is found: see `margaux.families.variational.methods`. A network of one layer and one
-            output (or two classes) ends at the maximum, by Newton's steps, where Adam has its default step and average.
-        spread: "weight", "tensor" or "all": what shares a standard deviation. sigma: where they begin, by default 0.1 by Adam and
-            Adagrad where each weight has its own, else 0.05.
+            output (or two classes) ends at the maximum, by Newton's steps, where step and average are left to it.
+        spread: "weight", "tensor" or "all": what shares a standard deviation. sigma: where they begin; by default, with IVON, at
+            most 0.1 and where each observation bends the objective by 0.1, 0.1 by Adam and Adagrad where each weight has its own,
+            else 0.05.
         prior: the standard deviation of normal weights, "fan-in" (N(0, 1/d) for the weights of a unit of d inputs, N(0, 1) for
             biases), or a prior such as `margaux.families.variational.priors.Laplace(0.1)`. By default "fan-in", or N(0, 1) at
             T = 1 where that predicts better; N(0, 1) at a temperature that is given.
@@ -53,7 +54,7 @@ class BayesianClassifier(Classifier, BayesianNetwork):
         n_draws: a number, or a schedule. antithetic: pairs z, -z.
         batch_size: observations a block; or n_blocks: the number of blocks, which are fixed.
         epochs: passes over the blocks; by default 20, and as many as make 3000 iterations. Where T is chosen, as many as make
-            2000, and twice or four times as many where the log score held out still rises.
+            2000, and twice, four or eight times as many where the log score held out still rises.
         average: of the iterates; by default the last one.
         standardize: the columns of a table (not of images).
         early_stopping: hold out `validation_fraction`, and stop when its ELBO has not risen for `n_iter_no_change` epochs.
@@ -138,7 +139,7 @@ class BayesianRegressor(Regressor, BayesianNetwork):
 
     def __init__(
         self, *, likelihood: str = "gaussian", noise: float = 1.0, noise_fixed: bool = False, network: Any = "tanh",
-        weights: PyTree = None, method: str | AbstractAlgorithm = "adam", step: Step | None = None, spread: str = "weight",
+        weights: PyTree = None, method: str | AbstractAlgorithm | None = None, step: Step | None = None, spread: str = "weight",
         sigma: float | None = None, prior: float | str | AbstractWeightPrior | None = None,
         temperature: float | str = "auto", draws: str | None = None,
         n_draws: int | AbstractSchedule = 1, antithetic: bool = False, batch_size: int = 128, n_blocks: int | None = None,

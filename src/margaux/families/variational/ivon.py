@@ -33,6 +33,17 @@ FIRST, KEPT = 0.1, 0.9
 NEWEST, TENTH = 0.01, 10.0
 #: curvature of a logarithm of a scale that is learned, an observation, and how far one moves in a step
 OF_SCALES, FARTHEST = 2.0, 0.05
+#: curvature an observation that a fit begins with, and the largest standard deviation
+BEGINNING, LARGEST = 0.1, 0.1
+
+
+def started(temperature: float, n: int) -> float:
+    """The standard deviations where a fit begins: a curvature too small would make its first steps too long.
+
+    >>> round(started(1.0, 1000), 6), round(started(0.01, 1000), 6)
+    (0.1, 0.01)
+    """
+    return min(LARGEST, (temperature / (n * BEGINNING)) ** 0.5)
 
 
 class Falling(AbstractSchedule):

@@ -23,7 +23,7 @@ from ...algorithms.updates import is_optimiser
 from ...problem.schedule import AbstractSchedule, as_schedule
 from .ivon import ivon
 
-Method = Literal["adam", "ivon", "adagrad", "momentum", "bbb", "sag", "saga", "misso"]
+Method = Literal["ivon", "adam", "adagrad", "momentum", "bbb", "sag", "saga", "misso"]
 
 #: methods that scale every coordinate by themselves
 ADAPTIVE = ("adam", "ivon", "adagrad")

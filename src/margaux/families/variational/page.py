@@ -57,7 +57,8 @@ def sections(model: Any, command: str | None = None) -> list[Section]:
 
 
 def _method(model: BayesianNetwork) -> str:
-    return model.method if isinstance(model.method, str) else type(model.method).__name__
+    method = model._method
+    return method if isinstance(method, str) else type(method).__name__
 
 
 def _step(model: BayesianNetwork) -> str:

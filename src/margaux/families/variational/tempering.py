@@ -23,8 +23,8 @@ import pandas as pd
 LADDER = (1.0, 0.3, 0.1, 0.03, 0.01, 0.003, 0.001)
 #: where the walk starts: of classes, and of numbers, whose noise is learned with the weights and vanishes where these are free
 CLASSES, NUMBERS = 3, 1
-#: standard errors that a longer fit must gain
-GAIN = 2.0
+#: standard errors that a longer fit must gain; and one of the plain posterior, which does not fit too much for being fitted long
+GAIN, GAIN_OF_PLAIN = 2.0, 1.0
 #: observations below which none can be spared; and from which on one fifth tells as much as five folds
 SPARED, PLENTY = 50, 1000
 #: parts of which each is held out in turn
@@ -32,7 +32,7 @@ FOLDS = 5
 #: log score of an observation by a fit that has failed
 FAILED = -1e6
 #: how often a fit may be made twice as long
-DOUBLINGS = 2
+DOUBLINGS = 3
 
 
 class Candidate(NamedTuple):
@@ -103,7 +103,8 @@ def choose(prior: str | None, masks: Sequence[np.ndarray], scored: Scored, start
 
     The ladder is walked from a start by the scores of all parts held out, and the plain posterior is scored beside it. Of
     temperatures whose score is within one standard error of the best one the highest is taken, the nearest to Bayes' rule. Then
-    fits of the chosen one are made twice as long, until that does not raise the score.
+    fits of the chosen one and of the plain posterior are made twice as long, until that does not raise the score: a
+    posterior that predicts well may only be slower to find. The plain one is taken where it is within a standard error, too.
 
     Args:
         prior: its name, where one is given. start: where the walk starts, in `LADDER`. longer: whether fits may be made longer.
@@ -132,33 +133,59 @@ def choose(prior: str | None, masks: Sequence[np.ndarray], scored: Scored, start
     differences = {one: all_of(one) - all_of(best) for one in walked}
     near = [one for one in walked if differences[one].mean() >= -_error(differences[one])]
     chosen = near[0] if best in walked else best
-    table = _table(tried, {one: all_of(one) for one in tried}, chosen)
-    # Two parts tell enough of the length, which costs more than all else.
-    some = masks[:2]
-    length, rising, best = 1, False, np.concatenate(scores[chosen][: len(some)])
-    for _ in range(DOUBLINGS if longer else 0):
-        twice = np.concatenate([scored(chosen, mask, 2 * length) for mask in some])
-        rising = bool((twice - best).mean() > GAIN * _error(twice - best))
-        if not rising:
-            break
-        length, best = 2 * length, twice
-    return Choice(chosen, length, rising, table, _said(chosen, table, tried[0]), longer)
+    found = {one: _Length(1, False, all_of(one)) for one in (chosen, tried[0])}
+    if longer:
+        # Two parts tell enough of the length, which costs more than all else.
+        gains = {one: GAIN_OF_PLAIN if one == tried[0] else GAIN for one in found}
+        found = {one: _lengthened(one, scores[one], masks[:2], scored, gain) for one, gain in gains.items()}
+        gap = found[tried[0]].scores - found[chosen].scores
+        chosen = tried[0] if gap.mean() >= -_error(gap) else chosen
+    table = _table(tried, {one: all_of(one) for one in tried}, found, chosen)
+    return Choice(chosen, found[chosen].times, found[chosen].rising, table, _said(chosen, table, tried[0]), longer)
+
+
+class _Length(NamedTuple):
+    """Of fits of one candidate: how often the shortest, whether the score still rose with that, and their scores."""
+
+    times: int
+    rising: bool
+    scores: np.ndarray
+
+
+def _lengthened(
+    one: Candidate, shortest: list[np.ndarray], masks: Sequence[np.ndarray], scored: Scored, gain: float
+) -> _Length:
+    """Fits twice as long, until that does not raise the score by so many standard errors."""
+    found = _Length(1, False, np.concatenate(shortest[: len(masks)]))
+    for _ in range(DOUBLINGS):
+        twice = np.concatenate([scored(one, mask, 2 * found.times) for mask in masks])
+        gained = twice - found.scores
+        if not gained.mean() > gain * _error(gained):
+            return found._replace(rising=False)
+        found = _Length(2 * found.times, True, twice)
+    return found
 
 
 def _error(differences: np.ndarray) -> float:
     return float(differences.std(ddof=1) / np.sqrt(len(differences)))
 
 
-def _table(tried: Sequence[Candidate], scores: dict[Candidate, np.ndarray], chosen: Candidate) -> pd.DataFrame:
+def _table(
+    tried: Sequence[Candidate], scores: dict[Candidate, np.ndarray], longer: dict[Candidate, _Length], chosen: Candidate
+) -> pd.DataFrame:
+    """A row a candidate, and one more of each that was made longer."""
+    of = [(one, 1, scores[one]) for one in tried]
+    of += [(one, length.times, length.scores) for one, length in longer.items() if length.times > 1]
+    last = longer[chosen]
     rows = []
-    for one in tried:
-        own = scores[one]
-        difference = own - scores[chosen]
+    for one, times, own in of:
+        both = min(len(own), len(last.scores))
+        difference = own[:both] - last.scores[:both]
         figures = [own.mean(), difference.mean(), _error(difference)]
         if np.any(own == FAILED):
             figures = [np.nan] * 3
-        rows.append([one.temperature, one.prior, *figures, len(own), one == chosen])
-    names = pd.Index(["temperature", "prior", "log_score", "difference", "se", "held_out", "chosen"])
+        rows.append([one.temperature, one.prior, times, *figures, len(own), one == chosen and times == last.times])
+    names = pd.Index(["temperature", "prior", "length", "log_score", "difference", "se", "held_out", "chosen"])
     return pd.DataFrame(rows, columns=names)
 
 

@@ -25,7 +25,7 @@ from .curvature import largest_curvature
 from .draws import AbstractDraws, Shared
 from .evaluation import slice_size
 from .ivon import FIRST as STEP_OF_IVON
-from .ivon import Falling
+from .ivon import Falling, started
 from .likelihoods import AbstractLikelihood
 from .methods import FIRST, TABLES, algorithm, check_method, default_step, falling, needs_curvature
 from .model import Variational, block_size, blocks, padded_size
@@ -115,9 +115,11 @@ def train(
     # What many weights share is better begun small: large, it drowns the means while they learn. So is what gives a step from
     # the curvature: noise hides it, and the step is too large for what comes.
     small = settings.spread != "weight" or needs_curvature(settings.method)
-    sigma = (0.05 if small else 0.1) if settings.sigma is None else settings.sigma
     dtype = np.dtype(settings.dtype)
     n = len(y)
+    sigma = settings.sigma
+    if sigma is None:
+        sigma = started(settings.temperature, n) if settings.method == "ivon" else 0.05 if small else 0.1
     with precision(dtype):
         one = jax.tree.map(lambda leaf: np.asarray(leaf[:1]), x)
         slices = math.ceil(n / settings.n_blocks / slice_size(network, weights, one, dtype))
