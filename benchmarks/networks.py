@@ -1,6 +1,6 @@
 """Bayesian networks with nothing chosen, beside networks of point estimates, on observations that chose nothing.
 
-    python benchmarks/networks.py [digits moons diabetes concrete] [--splits 5]
+    python benchmarks/networks.py [digits moons fours diabetes concrete] [--splits 5]
 
 Contestants: margaux's default; scikit-learn's network with weight decay by cross-validation; five of its networks averaged, with
 its own weight decay and with that of cross-validation; and one stopped early. All have a hidden layer of 100 tanh units and
@@ -34,6 +34,7 @@ from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 
 import margaux as mx
+from margaux.datasets.images import load_mnist
 from margaux.examples.digits import split
 from margaux.families.variational import scores
 
@@ -60,6 +61,15 @@ def moons(seed: int) -> Sample:
     x, y = make_moons(200, noise=0.3, random_state=seed)
     new, outcome = make_moons(2000, noise=0.3, random_state=100 + seed)
     return Sample(x, y, new, outcome)
+
+
+def fours(seed: int) -> Sample:
+    """4 against 9 of MNIST, of the folder MARGAUX_DATA or downloaded: 800 and 200."""
+    images, labels = load_mnist()
+    chosen = np.random.default_rng(seed).choice(np.flatnonzero((labels == 4) | (labels == 9)), 1000, replace=False)
+    x = images[chosen].reshape(1000, -1).astype(float)
+    varying = x[:800].std(axis=0) > 0
+    return parted(x[:, varying], labels[chosen] == 9, 200, seed)
 
 
 def diabetes(seed: int) -> Sample:
@@ -185,6 +195,7 @@ def decay_of(net: Any, step: str, x: np.ndarray, y: np.ndarray, scoring: str) ->
 SETS: dict[str, tuple[Callable[[int], Sample], Callable[..., Any], Callable[..., dict[str, float]]]] = {
     "digits": (digits, classes, scored_classes),
     "moons": (moons, classes, scored_classes),
+    "fours": (fours, classes, scored_classes),
     "diabetes": (diabetes, numbers, scored_numbers),
     "concrete": (concrete, numbers, scored_numbers),
 }

@@ -1,5 +1,6 @@
 """Temperatures of Bayesian networks: what they maximise, against closed forms, and how they are chosen."""
 
+from collections import defaultdict
 from typing import Any
 
 import equinox as eqx
@@ -25,6 +26,7 @@ from margaux.families.variational.tempering import (
     PLAIN,
     RISING,
     SETTLED,
+    WIDTHS,
     Candidate,
     choose,
     folds,
@@ -35,9 +37,11 @@ MASKS = [np.arange(100) % 5 == k for k in range(5)]
 
 
 def scores_by(means, noise=0.1, longer=0.0):
-    """Log scores of so much on the average by candidate, whose observations differ; a fit twice as long gains so much."""
+    """Log scores of so much on the average by candidate, whose observations differ; a fit twice as long gains so much. What has
+    no mean is far below."""
     rng = np.random.default_rng(0)
-    own = {one: mean + noise * rng.normal(size=100) for one, mean in means.items()}
+    own = defaultdict(lambda: np.full(100, -99.0))
+    own |= {one: mean + noise * rng.normal(size=100) for one, mean in means.items()}
 
     def scored(one, mask, length):
         return own[one][mask] + longer * np.log2(length)
@@ -64,6 +68,17 @@ def test_the_ladder_is_walked_to_the_highest_score(start, at):
 def test_the_plain_posterior_is_kept_where_it_is_best():
     found = choose(None, MASKS, scores_by(peaked(3, plain=1.0)), CLASSES, longer=False)
     assert found.candidate == PLAIN and found.said.count("-") == 0
+
+
+@pytest.mark.parametrize(
+    ("half", "quarter", "width"), [(0.5, 0.7, "fan-in / 4"), (0.5, 0.4, "fan-in / 2"), (-0.5, 0.7, "fan-in")]
+)
+def test_a_prior_is_made_narrower_while_that_predicts_better(half, quarter, width):
+    narrower = {Candidate(0.1, "fan-in / 2"): half, Candidate(0.1, "fan-in / 4"): quarter}
+    found = choose(None, MASKS, scores_by(peaked(2) | narrower, noise=0.01), CLASSES, longer=False)
+    assert found.candidate == Candidate(0.1, width)
+    assert choose("given", MASKS, lambda one, mask, n: np.zeros(100)[mask], CLASSES, longer=False).candidate.prior == "given"
+    np.testing.assert_allclose(fan_in({"a": np.zeros((3, 2))}, WIDTHS["fan-in / 4"]).scales, 0.25)
 
 
 def test_of_scores_that_are_alike_the_highest_temperature_is_taken():
@@ -97,7 +112,8 @@ def test_fits_that_fail_are_not_chosen():
     means = peaked(5) | {PLAIN: FAILED, Candidate(0.003, "fan-in"): FAILED}
     found = choose(None, MASKS, scores_by(means, noise=0.0), CLASSES, longer=False)
     assert found.candidate.temperature == 0.01
-    by_temperature: Any = found.table.set_index("temperature")["log_score"]
+    wide = found.table[found.table["prior"] != "fan-in / 2"]
+    by_temperature: Any = wide.set_index("temperature")["log_score"]
     assert by_temperature.loc[[1.0, 0.003]].isna().all() and np.isfinite(by_temperature.loc[0.01])
 
 

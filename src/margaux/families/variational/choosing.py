@@ -21,7 +21,20 @@ from .fan_in import fan_in
 from .likelihoods import Categorical
 from .observations import Scaling
 from .priors import AbstractWeightPrior, Normal
-from .tempering import CLASSES, FAILED, NUMBERS, PLAIN, SPARED, Candidate, Choice, choose, folds, kept_plain, log_scores
+from .tempering import (
+    CLASSES,
+    FAILED,
+    NUMBERS,
+    PLAIN,
+    SPARED,
+    WIDTHS,
+    Candidate,
+    Choice,
+    choose,
+    folds,
+    kept_plain,
+    log_scores,
+)
 from .training import Trained, train
 
 if TYPE_CHECKING:
@@ -80,8 +93,8 @@ class Tempered:
 
     def _prior(self, name: str, weights: PyTree) -> AbstractWeightPrior:
         """By the name that a candidate has."""
-        if name == "fan-in":
-            return fan_in(weights)
+        if name in WIDTHS:
+            return fan_in(weights, WIDTHS[name])
         if name == PLAIN.prior:
             return Normal(1.0)
         given: Any = self.prior

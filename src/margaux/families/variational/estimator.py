@@ -45,8 +45,8 @@ class BayesianClassifier(Classifier, BayesianNetwork):
             most 0.1 and where each observation bends the objective by 0.1, 0.1 by Adam and Adagrad where each weight has its own,
             else 0.05.
         prior: the standard deviation of normal weights, "fan-in" (N(0, 1/d) for the weights of a unit of d inputs, N(0, 1) for
-            biases), or a prior such as `margaux.families.variational.priors.Laplace(0.1)`. By default "fan-in", or N(0, 1) at
-            T = 1 where that predicts better; N(0, 1) at a temperature that is given.
+            biases), or a prior such as `margaux.families.variational.priors.Laplace(0.1)`. By default "fan-in", that
+            divided by two or four, or N(0, 1) at T = 1, whichever predicts best; N(0, 1) at a temperature that is given.
         temperature: T, or "auto". Of one layer, and of fewer than 50 observations, "auto" is 1; of fewer than 1000 it is by
             cross-validation in five parts, else by one fifth held out. It takes five to thirty times as long as a fit.
         draws: "local" (default for margaux's networks of mostly dense layers), "flipout" (default for other equinox modules),

@@ -14,15 +14,19 @@ from .draws import channels, is_linear
 from .priors import ByTensor
 
 
-def fan_in(weights: PyTree) -> ByTensor:
+def fan_in(weights: PyTree, narrower: float = 1.0) -> ByTensor:
     """The prior of a network's weights. Of a callable, whose layers are not known, all scales are one.
+
+    Args:
+        narrower: what all scales are divided by.
 
     >>> import equinox as eqx
     >>> layer = eqx.nn.Linear(64, 10, key=jax.random.key(0))
     >>> [float(scale) for scale in fan_in(eqx.filter(layer, eqx.is_inexact_array)).scales]
     [0.125, 1.0]
     """
-    return ByTensor(jax.tree.leaves(jax.tree.map(_scales, weights, is_leaf=is_linear)))
+    scales = jax.tree.leaves(jax.tree.map(_scales, weights, is_leaf=is_linear))
+    return ByTensor([scale / narrower for scale in scales])
 
 
 def _scales(part: Any) -> Any:

@@ -33,6 +33,8 @@ FIRST, KEPT = 0.1, 0.9
 NEWEST, TENTH = 0.01, 10.0
 #: curvature of a logarithm of a scale that is learned, an observation, and how far one moves in a step
 OF_SCALES, FARTHEST = 2.0, 0.05
+#: how far a mean moves in a step: its curvature is not known yet at the start
+REACH = 0.1
 #: curvature an observation that a fit begins with, and the largest standard deviation
 BEGINNING, LARGEST = 0.1, 0.1
 
@@ -112,7 +114,9 @@ class IVON(AbstractUpdate):
             for name, value in params.items()
             if name not in ("mean", "log_sigma")
         }
-        moved["mean"] = each(lambda m, g, a: m + delta * g / (1 - KEPT**k) / a, params["mean"], direction, bent)
+        moved["mean"] = each(
+            lambda m, g, a: m + jnp.clip(delta * g / (1 - KEPT**k) / a, -REACH, REACH), params["mean"], direction, bent
+        )
         moved["log_sigma"] = each(lambda a: jnp.log(share / a) / 2, bent)
         return problem.land(moved, delta), {"direction": direction, "curvature": bent}
 

@@ -6,8 +6,9 @@ observations predict best well below one (Wenzel et al. 2020, "How good is the B
 The weight of the divergence is learned from predictions, as in SafeBayes (Gruenwald and van Ommen 2017), here from predictions of
 observations held out: a fifth of them, or each of five parts in turn where they are few.
 
-Priors are $N(0, 1/d)$ for the weights of a unit of d inputs (see `fan_in`), so that T alone is left to tell how much a network is
-held back; $N(0, 1)$ at T = 1, the plain posterior, is tried beside them.
+Priors are $N(0, 1/d)$ for the weights of a unit of d inputs (see `fan_in`), and where it predicts better at the temperature that
+was found a half or a quarter as wide: T tells how much noise the weights have, and $T/s^2$, s the width of the prior, how much
+they are held back. $N(0, 1)$ at T = 1, the plain posterior, is tried beside them.
 """
 
 from __future__ import annotations
@@ -21,6 +22,8 @@ import pandas as pd
 
 #: temperatures that are tried, from the one at a start down, or up, as long as the score rises
 LADDER = (1.0, 0.3, 0.1, 0.03, 0.01, 0.003, 0.001)
+#: priors that are tried in turn, each narrower than the one before, with what their standard deviations are divided by
+WIDTHS = {"fan-in": 1.0, "fan-in / 2": 2.0, "fan-in / 4": 4.0}
 #: where the walk starts: of classes, and of numbers, whose noise is learned with the weights and vanishes where these are free
 CLASSES, NUMBERS = 3, 1
 #: standard errors that a longer fit must gain; and one of the plain posterior, which does not fit too much for being fitted long
@@ -36,7 +39,7 @@ DOUBLINGS = 3
 
 
 class Candidate(NamedTuple):
-    """A temperature, and the name of a prior: "fan-in", "N(0, 1)" or "given"."""
+    """A temperature, and the name of a prior: one of `WIDTHS`, "N(0, 1)" or "given"."""
 
     temperature: float
     prior: str
@@ -102,9 +105,10 @@ def choose(prior: str | None, masks: Sequence[np.ndarray], scored: Scored, start
     """The candidate of the highest mean log score, and how long its fit has to be.
 
     The ladder is walked from a start by the scores of all parts held out, and the plain posterior is scored beside it. Of
-    temperatures whose score is within one standard error of the best one the highest is taken, the nearest to Bayes' rule. Then
-    fits of the chosen one and of the plain posterior are made twice as long, until that does not raise the score: a
-    posterior that predicts well may only be slower to find. The plain one is taken where it is within a standard error, too.
+    temperatures whose score is within one standard error of the best one the highest is taken, the nearest to Bayes' rule, and
+    with it the prior is made narrower as long as the score rises, unless it was given. Then fits of the chosen one and of the
+    plain posterior are made twice as long, until that does not raise the score: a posterior that predicts well may only be slower
+    to find. The plain one is taken where it is within a standard error, too.
 
     Args:
         prior: its name, where one is given. start: where the walk starts, in `LADDER`. longer: whether fits may be made longer.
@@ -128,11 +132,16 @@ def choose(prior: str | None, masks: Sequence[np.ndarray], scored: Scored, start
         if at != start:
             break
     walked = [one for one in steps if one in scores]
-    tried = list(dict.fromkeys([plain(prior), *walked]))
-    best = max(tried, key=mean)
+    best = max((plain(prior), *walked), key=mean)
     differences = {one: all_of(one) - all_of(best) for one in walked}
     near = [one for one in walked if differences[one].mean() >= -_error(differences[one])]
     chosen = near[0] if best in walked else best
+    for name in [*WIDTHS][1:] if prior is None and chosen in walked else ():
+        one = chosen._replace(prior=name)
+        if mean(one) <= mean(chosen):
+            break
+        chosen = one
+    tried = list(dict.fromkeys([plain(prior), *walked, *scores]))
     found = {one: _Length(1, False, all_of(one)) for one in (chosen, tried[0])}
     if longer:
         # Two parts tell enough of the length, which costs more than all else.
@@ -152,9 +161,7 @@ class _Length(NamedTuple):
     scores: np.ndarray
 
 
-def _lengthened(
-    one: Candidate, shortest: list[np.ndarray], masks: Sequence[np.ndarray], scored: Scored, gain: float
-) -> _Length:
+def _lengthened(one: Candidate, shortest: list[np.ndarray], masks: Sequence[np.ndarray], scored: Scored, gain: float) -> _Length:
     """Fits twice as long, until that does not raise the score by so many standard errors."""
     found = _Length(1, False, np.concatenate(shortest[: len(masks)]))
     for _ in range(DOUBLINGS):
@@ -177,10 +184,11 @@ def _table(
     of = [(one, 1, scores[one]) for one in tried]
     of += [(one, length.times, length.scores) for one, length in longer.items() if length.times > 1]
     last = longer[chosen]
+    theirs = scores[chosen] if last.times == 1 else last.scores
     rows = []
     for one, times, own in of:
-        both = min(len(own), len(last.scores))
-        difference = own[:both] - last.scores[:both]
+        both = min(len(own), len(theirs))
+        difference = own[:both] - theirs[:both]
         figures = [own.mean(), difference.mean(), _error(difference)]
         if np.any(own == FAILED):
             figures = [np.nan] * 3
