@@ -69,7 +69,7 @@ def fours(seed: int) -> Sample:
     chosen = np.random.default_rng(seed).choice(np.flatnonzero((labels == 4) | (labels == 9)), 1000, replace=False)
     x = images[chosen].reshape(1000, -1).astype(float)
     varying = x[:800].std(axis=0) > 0
-    return parted(x[:, varying], labels[chosen] == 9, 200, seed)
+    return parted(x[:, varying], (labels[chosen] == 9).astype(int), 200, seed)
 
 
 def diabetes(seed: int) -> Sample:
