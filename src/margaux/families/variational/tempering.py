@@ -144,9 +144,8 @@ def choose(prior: str | None, masks: Sequence[np.ndarray], scored: Scored, start
     tried = list(dict.fromkeys([plain(prior), *walked, *scores]))
     found = {one: _Length(1, False, all_of(one)) for one in (chosen, tried[0])}
     if longer:
-        # Two parts tell enough of the length, which costs more than all else.
         gains = {one: GAIN_OF_PLAIN if one == tried[0] else GAIN for one in found}
-        found = {one: _lengthened(one, scores[one], masks[:2], scored, gain) for one, gain in gains.items()}
+        found = {one: _lengthened(one, scores[one], masks, scored, gain) for one, gain in gains.items()}
         gap = found[tried[0]].scores - found[chosen].scores
         chosen = tried[0] if gap.mean() >= -_error(gap) else chosen
     table = _table(tried, {one: all_of(one) for one in tried}, found, chosen)
@@ -162,15 +161,19 @@ class _Length(NamedTuple):
 
 
 def _lengthened(one: Candidate, shortest: list[np.ndarray], masks: Sequence[np.ndarray], scored: Scored, gain: float) -> _Length:
-    """Fits twice as long, until that does not raise the score by so many standard errors."""
-    found = _Length(1, False, np.concatenate(shortest[: len(masks)]))
+    """Fits twice as long, until that does not raise the score by so many standard errors: of two parts held out, which tell
+    enough of the length; then all are fitted as long as that."""
+    some, times, rising = masks[:2], 1, False
+    best = np.concatenate(shortest[: len(some)])
     for _ in range(DOUBLINGS):
-        twice = np.concatenate([scored(one, mask, 2 * found.times) for mask in masks])
-        gained = twice - found.scores
-        if not gained.mean() > gain * _error(gained):
-            return found._replace(rising=False)
-        found = _Length(2 * found.times, True, twice)
-    return found
+        twice = np.concatenate([scored(one, mask, 2 * times) for mask in some])
+        rising = bool((twice - best).mean() > gain * _error(twice - best))
+        if not rising:
+            break
+        times, best = 2 * times, twice
+    if times == 1:
+        return _Length(1, False, np.concatenate(shortest))
+    return _Length(times, rising, np.concatenate([best, *(scored(one, mask, times) for mask in masks[2:])]))
 
 
 def _error(differences: np.ndarray) -> float:
@@ -184,11 +187,9 @@ def _table(
     of = [(one, 1, scores[one]) for one in tried]
     of += [(one, length.times, length.scores) for one, length in longer.items() if length.times > 1]
     last = longer[chosen]
-    theirs = scores[chosen] if last.times == 1 else last.scores
     rows = []
     for one, times, own in of:
-        both = min(len(own), len(theirs))
-        difference = own[:both] - theirs[:both]
+        difference = own - last.scores
         figures = [own.mean(), difference.mean(), _error(difference)]
         if np.any(own == FAILED):
             figures = [np.nan] * 3
