@@ -8,10 +8,10 @@ standardised columns. What is a density of numbers has the noise of residuals of
 learns its own. Means over the splits, each with its own observations to be predicted. Log scores of five splits, on two cores:
 
                                      digits    moons  diabetes  concrete
-    margaux, default                 -0.096   -0.248    -5.449    -3.287
-    weight decay by cross-validation -0.096   -0.268    -5.431    -3.215
+    margaux, default                 -0.087   -0.255    -5.450    -3.217
+    weight decay by cross-validation -0.097   -0.268    -5.431    -3.215
     five networks                    -0.099   -3.831    -5.982    -3.840
-    five networks, weight decay      -0.094   -0.267    -5.431    -3.214
+    five networks, weight decay      -0.096   -0.267    -5.431    -3.214
     stopped early                    -0.242   -0.552    -5.463    -3.756
 """
 

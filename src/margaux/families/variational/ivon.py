@@ -70,9 +70,9 @@ class IVON(AbstractUpdate):
     r"""$\mu\leftarrow\mu+\delta_k\bar g/a$ with $\bar g$ a running mean of $\partial_\mu F$, and $\sigma^2 = T/(na)$.
 
     The curvature is averaged by $a\leftarrow a+\rho(\hat a-a)+\tfrac{\rho^2}2(\hat a-a)^2/a$, which is positive whatever the
-    estimates are (Lin, Schmidt and Khan 2020, "Handling the positive-definite constraint in
-    the Bayesian learning rule"). Logarithms of scales that are learned, such as the noise, follow their
-    own score over the curvature two that they have at a maximum.
+    estimates are (Lin, Schmidt and Khan 2020, "Handling the positive-definite constraint in the Bayesian learning rule"). No mean
+    moves by more than `REACH`. Logarithms of scales that are learned, such as the noise, follow their own score over the
+    curvature two that they have at a maximum.
 
     Args:
         step: $\delta_k$, without units: one is Newton's own step.
