@@ -13,6 +13,8 @@ from scipy import special, stats
 
 import margaux as mx
 from helpers import logistic_normal, random_intercept
+from margaux.answers.marginals import log_likelihoods
+from margaux.answers.rules import laplace_rule
 from margaux.numerics.precision import precision
 
 
@@ -76,6 +78,29 @@ def test_it_is_exact_where_posteriors_are_gaussian():
         for name, truth in problem.mle.items():
             assert abs(fit.params[name] - truth) < 1e-3 * problem.se[name]
         assert float(fit.trace["log_marginal"][-1, 0]) == pytest.approx(problem.loglik, abs=1e-6)
+
+
+def test_sizes_of_coordinates_save_iterations():
+    problem = random_intercept()
+    counts, log_scale = [], problem.se["tau2"] / problem.mle["tau2"]
+    for sizes in (None, {"mu": np.asarray(problem.se["mu"]), "tau2": np.asarray(log_scale)}):
+        fit = climb(problem.model, problem.data, mx.Laplace(), problem.start, mx.lbfgs(sizes=sizes), space=problem.space)
+        assert fit.result is mx.RESULTS.stopped
+        assert all(abs(fit.params[name] - truth) < 1e-3 * problem.se[name] for name, truth in problem.mle.items())
+        counts.append(fit.n_iter)
+    assert counts[1] < counts[0]
+    for sizes, sentence in (({"mu": 1.0}, "sizes holds 1 numbers"), ({"mu": -1.0}, "must be positive")):
+        with pytest.raises(ValueError, match=sentence):
+            climb(problem.model, problem.data, mx.Laplace(), problem.start, mx.lbfgs(sizes=sizes), space=problem.space)
+
+
+def test_modes_are_followed_from_near_by_to_the_same_likelihood():
+    problem = random_intercept()
+    fit = climb(problem.model, problem.data, mx.Laplace(), problem.start, space=problem.space)
+    afar, near = laplace_rule(fit), laplace_rule(fit, near={"mean": np.asarray(fit.rows["mean"][0]) + 0.5})
+    np.testing.assert_allclose(near.rows["mean"], afar.rows["mean"], atol=1e-6)
+    values = log_likelihoods(fit, mx.Laplace(), fit.params, near.rows)
+    assert values.shape == (40,) and values.sum() == pytest.approx(problem.loglik, abs=1e-6)
 
 
 def test_weighted_draws_correct_its_bias():

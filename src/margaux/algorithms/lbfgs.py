@@ -45,15 +45,21 @@ class LBFGS(AbstractClimb):
     far as B tells.
 
     Args:
+        first: length of the first step, where nothing is known of `sizes`: about what standard errors of the coordinates are.
         memory: iterations that are remembered.
     """
 
     first: Array | np.ndarray
+    sizes: PyTree
     memory: int = eqx.field(static=True)
     average: AbstractAverage
 
     def init(self, problem, params, per_unit):
         u, _ = ravel_pytree(problem.space.to_unconstrained(params))
+        if self.sizes is not None and ravel_pytree(self.sizes)[0].size != u.size:
+            raise ValueError(
+                f"sizes holds {ravel_pytree(self.sizes)[0].size} numbers and the parameters have {u.size} coordinates"
+            )
         zero = jnp.zeros((), u.dtype)
         return _Point(u, zero - jnp.inf, 0 * u, 0 * u, zero, self._remembering.init(u))
 
@@ -73,17 +79,19 @@ class LBFGS(AbstractClimb):
         value, slope, _ = penalised(problem, back, u)
         value, slope = info["log_marginal"] - value, score - slope
 
+        sizes = jnp.ones_like(u) if self.sizes is None else ravel_pytree(self.sizes)[0].astype(u.dtype)
         first = jnp.isneginf(best.value)
         promised = best.share * jnp.sum(best.direction * best.gradient)
         gained = value - best.value
         sound = jnp.isfinite(value) & jnp.all(jnp.isfinite(slope))
         taken = first | (sound & (gained >= ARMIJO * promised - ROUNDING * jnp.abs(best.value)))
         towards: Any
-        towards, memory = self._remembering.update(-slope, best.memory, u)
+        towards, memory = self._remembering.update(-slope * sizes, best.memory, u / sizes)
         # Until a step is known, and where the memory misleads, one of the given length along the gradient.
-        lost = first | ~(jnp.sum(-towards * slope) > 0)
+        lost = first | ~(jnp.sum(-towards * sizes * slope) > 0)
         tiny = jnp.finfo(u.dtype).tiny
-        direction = jnp.where(lost, slope * self.first / jnp.maximum(jnp.linalg.norm(slope), tiny), -towards)
+        length = 1.0 if self.sizes is not None else self.first / jnp.maximum(jnp.linalg.norm(slope), tiny)
+        direction = jnp.where(lost, length * sizes**2 * slope, -towards * sizes)
         share = 1 / jnp.maximum(jnp.max(jnp.abs(direction) / (LEAP + jnp.abs(u))), 1.0)
         shorter = jnp.clip(jnp.nan_to_num(promised / (2 * (promised - gained)), nan=LEAST), LEAST, MOST) * best.share
         now = _Point(u, value, slope, direction, share.astype(u.dtype), memory)

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, TypeAlias
 
+import jax
 import numpy as np
+from jaxtyping import PyTree
 
 from ..esteps import AbstractEStep
 from ..problem.model import AbstractModel
@@ -120,13 +122,17 @@ def newton(radius: float = 1000.0, average: AbstractAverage | None = None) -> Ab
     return Newton(radius=_positive("radius", radius), average=average or LastIterate())
 
 
-def lbfgs(memory: int = 10, first: float = 0.1, average: AbstractAverage | None = None) -> AbstractAlgorithm:
+def lbfgs(
+    memory: int = 10, first: float = 0.1, average: AbstractAverage | None = None, sizes: PyTree = None
+) -> AbstractAlgorithm:
     r"""Limited-memory BFGS on $\log p(y\mid\theta)$: as `newton`, for hundreds of parameters and more, by gradients alone.
 
     See `margaux.algorithms.LBFGS`. It ends as `newton` does, by what it has learned of the curvature.
 
     Args:
         memory: iterations whose changes of the gradient are remembered. first: length of the first step.
+        sizes: about what the standard errors of the unconstrained coordinates will be, a tree like the parameters: steps are
+            then measured in these, and the first is Newton's, had they been right and independent.
 
     >>> import jax, numpy as np, margaux as mx
     >>> normal = jax.scipy.stats.norm.logpdf
@@ -142,7 +148,9 @@ def lbfgs(memory: int = 10, first: float = 0.1, average: AbstractAverage | None 
     """
     if memory < 1:
         raise ValueError(f"memory must be at least 1, got {memory}")
-    return LBFGS(first=_positive("first", first), memory=memory, average=average or LastIterate())
+    if not all(np.all(np.isfinite(leaf) & (np.asarray(leaf) > 0)) for leaf in jax.tree.leaves(sizes)):
+        raise ValueError("sizes must be positive and finite: about what standard errors of the unconstrained coordinates will be")
+    return LBFGS(first=_positive("first", first), sizes=sizes, memory=memory, average=average or LastIterate())
 
 
 def isgd(step: Step | None = None, average: AbstractAverage | None = None) -> AbstractAlgorithm:

@@ -176,11 +176,21 @@ def _by_draws(fit: Fit, size: int, draws: int) -> Rule:
     return Rule(MCMC(chain, n_steps=steps, burn_in=steps // 4), None, REPLICATES, steps * (size + 3))
 
 
-def laplace_rule(fit: Fit, params: PyTree = None) -> Rule:
-    """The rule of a fit whose latents are approximated, with modes at the estimate or at `params`."""
-    structure = fit.estep.structure if isinstance(fit.estep, Laplace) else None
-    estep = Laplace(structure)
-    return Rule(estep, proposals(fit, estep, params), 1, latent_size(fit) * (estep.n_draws + 3))
+def laplace_rule(fit: Fit, params: PyTree = None, near: PyTree = None) -> Rule:
+    """The rule of a fit whose latents are approximated, with modes at the estimate or at `params`: followed from those `near`,
+    or from the fit's own where searches from afar are long."""
+    from .marginals import followed
+
+    estep = Laplace(fit.estep.structure if isinstance(fit.estep, Laplace) else None)
+    if near is None and fit.share is None and isinstance(fit.estep, Laplace) and fit.rows is not None:
+        unit = jax.tree.map(lambda leaf: np.asarray(leaf[0]), fit.data)
+        if estep.structure_of(fit._model().model, fit.params, unit).costly:
+            near = jax.tree.map(lambda leaf: np.asarray(leaf[0]), fit.rows)
+    if near is None or not all(np.all(np.isfinite(leaf)) for leaf in jax.tree.leaves(near)):
+        rows = proposals(fit, estep, params)
+    else:
+        rows = followed(fit, estep, fit.params if params is None else params, near)
+    return Rule(estep, rows, 1, latent_size(fit) * (estep.n_draws + 3))
 
 
 def weighted_draws(fit: Fit, rule: Rule) -> Rule:

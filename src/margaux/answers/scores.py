@@ -8,21 +8,17 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from jax.flatten_util import ravel_pytree
 from jaxtyping import PyTree
 
-from ..algorithms.base import Visit
-from ..algorithms.objective import coordinates, curvature
 from ..esteps import Laplace
-from ..numerics.compiling import compiled
-from ..numerics.keys import key_of
-from ..numerics.precision import default_dtype, precision, settle
+from ..numerics.precision import default_dtype, precision
 from ..numerics.sampling import pooled
 from ..problem.held import with_values_of, without_values
 from ..problem.model import log_joints, two_derivatives
 from ..problem.space import Point, moved_to, point
+from .marginals import derivatives
 from .posterior import each_unit
 from .rules import Rule, sample
 
@@ -227,13 +223,8 @@ def evaluate(fit: Fit, rule: Rule, params: PyTree, keys: Sequence[int], second: 
 
 def _approximated(fit: Fit, rule: Rule, params: PyTree) -> Evaluation:
     """Scores, information and log-likelihoods of the approximation itself."""
-    problem, dtype = fit._model(), default_dtype(None)
-    with precision(dtype):
-        at = jax.tree.map(lambda leaf: np.asarray(leaf, dtype), params)
-        problem, estep, data = settle((problem, rule.estep, jax.tree.map(np.asarray, fit.data)), dtype)
-        found = jax.tree.map(lambda leaf: np.asarray(leaf, float), _derivatives(problem, estep, at, rule.rows, data))
-    scores, information, logs = found
-    nothing_known = np.full(problem.n, np.nan)
+    scores, information, logs = derivatives(fit, rule.estep, params, rule.rows)  # type: ignore[arg-type]
+    nothing_known = np.full(fit._model().n, np.nan)
     return Evaluation(
         Coordinates(fit).to(params),
         scores[None],
@@ -242,14 +233,3 @@ def _approximated(fit: Fit, rule: Rule, params: PyTree) -> Evaluation:
         nothing_known,
         nothing_known,
     )
-
-
-@compiled
-def _derivatives(problem: Any, estep: Any, params: PyTree, rows: PyTree, data: PyTree) -> Any:
-    u, back = coordinates(problem, params)
-    keys = jax.random.split(key_of(0), jax.tree.leaves(data)[0].shape[0])
-    shapes = jax.eval_shape(problem.model.init_latents, keys[0], params, jax.tree.map(lambda leaf: leaf[0], data))
-    noise = jax.vmap(lambda key: estep.noise(key, shapes))(keys)
-    visit = Visit((rows, ()), data, noise, keys[0], jnp.ones((), int))
-    (scores, information), _, info = curvature(problem, estep, visit, params, u, back)
-    return scores, information, info["log_marginal"]

@@ -12,6 +12,7 @@ from jaxtyping import PyTree
 
 from ..esteps import ImportanceSampling, Laplace, ModeMixture, Quadrature
 from .likelihood import TOLERANCE, LogLikelihood, agreed, share_of_quadrature
+from .marginals import log_likelihoods
 from .posterior import UndefinedDensity, each_unit, latent_size, nothing
 from .rules import Rule, best_rule, laplace_rule
 from .scores import Coordinates, Evaluation, Place, evaluate
@@ -101,7 +102,7 @@ class Search:
     def rule_at(self, params: PyTree, nearby: bool = False) -> Rule:
         """Of a place, or of one nearby: where one mode of each unit has been found, none looks there for more."""
         if isinstance(self.rule.estep, Laplace):
-            return laplace_rule(self.fit, params)
+            return laplace_rule(self.fit, params, self.rule.rows if nearby else None)
         proposal = None
         if nearby and isinstance(self.rule.estep, Quadrature):
             proposal = NEARBY
@@ -286,7 +287,8 @@ class Search:
 
     def value(self, params: PyTree, rule: Rule) -> tuple[float, float]:
         """The log-likelihood by the common draws and its error; minus infinity where it is not defined."""
-        if params is self.params and rule is self.rule and isinstance(rule.estep, Quadrature) and latent_size(self.fit) > 1:
+        known = isinstance(rule.estep, Laplace) or (isinstance(rule.estep, Quadrature) and latent_size(self.fit) > 1)
+        if known and params is self.params and rule is self.rule:
             return self.at.loglik, 0.0
         try:
             logs = np.stack([_logs(self.fit, _looked_by(self.fit, rule), params, r) for r in range(min(2, rule.replicates))])
@@ -378,6 +380,11 @@ def rise(here: Evaluation, there: Evaluation) -> float:
 
 
 def _logs(fit: Fit, rule: Rule, params: PyTree, key: int) -> np.ndarray:
+    if isinstance(rule.estep, Laplace) and not rule.estep.correct:
+        values = log_likelihoods(fit, rule.estep, params, rule.rows)
+        if np.isnan(values).any():
+            raise UndefinedDensity(int(np.isnan(values).argmax()), params)
+        return values
     return each_unit(fit, nothing, rule.estep, params, key=key, width=rule.width, rows=rule.rows)[1]["log_marginal"].astype(float)
 
 

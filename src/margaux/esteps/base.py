@@ -79,7 +79,8 @@ class AbstractMarginal(AbstractEStep):
     def log_marginals(
         self, noise: PyTree, model: Any, params: Params, rows: PyTree, batch: PyTree, derivatives: int = 2
     ) -> Array:
-        """Of each unit (b,), with two derivatives in the parameters that the rows were followed to, or with the first alone."""
+        """Of each unit (b,), with two derivatives in the parameters that the rows were followed to, with the first alone, or
+        with none."""
 
 
 class Present(AbstractEStep):

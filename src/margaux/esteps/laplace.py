@@ -89,7 +89,8 @@ class Laplace(AbstractMarginal):
         trouble = continuous(model, latents, "Laplace's approximation")
         return self.structure.trouble(latents) if trouble is None and self.structure is not None else trouble
 
-    def _structure(self, model: Any, params: PyTree, y: PyTree) -> AbstractStructure:
+    def structure_of(self, model: Any, params: PyTree, y: PyTree) -> AbstractStructure:
+        """Of one unit's latents."""
         shapes = jax.eval_shape(model.init_latents, key_of(0), params, y)
         declared = model.structure(params, y) if isinstance(model, AbstractStructured) else Dense()
         return (self.structure or declared).ready(shapes)
@@ -101,7 +102,7 @@ class Laplace(AbstractMarginal):
         if self.structure is None and not isinstance(model, AbstractStructured):
             found = arranged(problem, params, units)
             out = self if isinstance(found, Dense) else dataclasses.replace(self, structure=found)
-        bytes_, most = COPIES * out._structure(model, params, y).numbers(size) * 8, memory()
+        bytes_, most = COPIES * out.structure_of(model, params, y).numbers(size) * 8, memory()
         if bytes_ > most:
             raise ValueError(
                 f"Laplace's approximation of the {size:,} latents of a unit takes about {bytes_ / 2**30:,.0f} GiB for their "
@@ -112,7 +113,7 @@ class Laplace(AbstractMarginal):
 
     def init(self, key, model, params, y):
         target, _ = flat_target(model, params, y)
-        return {"mean": _mode(target, flat_start(key, model, params, y), self._structure(model, params, y), FIRST)}
+        return {"mean": _mode(target, flat_start(key, model, params, y), self.structure_of(model, params, y), FIRST)}
 
     def noise(self, key, latents):
         size, dtype = flat_size(latents)
@@ -122,18 +123,18 @@ class Laplace(AbstractMarginal):
     def followed(self, model, params, rows, batch):
         def unit(row, y):
             target, _ = flat_target(model, params, y)
-            return {"mean": _mode(target, row["mean"], self._structure(model, params, y), self.n_newton)}
+            return {"mean": _mode(target, row["mean"], self.structure_of(model, params, y), self.n_newton)}
 
         return mapped(unit, leading(batch))(rows, batch)
 
     def log_marginals(self, noise, model, params, rows, batch, derivatives=2):
         def unit(u, row, y):
             target, _ = flat_target(model, params, y)
-            structure = self._structure(model, params, y)
+            structure = self.structure_of(model, params, y)
             if self.correct:
                 log_w = _drawn(target, *_at_mode(target, row["mean"], structure), u)[1]
                 return jax.nn.logsumexp(log_w) - jnp.log(self.n_draws)
-            value, log_det = (_sloped if derivatives == 1 else _curved)(target, row["mean"], structure)
+            value, log_det = (_plain, _sloped, _curved)[derivatives](target, row["mean"], structure)
             return value - log_det / 2 + row["mean"].size / 2 * jnp.log(2 * jnp.pi)
 
         return mapped(unit, leading(batch))(noise, rows, batch)
@@ -143,7 +144,7 @@ class Laplace(AbstractMarginal):
 
         def unit(u, row, y):
             target, unravel = flat_target(model, params, y)
-            structure = self._structure(model, params, y)
+            structure = self.structure_of(model, params, y)
             factor = structure.factor(structure.curvature(target, row["mean"]), 0.0)
             x, log_w = _drawn(target, row["mean"], factor, u)
             value, slope = jax.value_and_grad(target)(row["mean"])
@@ -215,24 +216,28 @@ def _mode_by_chords(log_density: LogDensity, start: Array, structure: AbstractSt
         count, mode, here, damping, _ = state
         factor = structure.factor(structure.curvature(log_density, mode), damping)
 
+        def next_step(here: tuple[Array, Array]) -> tuple[Array, Array]:
+            step = factor.solve(here[1])
+            return step, jnp.sqrt(jnp.abs(here[1] @ step))
+
         def shrinking(state: Any) -> Array:
-            _, _, length, before, better = state
+            _, _, _, length, before, better = state
             return better & (length > NEAR) & (length < FAST * before)
 
         def chord(state: Any) -> Any:
-            mode, here, length, _, _ = state
-            proposal = mode + factor.solve(here[1])
+            mode, here, step, length, _, _ = state
+            proposal = mode + step
             there = local(proposal)
             slack = ROUNDING * jnp.abs(here[0])
             better = (there[0] >= here[0] - slack) & jnp.isfinite(there[0]) & jnp.all(jnp.isfinite(there[1]))
             mode, here = jax.tree.map(lambda new, old: jnp.where(better, new, old), (proposal, there), (mode, here))
-            left = jnp.sqrt(jnp.abs(here[1] @ factor.solve(here[1])))
-            return mode, here, jnp.where(better, left, length), length, better
+            step, left = next_step(here)
+            return mode, here, step, jnp.where(better, left, length), length, better
 
-        length = jnp.sqrt(jnp.abs(here[1] @ factor.solve(here[1])))
+        step, length = next_step(here)
         # A matrix that is not positive definite gives no step: the damping grows until it does.
-        first = mode, here, length, length + jnp.inf, jnp.isfinite(length)
-        reached, there, length, _, _ = jax.lax.while_loop(shrinking, chord, first)
+        first = mode, here, step, length, length + jnp.inf, jnp.isfinite(length)
+        reached, there, _, length, _, _ = jax.lax.while_loop(shrinking, chord, first)
         moved = there[0] != here[0]
         damping = jnp.where(moved | (length <= NEAR), damping * 0.1, jnp.minimum(damping * 10 + 1e-3, HOPELESS))
         return count + 1, reached, there, damping, jnp.where(jnp.isfinite(length), length, jnp.inf)
@@ -255,8 +260,13 @@ def _at_mode(log_density: LogDensity, found: Array, structure: AbstractStructure
     return mode, structure.factor(structure.curvature(log_density, mode), 0.0)
 
 
+def _plain(log_density: LogDensity, found: Array, structure: AbstractStructure) -> tuple[Array, Array]:
+    """The log density at its mode, and the log-determinant of its curvature there."""
+    return log_density(found), structure.factor(structure.curvature(log_density, found), 0.0).log_det()
+
+
 def _curved(log_density: LogDensity, found: Array, structure: AbstractStructure) -> tuple[Array, Array]:
-    """The log density at its mode, and the log-determinant of its curvature there, with two derivatives."""
+    """The same with two derivatives."""
     mode, factor = _at_mode(log_density, found, structure)
     return log_density(mode), factor.log_det()
 

@@ -57,7 +57,7 @@ class ByPredictor(AbstractEliminated):
         """How the predictor of each row is made of the effects, and what it knows of them."""
         model, params, y = self.model, self.params, self.y
         eta = model.predictor(params, model.by_factor(z), y)
-        weight = -_second(lambda e: model.log_rows(params, e, y), eta)
+        weight = -second(lambda e: model.log_rows(params, e, y), eta)
         places, values, m = [], [], 0
         for factor in model.in_order:
             if factor.name != self.largest.name:
@@ -98,7 +98,7 @@ class ByPredictor(AbstractEliminated):
         return blocks + jnp.eye(self.k, dtype=a.dtype)[:, :, None], edges
 
 
-def _second(function: Any, x: Array) -> Array:
+def second(function: Any, x: Array) -> Array:
     """Second derivatives of a function that acts entry by entry."""
     one = jnp.ones_like(x)
 

@@ -13,6 +13,7 @@ from ...answers.fit import Fit
 from ...esteps import AbstractEStep, Laplace, Quadrature
 from ...fitting import fit as run
 from .continuous import Gaussian, Student
+from .crude_errors import crude_errors
 from .integrated import can_integrate, reduced
 from .model import Mixed
 
@@ -145,10 +146,12 @@ def estimate(model: Mixed, layout: Layout, start: Start, asked: Asked) -> Fit:
     if isinstance(estep, Laplace) and asked.method == "auto" and not is_exact(model.response) and can_integrate(model, layout):
         solved, units, nodes = reduced(model, layout)
         estep = Quadrature(nodes)
+    # Many factorisations of thousands of effects are what costs.
+    sparse = "cells" in units
     return run(
         solved,
         units,
-        lbfgs() if "cells" in units else newton(),  # many factorisations of thousands of effects are what costs
+        lbfgs(sizes=crude_errors(model, layout, start)) if sparse else newton(),
         estep,
         params=start.params,
         space=model.space(start.sizes),
