@@ -11,6 +11,7 @@ from jaxtyping import PyTree
 
 from ..esteps import MCMC, AbstractEStep, Exact, ImportanceSampling, Laplace, ModeMixture, Noise, Quadrature
 from ..esteps.base import continuous
+from ..esteps.laplace import FIRST
 from ..kernels import MALA
 from ..numerics.compiling import shapes_of
 from ..numerics.keys import key_of
@@ -178,14 +179,13 @@ def _by_draws(fit: Fit, size: int, draws: int) -> Rule:
 
 def laplace_rule(fit: Fit, params: PyTree = None, near: PyTree = None) -> Rule:
     """The rule of a fit whose latents are approximated, with modes at the estimate or at `params`: followed from those `near`,
-    or from the fit's own where searches from afar are long."""
+    or from the fit's own; found anew where it has none."""
     from .marginals import followed
 
-    estep = Laplace(fit.estep.structure if isinstance(fit.estep, Laplace) else None)
-    if near is None and fit.share is None and isinstance(fit.estep, Laplace) and fit.rows is not None:
-        unit = jax.tree.map(lambda leaf: np.asarray(leaf[0]), fit.data)
-        if estep.structure_of(fit._model().model, fit.params, unit).costly:
-            near = jax.tree.map(lambda leaf: np.asarray(leaf[0]), fit.rows)
+    approximated = isinstance(fit.estep, Laplace)
+    estep = Laplace(fit.estep.structure if approximated else None, n_newton=FIRST)
+    if near is None and approximated and fit.share is None and fit.rows is not None:
+        near = jax.tree.map(lambda leaf: np.asarray(leaf[0]), fit.rows)
     if near is None or not all(np.all(np.isfinite(leaf)) for leaf in jax.tree.leaves(near)):
         rows = proposals(fit, estep, params)
     else:

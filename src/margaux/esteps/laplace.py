@@ -89,8 +89,7 @@ class Laplace(AbstractMarginal):
         trouble = continuous(model, latents, "Laplace's approximation")
         return self.structure.trouble(latents) if trouble is None and self.structure is not None else trouble
 
-    def structure_of(self, model: Any, params: PyTree, y: PyTree) -> AbstractStructure:
-        """Of one unit's latents."""
+    def _structure(self, model: Any, params: PyTree, y: PyTree) -> AbstractStructure:
         shapes = jax.eval_shape(model.init_latents, key_of(0), params, y)
         declared = model.structure(params, y) if isinstance(model, AbstractStructured) else Dense()
         return (self.structure or declared).ready(shapes)
@@ -102,7 +101,7 @@ class Laplace(AbstractMarginal):
         if self.structure is None and not isinstance(model, AbstractStructured):
             found = arranged(problem, params, units)
             out = self if isinstance(found, Dense) else dataclasses.replace(self, structure=found)
-        bytes_, most = COPIES * out.structure_of(model, params, y).numbers(size) * 8, memory()
+        bytes_, most = COPIES * out._structure(model, params, y).numbers(size) * 8, memory()
         if bytes_ > most:
             raise ValueError(
                 f"Laplace's approximation of the {size:,} latents of a unit takes about {bytes_ / 2**30:,.0f} GiB for their "
@@ -113,7 +112,7 @@ class Laplace(AbstractMarginal):
 
     def init(self, key, model, params, y):
         target, _ = flat_target(model, params, y)
-        return {"mean": _mode(target, flat_start(key, model, params, y), self.structure_of(model, params, y), FIRST)}
+        return {"mean": _mode(target, flat_start(key, model, params, y), self._structure(model, params, y), FIRST)}
 
     def noise(self, key, latents):
         size, dtype = flat_size(latents)
@@ -123,14 +122,14 @@ class Laplace(AbstractMarginal):
     def followed(self, model, params, rows, batch):
         def unit(row, y):
             target, _ = flat_target(model, params, y)
-            return {"mean": _mode(target, row["mean"], self.structure_of(model, params, y), self.n_newton)}
+            return {"mean": _mode(target, row["mean"], self._structure(model, params, y), self.n_newton)}
 
         return mapped(unit, leading(batch))(rows, batch)
 
     def log_marginals(self, noise, model, params, rows, batch, derivatives=2):
         def unit(u, row, y):
             target, _ = flat_target(model, params, y)
-            structure = self.structure_of(model, params, y)
+            structure = self._structure(model, params, y)
             if self.correct:
                 log_w = _drawn(target, *_at_mode(target, row["mean"], structure), u)[1]
                 return jax.nn.logsumexp(log_w) - jnp.log(self.n_draws)
@@ -144,7 +143,7 @@ class Laplace(AbstractMarginal):
 
         def unit(u, row, y):
             target, unravel = flat_target(model, params, y)
-            structure = self.structure_of(model, params, y)
+            structure = self._structure(model, params, y)
             factor = structure.factor(structure.curvature(target, row["mean"]), 0.0)
             x, log_w = _drawn(target, row["mean"], factor, u)
             value, slope = jax.value_and_grad(target)(row["mean"])
