@@ -177,19 +177,18 @@ def _by_draws(fit: Fit, size: int, draws: int) -> Rule:
     return Rule(MCMC(chain, n_steps=steps, burn_in=steps // 4), None, REPLICATES, steps * (size + 3))
 
 
-def laplace_rule(fit: Fit, params: PyTree = None, near: PyTree = None) -> Rule:
-    """The rule of a fit whose latents are approximated, with modes at the estimate or at `params`: followed from those `near`,
-    or from the fit's own; found anew where it has none."""
+def laplace_rule(fit: Fit, params: PyTree = None) -> Rule:
+    """The rule of a fit whose latents are approximated, with modes at the estimate or at `params`: followed from the fit's own
+    where a unit has only one, otherwise found anew, for the fit's own may have been lost."""
     from .marginals import followed
 
-    approximated = isinstance(fit.estep, Laplace)
-    estep = Laplace(fit.estep.structure if approximated else None, n_newton=FIRST)
-    if near is None and approximated and fit.share is None and fit.rows is not None:
-        near = jax.tree.map(lambda leaf: np.asarray(leaf[0]), fit.rows)
-    if near is None or not all(np.all(np.isfinite(leaf)) for leaf in jax.tree.leaves(near)):
-        rows = proposals(fit, estep, params)
+    model, own = fit._model().model, fit.estep if isinstance(fit.estep, Laplace) else None
+    estep = Laplace(own.structure if own else None, n_newton=FIRST)
+    unimodal = isinstance(model, AbstractConcave) and model.concave
+    if unimodal and own and fit.share is None and fit.rows is not None:
+        rows = followed(fit, estep, fit.params if params is None else params, jax.tree.map(lambda leaf: leaf[0], fit.rows))
     else:
-        rows = followed(fit, estep, fit.params if params is None else params, near)
+        rows = proposals(fit, estep, params)
     return Rule(estep, rows, 1, latent_size(fit) * (estep.n_draws + 3))
 
 

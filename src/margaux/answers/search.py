@@ -102,7 +102,7 @@ class Search:
     def rule_at(self, params: PyTree, nearby: bool = False) -> Rule:
         """Of a place, or of one nearby: where one mode of each unit has been found, none looks there for more."""
         if isinstance(self.rule.estep, Laplace):
-            return laplace_rule(self.fit, params, self.rule.rows if nearby else None)
+            return laplace_rule(self.fit, params)
         proposal = None
         if nearby and isinstance(self.rule.estep, Quadrature):
             proposal = NEARBY
