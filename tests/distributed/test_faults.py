@@ -215,11 +215,14 @@ def test_signals_are_passed_on(number, tmp_path):
     script = tmp_path / "sleeper.py"
     script.write_text(SLEEPER)
     command = [sys.executable, "-m", "margaux", "launch", "-n", "2", str(script)]
-    running = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=ENVIRONMENT)
-    assert running.stdout is not None
-    assert [running.stdout.readline().strip() for _ in range(2)] == ["here", "here"]
-    running.send_signal(number)
-    running.communicate(timeout=20)
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=ENVIRONMENT) as running:
+        assert running.stdout is not None
+        assert [running.stdout.readline().strip() for _ in range(2)] == ["here", "here"]
+        running.send_signal(number)
+        try:
+            running.communicate(timeout=20)
+        finally:
+            running.kill()
     assert running.returncode not in (0, None)
 
 
