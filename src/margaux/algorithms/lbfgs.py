@@ -45,7 +45,8 @@ class LBFGS(AbstractClimb):
     far as B tells.
 
     Args:
-        first: length of the first step, where nothing is known of `sizes`: about what standard errors of the coordinates are.
+        first: length of the first step, where `sizes` is None. sizes: about what standard errors of the coordinates will be, a
+            tree like the parameters.
         memory: iterations that are remembered.
     """
 

@@ -17,6 +17,9 @@ if TYPE_CHECKING:
     from .layout import Layout
     from .model import Mixed
 
+#: curvature of a row, at least, as a share of the mean
+LEAST = 0.01
+
 
 def crude_errors(model: Mixed, layout: Layout, start: Start) -> dict[str, Any]:
     r"""Of the coordinates of one unit's parameters, a tree like these.
@@ -29,10 +32,12 @@ def crude_errors(model: Mixed, layout: Layout, start: Start) -> dict[str, Any]:
     with precision(dtype):
         one = jax.tree.map(lambda leaf: np.asarray(leaf[0]), {key: leaf for key, leaf in layout.units.items() if key != "cells"})
         given, params, y = settle((model, jax.tree.map(np.asarray, start.params), one), dtype)
-        w = np.maximum(np.asarray(_curvatures(given, params, y), float), 0.0)
+        w = np.abs(np.nan_to_num(np.asarray(_curvatures(given, params, y), float), posinf=0.0, neginf=0.0))
+    # No row counts for nothing: a coordinate that only such rows know would take a step without end.
+    w = np.maximum(w, LEAST * w.mean()) if w.any() else np.ones_like(w)
     out: dict[str, Any] = {}
     if np.size(model.scale):
-        known = np.maximum(w @ one["X"] ** 2, 1e-300)
+        known = w @ one["X"] ** 2
         variance = known.copy()
         for factor in layout.factors:
             code, rows = one["code"][factor.name], w[:, None] * one["X"]
@@ -41,8 +46,7 @@ def crude_errors(model: Mixed, layout: Layout, start: Start) -> dict[str, Any]:
                 sums = np.bincount(code, rows[:, j] * spread, minlength=factor.groups)
                 variance[j] += sums @ sums
         out["beta"] = np.sqrt(variance) / known / model.scale
-    count = np.sqrt(np.sum(w > 0))
-    out["dispersion"] = jax.tree.map(lambda leaf: np.full(np.shape(leaf), 1 / count), start.params["dispersion"])
+    out["dispersion"] = jax.tree.map(lambda leaf: np.full(np.shape(leaf), 1 / np.sqrt(len(w))), start.params["dispersion"])
     groups = {factor.name: factor.groups for factor in layout.factors}
     for name in start.params.keys() - {"beta", "dispersion"}:
         own = start.params[name]
