@@ -18,8 +18,9 @@ from problem import Answer, Problem
 VARIANTS = ("plain", "tiny", "no variance", "far start", "heavy tails")
 #: subjects of the plain variants and of the tiny one
 SIZES = (40, 8)
-#: the grid of each random effect, in standard deviations
-GRID = np.linspace(-6.0, 6.0, 41)
+#: the grid of each random effect, in standard deviations; with 41 points the sum over a narrow posterior aslant is off by 4e-4,
+#: and second differences of it are worth nothing
+GRID = np.linspace(-6.0, 6.0, 61)
 A, B = (one.ravel() for one in np.meshgrid(GRID, GRID))
 LOG_CELL = 2 * np.log(GRID[1] - GRID[0])
 
