@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from margaux.numerics.gaussian import find_mode, laplace
+from margaux.numerics.gaussian import find_mode, find_modes, laplace
 
 pytestmark = pytest.mark.usefixtures("double")
 
@@ -39,3 +39,37 @@ def test_one_that_is_stuck_among_many_changes_no_other():
 def test_a_mode_stays_where_it_is():
     at, _ = laplace(flat_far_away, jnp.arange(2.0), 3)
     np.testing.assert_array_equal(at, np.arange(2.0))
+
+
+@pytest.mark.parametrize("d", [1, 2, 4])
+def test_distinct_modes_have_the_masses_of_their_gaussians(d):
+    """Two peaks of scales .5 and .2, six apart: the first search ends at one of them, the second at the other."""
+    places, weights, scales = np.array([np.zeros(d), np.full(d, 6.0)]), np.array([0.3, 0.7]), np.array([0.5, 0.2])
+
+    def target(x):
+        logs = [jnp.sum(jax.scipy.stats.norm.logpdf(x, at, scale)) for at, scale in zip(places, scales, strict=True)]
+        return jax.nn.logsumexp(jnp.stack(logs), b=weights)
+
+    def place(i, first, step):
+        # From there only hopeless starts: where the density is minus infinity, or not a number.
+        return jnp.where(i == 0, jnp.full(d, 0.3), jnp.where(i == 1, first + 6.1, jnp.where(i == 2, 1e200, jnp.nan)))
+
+    found, masses = jax.jit(lambda e: find_modes(target, place, e, 5, 3))(jnp.ones(d))
+    np.testing.assert_allclose(found.at[:2], places, atol=1e-6)
+    np.testing.assert_allclose(np.exp(masses), [0.3, 0.7, 0.0], atol=1e-6)
+    np.testing.assert_allclose(found.root[:2], scales[:, None, None] * np.eye(d), atol=1e-6)
+
+
+@pytest.mark.parametrize("d", [1, 2, 4])
+def test_starts_are_told_a_step_of_one_standard_deviation(d):
+    curvature = np.diag(10.0 ** np.arange(d)) + 0.4 * (1 - np.eye(d))
+    steps = []
+
+    def place(i, first, step):
+        jax.debug.callback(lambda i, step: steps.append((int(i), np.asarray(step))), i, step)
+        return jnp.zeros(d) + i
+
+    jax.jit(lambda e: find_modes(lambda x: -x @ curvature @ x / 2, place, e, 3, 2))(jnp.ones(d))[1].block_until_ready()
+    jax.effects_barrier()
+    for step in [step for i, step in steps if i > 0]:
+        assert step @ curvature @ step == pytest.approx(1.0)

@@ -11,7 +11,7 @@ import numpy as np
 from jaxtyping import Array, Float
 
 from ..numerics.arrays import mapped_as
-from ..numerics.gaussian import Mode, find_mode, normals
+from ..numerics.gaussian import Mode, find_modes, normals
 from ..numerics.sampling import pareto_shape
 from ..problem.mixed import AbstractMixed, mixed
 from ..problem.model import AbstractPopulation, for_searches
@@ -24,8 +24,8 @@ PARTS, WITH_POPULATION = (0, 0, 1, 0, 0), (0, 0, 1, 0, 2)
 STRETCH = 2.0
 #: starts of the search for more modes: this many standard deviations away, and mirrored in zero
 FAR = (5.0, -5.0, 20.0, -20.0, 80.0, -80.0)
-#: modes closer than this, in standard deviations, are one; and others with less than this share of the mass are left out
-APART, NEGLIGIBLE = 1.0, 1e-6
+#: modes with less than this share of the mass are left out
+NEGLIGIBLE = 1e-6
 #: rounds in which moments are learned, and draws in each
 ROUNDS, TRIAL = 3, 256
 
@@ -84,44 +84,17 @@ class ModeMixture(AbstractProposal):
         """Distinct modes (K, ...), the first from the first of the starts, others also from far away in a normal direction and
         from the given means; their log masses (minus infinity: none); how many."""
         start, other = starts
-        d, dtype = start.size, start.dtype
-        direction = normal / jnp.sqrt(jnp.sum(normal**2))
-        k = self.n_modes
-        empty = Mode(
-            jnp.zeros((k, d), dtype),
-            jnp.broadcast_to(jnp.eye(d, dtype=dtype), (k, d, d)),
-            jnp.full(k, -jnp.inf, dtype),
-            jnp.full(k, jnp.inf, dtype),
-        )
+        reach = jnp.asarray((0.0, 0.0, 0.0, *FAR), start.dtype)
 
-        def search(i, state):
-            modes, mass, count = state
-            reach = jnp.asarray((0.0, 0.0, 0.0, *FAR), dtype)[i]
-            place = modes.at[0] + reach * modes.root[0] @ direction
-            place = jnp.where(i == 0, start, jnp.where(i == 1, other, jnp.where(i == 2, -modes.at[0], place)))
-            if means is not None:
-                place = jnp.where(i < self.searches, place, means[i - self.searches])
-            mode = find_mode(target, place)
-            log_mass = mode.value + jnp.sum(jnp.log(jnp.diagonal(mode.root))) + d / 2 * LOG_2PI
-            gap = jax.vmap(lambda root, at: jnp.sum(_whiten(root, mode.at - at) ** 2))(modes.root, modes.at)
-            mine = jax.vmap(lambda at: jnp.sum(_whiten(mode.root, mode.at - at) ** 2))(modes.at)
-            near = jnp.any((mass > -jnp.inf) & (jnp.minimum(gap, mine) < APART**2))
-            new = jnp.isfinite(mode.away) & jnp.isfinite(log_mass) & ~near
-            # The first stays whatever it is, so that every unit has a proposal; then the slot of least mass, if that is less.
-            slot = jnp.where(i == 0, 0, jnp.argmin(mass.at[0].set(jnp.inf)))
-            put = (i == 0) | (new & (log_mass > mass[slot]) & (k > 1))
-
-            def place_in(old, value):
-                return jnp.where(put, old.at[slot].set(value), old)
-
-            modes = Mode(*map(place_in, modes, mode))
-            mass = place_in(mass, jnp.where(jnp.isfinite(log_mass), log_mass, -1e300))
-            return modes, mass, count
+        def place(i, first, step):
+            near = jnp.where(i == 0, start, jnp.where(i == 1, other, -first))
+            at = jnp.where(i < 3, near, first + reach[i] * step)
+            return at if means is None else jnp.where(i < self.searches, at, means[i - self.searches])
 
         searches = self.searches if means is None else self.searches + len(means)
-        modes, mass, _ = jax.lax.fori_loop(0, searches, search, mapped_as(start, (empty, jnp.full(k, -jnp.inf, dtype), 0)))
+        modes, mass = find_modes(target, place, normal, searches, self.n_modes)
         kept = mass > jnp.max(mass) + np.log(NEGLIGIBLE)
-        kept = kept | (~jnp.any(kept) & (jnp.arange(k) == 0))
+        kept = kept | (~jnp.any(kept) & (jnp.arange(self.n_modes) == 0))
         return modes, jnp.where(kept, mass, -jnp.inf), jnp.sum(kept)
 
     def blank(self, d: int) -> dict[str, np.ndarray]:

@@ -15,6 +15,11 @@ from .arrays import mapped_as
 
 #: a mode is found where Newton's step is shorter than this, in posterior standard deviations
 FOUND = 1e-4
+#: modes closer than this, in standard deviations, are one
+APART = 1.0
+#: turns that a search has at most, and one for a further mode: where a density falls as fast as an exponential of an exponential,
+#: the way back takes one for each power of e
+MOST, FURTHER = 200, 50
 
 
 class Mode(NamedTuple):
@@ -41,7 +46,7 @@ def laplace(
     is no mode, more are tried until one is: who comes back with the same start would stay there for ever. For whom follows a
     mode from one iteration to the next; `find_mode` goes on until it is found.
     """
-    first, turn = _newton(logdensity, start)
+    begin, turn = _newton(logdensity, start)
 
     def unfinished(pair):
         count, (proposal, mode, damping, (_, slope, _)) = pair
@@ -52,13 +57,13 @@ def laplace(
         count, state = pair
         return count + 1, turn(state)
 
-    _, (_, mode, _, (_, _, negative_hessian)) = jax.lax.while_loop(unfinished, go_on, (mapped_as(start, 0), first))
+    _, (_, mode, _, (_, _, negative_hessian)) = jax.lax.while_loop(unfinished, go_on, mapped_as(start, (0, begin(start))))
     return mode, _inverse_root(negative_hessian)
 
 
-def find_mode(logdensity: Callable[[Float[Array, " d"]], Scalar], start: Float[Array, " d"], most: int = 200) -> Mode:
+def find_mode(logdensity: Callable[[Float[Array, " d"]], Scalar], start: Float[Array, " d"], most: int = MOST) -> Mode:
     r"""As `laplace`, iterated until $\sqrt{g^\top(-H)^{-1}g}<$ `FOUND`, or `most` times; `Mode.away` says which."""
-    first, turn = _newton(logdensity, start, measured=True)
+    begin, turn = _newton(logdensity, start, measured=True)
 
     def unfinished(pair):
         count, (_, _, damping, _), away = pair
@@ -66,12 +71,89 @@ def find_mode(logdensity: Callable[[Float[Array, " d"]], Scalar], start: Float[A
 
     def go_on(pair):
         count, state, _ = pair
-        return count + 1, *turn(state)
+        state, away, _ = turn(state)
+        return count + 1, state, away
 
     # The first turn finds out where the start is; the second is the first step from there. All by one body: it is what compiles.
-    _, state, away = jax.lax.while_loop(unfinished, go_on, mapped_as(start, (-1, first, jnp.full((), jnp.inf, start.dtype))))
+    nowhere = mapped_as(start, (-1, begin(start), jnp.full((), jnp.inf, start.dtype)))
+    _, state, away = jax.lax.while_loop(unfinished, go_on, nowhere)
     _, mode, _, (value, _, curvature) = state
     return Mode(mode, _inverse_root(curvature), value, away)
+
+
+def find_modes(
+    logdensity: Callable[[Float[Array, " d"]], Scalar],
+    place: Callable[[Array, Float[Array, " d"], Float[Array, " d"]], Float[Array, " d"]],
+    direction: Float[Array, " d"],
+    searches: int | Array,
+    k: int,
+) -> tuple[Mode, Float[Array, " k"]]:
+    """Distinct modes (k, ...), the first where the first search ended, whatever that is, and their log masses: minus infinity
+    where there is none.
+
+    Searches are made one after the other by one loop, so that units beside each other do not wait for the slowest of each; one
+    that comes within `APART` of a mode that is known ends there.
+
+    Args:
+        place: where a search starts, from its number, where the first ended, and a step of one standard deviation there in
+            the given direction.
+    """
+    d, dtype = direction.size, direction.dtype
+    zero, slots = jnp.zeros(d, dtype), np.arange(k)
+    direction = direction / jnp.sqrt(jnp.sum(direction**2))
+    begin, turn = _newton(logdensity, direction, measured=True)
+    nothing = _Known(
+        jnp.zeros((k, d), dtype),
+        jnp.broadcast_to(jnp.eye(d, dtype=dtype), (k, d, d)),
+        jnp.full(k, -jnp.inf, dtype),
+        jnp.full(k, jnp.inf, dtype),
+        jnp.full(k, -jnp.inf, dtype),
+    )
+
+    def go_on(state):
+        i, count, climb, known, step = state
+        climb, away, root = turn(climb)
+        _, at, damping, (value, _, curvature) = climb
+        gap = at - known.at
+        near = known.is_one & (jnp.einsum("ki,kij,kj->k", gap, known.curvature, gap) < APART**2)
+        most = jnp.where(i == 0, MOST, FURTHER)
+        done = (away <= FOUND) | (damping >= HOPELESS) | (count >= most) | ((i > 0) & jnp.any(near))
+        near = near | ((known.mass > -jnp.inf) & (jnp.einsum("ki,ij,kj->k", gap, curvature, gap) < APART**2))
+        mass = value - jnp.sum(jnp.log(jnp.diagonal(root)))
+        new = (away < APART) & jnp.isfinite(mass) & ~jnp.any(near)
+        # The first stays whatever it is, so that every unit has a proposal; then the slot of least mass, if that is less.
+        slot = jnp.where(i == 0, 0, jnp.argmin(jnp.where(slots == 0, jnp.inf, known.mass)))
+        put = done & ((i == 0) | (new & (mass > known.mass[slot]) & (k > 1)))
+        found = _Known(at, curvature, value, away, jnp.where(jnp.isfinite(mass), mass, -1e300))
+        known = jax.tree.map(lambda old, one: jnp.where(put, old.at[slot].set(one), old), known, found)
+        toward = _back(root, direction)
+        step = jnp.where(done & (i == 0), jnp.where(jnp.isfinite(toward), toward, direction), step)
+        i = jnp.where(done, i + 1, i)
+        following = begin(place(i, known.at[0], step))
+        climb = jax.tree.map(lambda fresh, old: jnp.where(done, fresh, old), following, climb)
+        return i, jnp.where(done, -1, count + 1), climb, known, step
+
+    first = mapped_as(direction, (0, -1, begin(place(jnp.asarray(0), zero, zero)), nothing, zero))
+    known = jax.lax.while_loop(lambda state: state[0] < searches, go_on, first)[3]
+    roots = jax.vmap(_inverse_root)(known.curvature)
+    masses = known.value + jnp.sum(jnp.log(jnp.diagonal(roots, axis1=1, axis2=2)), axis=1) + d / 2 * math.log(2 * math.pi)
+    masses = jnp.where(jnp.isfinite(masses), masses, -1e300)
+    return Mode(known.at, roots, known.value, known.away), jnp.where(known.mass > -jnp.inf, masses, -jnp.inf)
+
+
+class _Known(NamedTuple):
+    """Modes that were found (k, ...), or one; `mass` is minus infinity where there is none."""
+
+    at: Array
+    curvature: Array
+    value: Array
+    away: Array
+    mass: Array
+
+    @property
+    def is_one(self) -> Array:
+        """Where the curvature is that of a maximum."""
+        return jnp.isfinite(self.away) & (self.mass > -jnp.inf)
 
 
 #: damping at which a search gives up
@@ -83,9 +165,10 @@ RESCUES = 50
 WRITTEN_OUT = 3
 
 
-def _newton(logdensity: Callable[[Array], Scalar], start: Array, measured: bool = False) -> tuple[Any, Any]:
-    """The state before the first turn of damped Newton steps, and a turn; `measured`, it tells too how far away the mode is."""
-    eye = jnp.eye(start.size, dtype=start.dtype)
+def _newton(logdensity: Callable[[Array], Scalar], like: Array, measured: bool = False) -> tuple[Any, Any]:
+    """What makes the state before the first of the damped Newton steps from a start, and a turn; `measured`, it tells too how far
+    away the mode is, and the Cholesky factor of the curvature."""
+    eye = jnp.eye(like.size, dtype=like.dtype)
 
     # A program within the program: every pass of a transformation over the loop finds its batched form again.
     @jax.jit
@@ -109,33 +192,42 @@ def _newton(logdensity: Callable[[Array], Scalar], start: Array, measured: bool 
             return mode + _solve(curvature, damping, slope)[0], mode, damping, here
         # Both systems by one call: what is written twice is compiled twice.
         both = jnp.stack([damping, jnp.zeros_like(damping)])
-        (step, plain), (_, positive) = jax.vmap(_solve, (None, 0, None))(curvature, both, slope)
+        (step, plain), (_, positive), (_, root) = jax.vmap(_solve, (None, 0, None))(curvature, both, slope)
         length = jnp.sqrt(jnp.maximum(slope @ plain, 0.0))
         away = jnp.where(positive & jnp.isfinite(value), length, jnp.inf)
-        return (mode + step, mode, damping, here), away
+        return (mode + step, mode, damping, here), away, root
 
-    nowhere = (jnp.full((), -jnp.inf, start.dtype), jnp.zeros_like(start), eye)
-    return mapped_as(start, (start, start, jnp.zeros((), start.dtype), nowhere)), turn
+    def begin(start):
+        nowhere = (jnp.full((), -jnp.inf, start.dtype), jnp.zeros_like(start), eye)
+        return start, start, jnp.zeros((), start.dtype), nowhere
+
+    return begin, turn
 
 
-def _solve(a: Array, damping: Scalar, b: Array) -> tuple[Array, Array]:
-    """The solution of a damped system, and whether its matrix is positive definite."""
+def _solve(a: Array, damping: Scalar, b: Array) -> tuple[Array, Array, Array]:
+    """The solution of a damped system, whether its matrix is positive definite, and its Cholesky factor if it is."""
     if b.size == 1:
-        return b / (jnp.maximum(jnp.abs(a[0, 0]), 1e-8) + damping), a[0, 0] + damping > 0
+        own = a[0, 0] + damping
+        return b / (jnp.maximum(jnp.abs(a[0, 0]), 1e-8) + damping), own > 0, jnp.sqrt(own).reshape(1, 1)
     # An indefinite curvature is shifted until it is positive: Gershgorin bounds the lowest eigenvalue.
     eye = jnp.eye(b.size, dtype=b.dtype)
     radius = jnp.min(jnp.diagonal(a) - jnp.sum(jnp.abs(a - jnp.diag(jnp.diagonal(a))), axis=1))
     shift = jnp.maximum(-radius, 0.0) * 1.01 + 1e-6
     shifts = damping + jnp.stack([jnp.zeros_like(shift), shift])
     if b.size <= WRITTEN_OUT:
-        (plain, other), (positive, _) = jax.vmap(lambda by: _eliminate(a + by * eye, b))(shifts)
-        return jnp.where(positive, plain, other), positive
+        (plain, other), (positive, _), (root, _) = jax.vmap(lambda by: _eliminate(a + by * eye, b))(shifts)
+        return jnp.where(positive, plain, other), positive, root
     factor, shifted = jax.vmap(lambda by: jnp.linalg.cholesky(a + by * eye))(shifts)
     positive = ~jnp.any(jnp.isnan(factor))
-    return jax.scipy.linalg.cho_solve((jnp.where(positive, factor, shifted), True), b), positive
+    return jax.scipy.linalg.cho_solve((jnp.where(positive, factor, shifted), True), b), positive, factor
 
 
-def _eliminate(a: Array, b: Array) -> tuple[Array, Array]:
+def _back(root: Array, b: Array) -> Array:
+    """The solution of the transpose of a Cholesky factor."""
+    return b / root[0] if b.size == 1 else jax.scipy.linalg.solve_triangular(root, b, lower=True, trans=1)
+
+
+def _eliminate(a: Array, b: Array) -> tuple[Array, Array, Array]:
     """As `_solve`, of a small system by $LDL^\top$ written out: a call for a unit's few numbers takes longer than they do."""
     d = b.size
     lower: list[list[Any]] = [[None] * d for _ in range(d)]
@@ -151,7 +243,10 @@ def _eliminate(a: Array, b: Array) -> tuple[Array, Array]:
     out: list[Any] = [None] * d
     for i in reversed(range(d)):
         out[i] = half[i] / pivots[i] - sum(lower[k][i] * out[k] for k in range(i + 1, d))
-    return jnp.stack(out), jnp.all(jnp.stack(pivots) > 0)
+    scales = [jnp.sqrt(pivot) for pivot in pivots]
+    zero = jnp.zeros_like(pivots[0])
+    root = [[zero if j > i else scales[i] if i == j else lower[i][j] * scales[j] for j in range(d)] for i in range(d)]
+    return jnp.stack(out), jnp.all(jnp.stack(pivots) > 0), jnp.stack([jnp.stack(row) for row in root])
 
 
 def _inverse_root(precision: Array) -> Array:
