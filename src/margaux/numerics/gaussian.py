@@ -85,7 +85,7 @@ def find_modes(
     logdensity: Callable[[Float[Array, " d"]], Scalar],
     place: Callable[[Array, Float[Array, " d"], Float[Array, " d"]], Float[Array, " d"]],
     direction: Float[Array, " d"],
-    searches: int | Array,
+    searches: int | Array | np.ndarray,
     k: int,
 ) -> tuple[Mode, Float[Array, " k"]]:
     """Distinct modes (k, ...), the first where the first search ended, whatever that is, and their log masses: minus infinity
