@@ -332,9 +332,10 @@ def test_recipes_say_what_they_are_made_of():
 def test_newton_step_takes_eigenvalues_by_their_modulus_and_bounds_them_below():
     q, _ = np.linalg.qr(np.random.default_rng(0).normal(size=(3, 3)))
     values, s = np.array([4.0, -0.5, 1e-9]), np.array([1.0, -2.0, 0.3])
-    found = newton_step(jnp.asarray(q * values @ q.T), jnp.asarray(s))
+    found, largest = newton_step(jnp.asarray(q * values @ q.T), jnp.asarray(s))
     np.testing.assert_allclose(found, q @ ((q.T @ s) / np.array([4.0, 0.5, 4e-6])), rtol=1e-6)
-    assert np.all(np.isfinite(newton_step(jnp.zeros((2, 2)), jnp.zeros(2))))
+    assert largest == pytest.approx(4.0)
+    assert np.all(np.isfinite(newton_step(jnp.zeros((2, 2)), jnp.zeros(2))[0]))
 
 
 @pytest.mark.parametrize("size", [2, 40], ids=["matrix", "largest eigenvalue"])

@@ -168,6 +168,33 @@ def test_small_programs_are_not_optimised(monkeypatch):
     assert levels == [0, 1] and all(1 <= options["xla_cpu_parallel_codegen_split_count"] <= 8 for options in seen)
 
 
+@pytest.mark.parametrize("beside", [True, False])
+def test_beside_others_a_program_is_compiled_whole(beside, tmp_path, monkeypatch):
+    @compiled
+    def squared(x):
+        return x**2 + beside
+
+    asked = []
+    inner = jax.stages.Lowered.compile
+    monkeypatch.setattr(jax.stages.Lowered, "compile", lambda self, o=None: (asked.append(o), inner(self, o))[1])
+    monkeypatch.setattr(programs, "folder", tmp_path)
+    monkeypatch.setattr(programs, "readable", True)
+    monkeypatch.setattr(programs, "_unfinished", {object()} if beside else set())
+    np.testing.assert_allclose(squared(np.full(3, 2.0)), 4.0 + beside)
+    assert asked == [{programs.PARTS: 1} if beside else None]
+
+
+def test_a_module_is_imported_ahead_where_there_is_a_second_thread(monkeypatch):
+    begun = []
+    monkeypatch.setattr(programs, "_begun", begun.append)
+    monkeypatch.delitem(sys.modules, "sched", raising=False)
+    for count in (1, 2):
+        monkeypatch.setattr(programs, "threads", lambda count=count: count)
+        programs.import_ahead("sched")
+        programs.import_ahead("numpy")
+    assert [build().__name__ for build in begun] == ["sched"]
+
+
 @pytest.mark.parametrize(("given", "number"), [("1", 1), ("3", 3), ("", os.cpu_count()), ("many", os.cpu_count())])
 def test_how_many_threads(given, number, monkeypatch):
     monkeypatch.setenv("MARGAUX_THREADS", given)

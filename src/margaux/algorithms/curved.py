@@ -126,7 +126,7 @@ class SAEM(AbstractRowless):
         if u.size:
             information = information + gain * (curvature / b - information)
             limit = 1 + jnp.abs(u)
-            moved = at(u + gain * jnp.clip(newton_step(information, score / b), -limit, limit))
+            moved = at(u + gain * jnp.clip(newton_step(information, score / b)[0], -limit, limit))
             new = new | {name: moved[name] for name in model.numerical}
         slow = jnp.where(k <= self.anneal_until, self.anneal, 0.0)
         for name in model.variances:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 from jax.flatten_util import ravel_pytree
-from jaxtyping import Array
+from jaxtyping import Array, Scalar
 
 from ..problem.model import log_joints
 from ..problem.penalty import NoPenalty
@@ -81,15 +81,15 @@ class ScaledAscent(AbstractRowless):
         if dense:
             information = state["information"] + share * (curvature - state["information"])
             state = {"information": information}
-            largest = jnp.linalg.norm(information, 2)
+            newton, largest = newton_step(information, score)
         else:
-            size = jnp.linalg.norm(curvature)
+            newton, size = None, jnp.linalg.norm(curvature)
             largest = state["largest"] + share * (size - state["largest"])
             direction = jnp.where(size > 0, curvature / jnp.where(size > 0, size, 1.0), state["direction"])
             state = {"direction": direction, "largest": largest}
         largest = jnp.maximum(largest, jnp.finfo(flat.dtype).eps)
         delta, limit = self.gain(k).astype(flat.dtype), 1 + jnp.abs(flat)
-        move = newton_step(information, score) if dense and free else score / largest
+        move = score / largest if newton is None or not free else newton
         moved = back(flat + delta * jnp.clip(move, -limit, limit))
         moved = jax.tree.map(lambda new, old: new.astype(old.dtype), moved, params)
         return problem.land(moved, delta / largest), state, (estep_rows, own_rows), {n: figure / b for n, figure in info.items()}
@@ -100,9 +100,10 @@ def _space(problem: Problem) -> AbstractSpace:
     return problem.space if isinstance(problem.penalty, NoPenalty) else Real()
 
 
-def newton_step(information: Array, score: Array) -> Array:
-    """|J|^-1 s, eigenvalues by their modulus and no smaller than a millionth of the largest."""
+def newton_step(information: Array, score: Array) -> tuple[Array, Scalar]:
+    """|J|^-1 s, eigenvalues by their modulus and no smaller than a millionth of the largest; the largest of them."""
     values, vectors = jnp.linalg.eigh((information + information.T) / 2)
     size = jnp.abs(values)
-    size = jnp.maximum(size, jnp.maximum(1e-6 * jnp.max(size), jnp.finfo(score.dtype).tiny ** 0.5))
-    return vectors @ ((vectors.T @ score) / size)
+    largest = jnp.max(size)
+    size = jnp.maximum(size, jnp.maximum(1e-6 * largest, jnp.finfo(score.dtype).tiny ** 0.5))
+    return vectors @ ((vectors.T @ score) / size), largest

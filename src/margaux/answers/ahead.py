@@ -36,6 +36,7 @@ def ahead(problem: Problem, estep: Any, params: PyTree, data: PyTree, compared: 
         with contextlib.suppress(Exception):
             proposals_ahead(problem.model, params, data)
             _quadratures_ahead(problem, params, data, compared)
+            programs.import_ahead("margaux.answers.information")  # with pandas, which takes a tenth of a first fit
 
 
 def _quadratures_ahead(problem: Problem, params: PyTree, data: PyTree, compared: bool) -> None:

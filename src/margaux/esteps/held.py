@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array
 
+from ..numerics import triangular
 from ..numerics.arrays import mapped_as
 from ..problem.model import leading
 from .base import AbstractEStep, flat_target
@@ -111,8 +112,7 @@ def _present(row: dict[str, Array]) -> tuple[dict[str, Array], Callable[[Array],
     there = row["log_share"] > -jnp.inf
     mean = jnp.where(there[:, None], row["mean"], row["mean"][0])
     root = jnp.where(there[:, None, None], row["cholesky"], row["cholesky"][0])
-    eye = jnp.eye(mean.shape[1], dtype=mean.dtype)
-    inverses = jax.vmap(lambda own: jax.scipy.linalg.solve_triangular(own, eye, lower=True))(root)
+    inverses = jax.vmap(triangular.inverse_root)(root)
     level = row["log_share"] + jnp.sum(jnp.log(jnp.diagonal(inverses, axis1=1, axis2=2)), axis=1)
 
     def parts(x: Array) -> Array:

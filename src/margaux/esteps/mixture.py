@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
+from ..numerics import triangular
 from ..numerics.arrays import mapped_as
 from ..numerics.gaussian import Mode, find_modes, normals
 from ..numerics.sampling import pareto_shape
@@ -151,8 +152,7 @@ class ModeMixture(AbstractProposal):
 
 def _whiten(root: Array, gap: Array) -> Array:
     # Through the inverse: triangular solves for thousands of right sides at once can hang XLA's thread pool.
-    inverse = jax.scipy.linalg.solve_triangular(root, jnp.eye(root.shape[0], dtype=root.dtype), lower=True)
-    return inverse @ gap
+    return triangular.inverse_root(root) @ gap
 
 
 def _learned(row, x: Float[Array, "m d"], w: Float[Array, " m"]):
@@ -175,7 +175,7 @@ def _learned(row, x: Float[Array, "m d"], w: Float[Array, " m"]):
         centre = part @ x
         gap = x - centre
         old = root @ root.T + jnp.outer(mean - centre, mean - centre)
-        moved = jnp.linalg.cholesky(trust * (gap * part[:, None]).T @ gap + (1 - trust) * old)
+        moved = triangular.cholesky(trust * (gap * part[:, None]).T @ gap + (1 - trust) * old)
         good = jnp.all(jnp.isfinite(moved)) & (trust > 0)
         return jnp.where(good, centre, mean), jnp.where(good, moved, root), mass
 

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, PRNGKeyArray, PyTree
 
+from ..numerics import triangular
 from ..numerics.gaussian import laplace
 from ..problem.model import Params, Unit, for_searches
 from .base import flat_start, flat_target
@@ -119,5 +120,5 @@ class Running(AtMode):
         covariance = (1 - rho) * jnp.eye(d, dtype=told.dtype) + rho * (centred * w[:, None]).T @ centred
         return {
             "mean": row["mean"] + rho * row["cholesky"] @ mean,
-            "cholesky": row["cholesky"] @ jnp.linalg.cholesky(covariance),
+            "cholesky": row["cholesky"] @ triangular.cholesky(covariance),
         }

@@ -11,6 +11,7 @@ import numpy as np
 from jax.flatten_util import ravel_pytree
 from jaxtyping import Array, PyTree
 
+from ..numerics import triangular
 from ..numerics.gaussian import laplace
 from ..problem.model import Latents, mapped
 from ..problem.schedule import AbstractSchedule, as_schedule
@@ -113,14 +114,13 @@ class Alternating(AbstractMetropolis):
     def _approximation(self, z: Latents, kstate: PyTree, logdensity: LogDensity) -> PyTree:
         """Mode, root and its inverse, renewed if they are due."""
         flat, unravel = ravel_pytree(z)
-        eye = jnp.eye(flat.size, dtype=flat.dtype)
 
         def target(x):
             return logdensity(unravel(x))
 
         def renewed(_, state):
             mode, root = laplace(target, state[0], jnp.where(kstate["visits"] == 0, FIRST, LATER))
-            return mode, root, 1 / root if flat.size == 1 else jax.scipy.linalg.solve_triangular(root, eye, lower=True)
+            return mode, root, triangular.inverse_root(root)
 
         # A loop of no turns costs nothing, under vmap too (its start passes through the carry, or XLA would hoist it).
         due = kstate["visits"] % self.every == 0

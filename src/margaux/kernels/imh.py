@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, ClassVar
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.flatten_util import ravel_pytree
 
+from ..numerics import triangular
 from ..numerics.gaussian import laplace
 from ..problem.schedule import AbstractSchedule, Constant
 from .base import AbstractMetropolis, accept, unvalued
@@ -58,7 +58,7 @@ class IndependenceMH(AbstractMetropolis):
         flat, unravel = ravel_pytree(z)
         root = jnp.sqrt(jnp.asarray(self.inflation, flat.dtype)) * kstate["cholesky"]
         proposal = unravel(kstate["mode"] + root @ normal)
-        current = jax.scipy.linalg.solve_triangular(root, flat - kstate["mode"], lower=True)
+        current = triangular.solve(root, flat - kstate["mode"])
         new = self.valued(proposal, kstate, logdensity)
         log_ratio = new["value"] - kstate["value"] + jnp.sum(normal**2) / 2 - jnp.sum(current**2) / 2
         (z, kstate), probability = accept((z, kstate), (proposal, new), log_ratio, uniform)

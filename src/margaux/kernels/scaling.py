@@ -11,6 +11,7 @@ import numpy as np
 from jax.flatten_util import ravel_pytree
 from jaxtyping import Array, PyTree, Scalar
 
+from ..numerics import triangular
 from ..problem.model import Latents
 from ..problem.schedule import AbstractSchedule, Constant, as_schedule
 from .base import AbstractKernel, LogDensity, flat_size
@@ -143,7 +144,7 @@ class Scaling(eqx.Module):
                 root = jnp.sqrt(weight * moment + (1 - weight) * jnp.mean(moment))
             else:
                 average = jnp.mean(jnp.diagonal(moment))
-                root = jnp.linalg.cholesky(weight * moment + (1 - weight) * average * jnp.eye(len(moment), dtype=moment.dtype))
+                root = triangular.cholesky(weight * moment + (1 - weight) * average * jnp.eye(len(moment), dtype=moment.dtype))
             # A window in which the chain stood still teaches nothing.
             good = jnp.all(jnp.isfinite(root)) & (jnp.max(root) > 0)
             return (

@@ -51,7 +51,7 @@ def _options(small: bool) -> dict[str, Any] | None:
     """`CPU_OPTIONS`, or those of small programs, where this XLA knows them."""
     # A program in as many parts as there are threads: more are more work for LLVM, and none the sooner.
     parts = min(max(threads(), 1), MOST_PARTS)
-    options = (UNOPTIMISED if small else CPU_OPTIONS) | {"xla_cpu_parallel_codegen_split_count": parts}
+    options = (UNOPTIMISED if small else CPU_OPTIONS) | {programs.PARTS: parts}
     if jax.default_backend() != "cpu":
         return None
     if jax.__version_info__ < KNOWN:

@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, PRNGKeyArray, Scalar
 
+from . import triangular
 from .arrays import mapped_as
 
 #: a mode is found where Newton's step is shorter than this, in posterior standard deviations
@@ -126,7 +127,7 @@ def find_modes(
         put = done & ((i == 0) | (new & (mass > known.mass[slot]) & (k > 1)))
         found = _Known(at, curvature, value, away, jnp.where(jnp.isfinite(mass), mass, -1e300))
         known = jax.tree.map(lambda old, one: jnp.where(put, old.at[slot].set(one), old), known, found)
-        toward = _back(root, direction)
+        toward = triangular.solve_transposed(root, direction)
         step = jnp.where(done & (i == 0), jnp.where(jnp.isfinite(toward), toward, direction), step)
         i = jnp.where(done, i + 1, i)
         following = begin(place(i, known.at[0], step))
@@ -220,11 +221,6 @@ def _solve(a: Array, damping: Scalar, b: Array) -> tuple[Array, Array, Array]:
     factor, shifted = jax.vmap(lambda by: jnp.linalg.cholesky(a + by * eye))(shifts)
     positive = ~jnp.any(jnp.isnan(factor))
     return jax.scipy.linalg.cho_solve((jnp.where(positive, factor, shifted), True), b), positive, factor
-
-
-def _back(root: Array, b: Array) -> Array:
-    """The solution of the transpose of a Cholesky factor."""
-    return b / root[0] if b.size == 1 else jax.scipy.linalg.solve_triangular(root, b, lower=True, trans=1)
 
 
 def _eliminate(a: Array, b: Array) -> tuple[Array, Array, Array]:

@@ -12,8 +12,10 @@ import contextlib
 import functools
 import gc
 import hashlib
+import importlib
 import os
 import pickle
+import sys
 import threading
 from collections.abc import Callable, Hashable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -30,6 +32,9 @@ from .cache import SUFFIX
 from .digest import Digest, surroundings
 from .threads import threads
 
+#: XLA's option for the parts of a program that are compiled side by side
+PARTS = "xla_cpu_parallel_codegen_split_count"
+
 #: where programs are kept, None for nowhere; set by `margaux.numerics.compiling.keep_compilations`
 folder: Path | None = None
 #: whether files are read and written
@@ -39,6 +44,8 @@ _programs: dict[Hashable, Program | Begun] = {}
 _compiled: list[str] = []
 #: those begun that nobody compiles yet
 _waiting: collections.deque[Begun] = collections.deque()
+#: those begun that are not compiled yet
+_unfinished: set[Begun] = set()
 #: of each thread: how many programs it has got from jax's own cache, and the work for while a long one is compiled
 _here = threading.local()
 
@@ -141,8 +148,15 @@ def begin(request: Request) -> None:
             _programs[meaning] = _begun(_traced(request, path))
 
 
-def _begun(build: Callable[[], Program | None]) -> Begun:
+def import_ahead(module: str) -> None:
+    """Have a module imported once the programs begun so far are compiled, or by whoever waits for one."""
+    if threads() > 1 and module not in sys.modules:
+        _begun(functools.partial(importlib.import_module, module))
+
+
+def _begun(build: Callable[[], Any]) -> Begun:
     begun = Begun(Future(), build)
+    _unfinished.add(begun)
     _waiting.append(begun)
     _thread().submit(_next)
     return begun
@@ -162,6 +176,8 @@ def _compile(begun: Begun) -> None:
     except BaseException:  # an interrupt says nothing of the program
         begun.future.cancel()
         raise
+    finally:
+        _unfinished.discard(begun)
 
 
 def _awaited(begun: Begun) -> Program | None:
@@ -258,8 +274,10 @@ def _traced(request: Request, path: Path | None) -> Callable[[], Program]:
 
     def build() -> Program:
         _here.hits = 0
+        # Beside other work it is compiled whole: no core is idle, and parts are more to do.
+        whole = {PARTS: 1} if path is not None and _unfinished and PARTS in settings.get("compiler_options", ()) else None
         with _unwritten() if path is not None else contextlib.nullcontext():
-            executable = lowered.compile()
+            executable = lowered.compile(whole)
         _compiled.append(request.name)
         if path is not None and not _here.hits:
             _write(path, returned, executable)

@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, PyTree, Scalar
 
+from . import triangular
 from .elimination import inverted
 
 LogDensity = Callable[[Float[Array, " d"]], Scalar]
@@ -96,7 +97,7 @@ class Dense(AbstractStructure):
         return jax.vmap(second_product(log_density, z))(jnp.eye(z.size, dtype=z.dtype))
 
     def factor(self, curvature, damping):
-        return DenseFactor(_root(curvature + damping * jnp.eye(len(curvature), dtype=curvature.dtype)))
+        return DenseFactor(triangular.cholesky(curvature + damping * jnp.eye(len(curvature), dtype=curvature.dtype)))
 
 
 class DenseFactor(AbstractFactor):
@@ -105,36 +106,16 @@ class DenseFactor(AbstractFactor):
     root: Float[Array, "d d"]
 
     def solve(self, b):
-        return _down(self.root, _up(self.root, b))
+        return triangular.solve_transposed(self.root, triangular.solve(self.root, b))
 
     def log_det(self):
         return 2 * jnp.sum(jnp.log(jnp.diagonal(self.root)))
 
     def coloured(self, u):
-        return _down(self.root, u)
+        return triangular.solve_transposed(self.root, u)
 
     def slope_of_log_det(self):
-        return inverse_of(self.root)
-
-
-def inverse_of(root: Array) -> Array:
-    """Of the matrix with this lower Cholesky factor."""
-    return _down(root, _up(root, jnp.eye(len(root), dtype=root.dtype)))
-
-
-def _root(a: Array) -> Array:
-    """Lower Cholesky factor."""
-    return jnp.sqrt(a) if a.shape[-1] < 2 else jnp.linalg.cholesky(a)
-
-
-def _up(root: Array, b: Array) -> Array:
-    """$L^{-1}b$."""
-    return b / jnp.ravel(root) if len(root) < 2 else jax.scipy.linalg.solve_triangular(root, b, lower=True)
-
-
-def _down(root: Array, b: Array) -> Array:
-    """$L^{-T}b$."""
-    return b / jnp.ravel(root) if len(root) < 2 else jax.scipy.linalg.solve_triangular(root, b, lower=True, trans="T")
+        return triangular.inverse(self.root)
 
 
 # -- along a line -----------------------------------------------------------------------------------
@@ -184,8 +165,8 @@ class Band(AbstractStructure):
 
         def step(root: Array, both: tuple[Array, Array]) -> tuple[Array, tuple[Array, Array]]:
             here, back = both
-            coupling = _up(root, back.T).T
-            root = _root(here - coupling @ coupling.T)
+            coupling = triangular.solve(root, back.T).T
+            root = triangular.cholesky(here - coupling @ coupling.T)
             return root, (root, coupling)
 
         _, (roots, couplings) = jax.lax.scan(step, jnp.eye(w, dtype=diagonal.dtype), (damped, before))
@@ -205,7 +186,7 @@ class BandFactor(AbstractFactor):
     def solve(self, b):
         def forward(x: Array, both: Any) -> tuple[Array, Array]:
             root, coupling, right = both
-            x = _up(root, right - coupling @ x)
+            x = triangular.solve(root, right - coupling @ x)
             return x, x
 
         _, x = jax.lax.scan(forward, jnp.zeros_like(self.roots[0, 0]), (self.roots, self.couplings, self._blocks(b)))
@@ -214,7 +195,7 @@ class BandFactor(AbstractFactor):
     def _backward(self, u: Array) -> Array:
         def backward(pulled: Array, both: Any) -> tuple[Array, Array]:
             root, coupling, right = both
-            x = _down(root, right - pulled)
+            x = triangular.solve_transposed(root, right - pulled)
             return coupling.T @ x, x
 
         _, x = jax.lax.scan(backward, jnp.zeros_like(u[0]), (self.roots, self.couplings, u), reverse=True)
@@ -230,8 +211,8 @@ class BandFactor(AbstractFactor):
         # The inverse on the diagonal and beside it, from its end back (Takahashi, Fagan and Chin 1973).
         def backward(next_one: tuple[Array, Array], both: tuple[Array, Array]) -> tuple[Any, tuple[Array, Array]]:
             (below, next_coupling), (root, coupling) = next_one, both
-            pulled = _down(root, next_coupling.T)
-            here = inverse_of(root) + pulled @ below @ pulled.T
+            pulled = triangular.solve_transposed(root, next_coupling.T)
+            here = triangular.inverse(root) + pulled @ below @ pulled.T
             return (here, coupling), (here, -below @ pulled.T)
 
         nothing = jnp.zeros_like(self.roots[0])
@@ -311,7 +292,7 @@ class AbstractEliminated(AbstractStructure):
         weighted = jnp.einsum("abg,bgm->agm", inverse, edges)
         left = rest + damping * jnp.eye(m, dtype=rest.dtype)
         left = left - jnp.tensordot(edges, weighted, axes=((0, 1), (0, 1)))
-        return EliminatedFactor(self, inverse, log_det, edges, weighted, _root((left + left.T) / 2))
+        return EliminatedFactor(self, inverse, log_det, edges, weighted, triangular.cholesky((left + left.T) / 2))
 
 
 class Eliminated(AbstractEliminated):
@@ -351,7 +332,9 @@ class EliminatedFactor(AbstractFactor):
 
     def solve(self, b):
         own, rest = self.of._apart(b)
-        x = _down(self.root, _up(self.root, rest - jnp.einsum("agm,ag->m", self.weighted, own)))
+        x = triangular.solve_transposed(
+            self.root, triangular.solve(self.root, rest - jnp.einsum("agm,ag->m", self.weighted, own))
+        )
         return self.of._together(jnp.einsum("abg,bg->ag", self.inverse, own) - self.weighted @ x, x)
 
     def log_det(self):
@@ -359,11 +342,11 @@ class EliminatedFactor(AbstractFactor):
 
     def coloured(self, u):
         own, rest = self.of._apart(u)
-        x = _down(self.root, rest)
+        x = triangular.solve_transposed(self.root, rest)
         roots = jnp.linalg.cholesky(jnp.moveaxis(self.inverse, 2, 0))
         return self.of._together(jnp.einsum("gab,bg->ag", roots, own) - self.weighted @ x, x)
 
     def slope_of_log_det(self):
-        rest = inverse_of(self.root)
+        rest = triangular.inverse(self.root)
         beside = self.weighted @ rest
         return Arrow(self.inverse + jnp.einsum("agm,bgm->abg", beside, self.weighted), -2 * beside, rest)
