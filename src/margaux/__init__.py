@@ -11,6 +11,7 @@ from typing import Any
 import lazy_loader as _lazy_loader
 
 from .families import moved as _moved
+from .numerics.collecting import uncollected as _uncollected
 
 __version__ = "0.1.0"
 
@@ -18,6 +19,7 @@ _listed, __dir__, __all__ = _lazy_loader.attach_stub(__name__, __file__)
 _moved.install(__name__)
 
 
+@_uncollected()
 def __getattr__(name: str) -> Any:
     if name in __all__:
         return _listed(name)

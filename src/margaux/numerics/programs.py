@@ -10,7 +10,6 @@ from __future__ import annotations
 import collections
 import contextlib
 import functools
-import gc
 import hashlib
 import importlib
 import os
@@ -29,6 +28,7 @@ import numpy as np
 from jaxtyping import PyTree
 
 from .cache import SUFFIX
+from .collecting import uncollected
 from .digest import Digest, surroundings
 from .threads import threads
 
@@ -151,7 +151,7 @@ def begin(request: Request) -> None:
 def import_ahead(module: str) -> None:
     """Have a module imported once the programs begun so far are compiled, or by whoever waits for one."""
     if threads() > 1 and module not in sys.modules:
-        _begun(functools.partial(importlib.import_module, module))
+        _begun(functools.partial(uncollected()(importlib.import_module), module))
 
 
 def _begun(build: Callable[[], Any]) -> Begun:
@@ -268,7 +268,7 @@ def _traced(request: Request, path: Path | None) -> Callable[[], Program]:
     first = len(jax.tree.leaves(request.args[:1]))
     donated = tuple(j for j, i in enumerate(places) if i >= first) if request.keep_first else ()
     settings: dict[str, Any] = {"compiler_options": request.options} if request.options else {}
-    with _uncollected():
+    with uncollected():
         lowered = jax.jit(of_arrays, donate_argnums=donated, **settings).lower(*(leaves[i] for i in places))
     returned = box[-1]
 
@@ -294,18 +294,6 @@ def _unwritten() -> contextlib.AbstractContextManager[Any]:
         return least(float("inf"))
     except Exception:  # another jax, in which it is a twentieth of a first fit, and no more
         return contextlib.nullcontext()
-
-
-@contextlib.contextmanager
-def _uncollected() -> Iterator[None]:
-    """No garbage is collected within it: what tracing makes is kept, and a quarter of its time went into looking it through."""
-    collecting = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if collecting:
-            gc.enable()
 
 
 def _path(meaning: Hashable) -> Path:
