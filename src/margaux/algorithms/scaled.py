@@ -69,8 +69,13 @@ class ScaledAscent(AbstractRowless):
             def total(u):
                 return jnp.sum(w * log_joints(problem.model, back(u), z, batch))
 
+            def slopes(u):
+                slope = jax.grad(total)(u)
+                return slope, slope
+
             if dense:
-                return jax.grad(total)(flat), -jax.hessian(total)(flat)
+                curvature, score = jax.jacfwd(slopes, has_aux=True)(flat)
+                return score, -curvature
             score, product = jax.jvp(jax.grad(total), (flat,), (state["direction"],))
             return score, -product
 

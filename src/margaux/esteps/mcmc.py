@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any, ClassVar
 
 import equinox as eqx
@@ -166,6 +167,8 @@ class MCMC(AbstractEStep):
         dtype = jnp.result_type(*jax.tree.leaves(rows["z"]))
         w = jnp.full((self.n_chains, b), 1.0, dtype) / jnp.asarray(self.n_chains * kept, dtype)
 
+        # Traced once, by the name of a program of its own: its second use finds the first.
+        @functools.partial(jax.jit, inline=True)
         def evaluate(rows):
             return f(jax.tree.map(lambda z: jnp.moveaxis(z, 1, 0), rows["z"]), w)
 

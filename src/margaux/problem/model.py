@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import abc
+import functools
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -353,6 +354,8 @@ def differentiated(
 ) -> tuple[Array, Array]:
     """As `two_derivatives`, by differentiating the log joint of every draw."""
 
+    # Traced once, by the name of a program of its own: its second use finds the first.
+    @functools.partial(jax.jit, inline=True)
     def value(u: Array) -> Array:
         return log_joints(model, back(u), z, batch)
 
