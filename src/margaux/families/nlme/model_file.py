@@ -10,15 +10,14 @@ from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 
-from . import error as errors
-from . import specification
-from .censoring import METHODS
+from . import model_error, specification
+from .by_output import error_of
 from .individual import Individual, LogitNormal, LogNormal, Normal, ProbitNormal
+from .kinds import outputs_of
 from .model_keys import (
     BLOCKS,
-    HELD,
+    LIMITS,
     NUMBER,
-    NUMBER_OR_TEXT,
     NUMBERS_BY_NAME,
     SWITCH,
     TABLE,
@@ -50,15 +49,14 @@ TABLES = {
     "settings": TABLE,
 }  # fmt: skip
 ROLES = {
-    "id": TEXT, "time": TEXT, "y": TEXT, "dose": TEXT, "occ": TEXT, "cens": TEXT, "limit": TEXT, "lloq": NUMBER_OR_TEXT,
-    "columns": TEXTS_BY_NAME,
+    "id": TEXT, "time": TEXT, "y": TEXT, "dose": TEXT, "occ": TEXT, "cens": TEXT, "limit": TEXT, "lloq": LIMITS,
+    "output": TEXT, "columns": TEXTS_BY_NAME,
 }  # fmt: skip
 PARAMETER = {
     "distribution": TEXT, "initial": NUMBER, "fixed": SWITCH, "random": SWITCH, "occasion": SWITCH, "covariates": TEXT,
     "coefficients": NUMBERS_BY_NAME, "variance": NUMBER, "occasion_variance": NUMBER, "low": NUMBER, "high": NUMBER,
     "classes": WHOLE, "shape": TEXT, "shape_initial": NUMBER, "shape_fixed": SWITCH,
 }  # fmt: skip
-ERROR = {"model": TEXT, "fixed": HELD, "random": SWITCH, "censoring": TEXT}
 SETTINGS = {
     "seed": WHOLE, "n_iter": WHOLE, "n_burn": WHOLE, "power": NUMBER, "stop": SWITCH, "n_chains": WHOLE, "n_starts": WHOLE,
     "n_screen": WHOLE, "pattern": TEXTS, "n_steps": WHOLE, "anneal": NUMBER, "fixed_effects": TEXT, "batch_size": WHOLE,
@@ -133,12 +131,13 @@ class ModelFile:
 def from_toml(path: str | Path) -> ModelFile:
     """The model that a text file holds, as `NLME.to_toml` writes one.
 
-    Tables of the file: `[data]` (file, id, time, y, dose, occ, cens, limit, lloq, columns), `[structural]` (name of a ready one,
-    or output, derivatives, initial, define in text), `[parameters.NAME]` (distribution, initial, fixed, random, occasion,
-    covariates, coefficients, variance, occasion_variance, low, high, classes, shape, shape_initial, shape_fixed), `[priors]` (by
-    name, center and sd or cv, or mode and df), `[error]` (model, fixed, random,
-    censoring), `[settings]` (seed and those of `NLME`); before
-    them `title` and `omega`. A path of data begins at the folder of the file.
+    Tables of the file: `[data]` (file, id, time, y, dose, occ, cens, limit, lloq, output, columns), `[structural]` (name of a
+    ready one, or output, derivatives, initial, define in text; several outputs of differential equations as
+    `[structural.output]`, by label), `[parameters.NAME]` (distribution, initial, fixed, random, occasion, covariates,
+    coefficients, variance, occasion_variance, low, high, classes, shape, shape_initial, shape_fixed), `[priors]` (by name, center
+    and sd or cv, or mode and df), `[error]` (model, fixed, random, correlated in time, censoring; of several outputs as
+    `[error.LABEL]`), `[settings]` (seed and those of `NLME`); before them `title` and `omega`. A path of data begins at the
+    folder of the file.
 
     Expressions are arithmetic (see `margaux.families.nlme.expressions.Expression`), and no other code.
 
@@ -186,9 +185,11 @@ def _read(whole: dict[str, Any], source: Source, path: Path) -> ModelFile:
     source.check(data, ["data"], {"file": TEXT} | ROLES)
     individual = {name: _individual(name, table, source) for name, table in whole["parameters"].items()}
     curve = structural(whole["structural"], individual, source)
-    others = set(_error(whole.get("error", {}), source).multipliers)
+    outputs = outputs_of(curve)
+    errors = model_error.read(whole.get("error", {}), outputs, source)
+    others = set(error_of(errors, outputs).multipliers)
     _check_parameters(curve, {name: one for name, one in individual.items() if name not in others}, source)
-    model = _model(whole, curve, individual, settings, source)
+    model = _model(whole, curve, individual, errors, settings, source)
     file = data.pop("file", None)
     return ModelFile(path, whole.get("title", ""), model, None if file is None else path.parent / file, data, source)
 
@@ -236,7 +237,12 @@ def _check_parameters(curve: Curve, individual: Mapping[str, Individual], source
 
 
 def _model(
-    whole: Mapping[str, Any], curve: Curve, individual: dict[str, Individual], settings: dict[str, Any], source: Source
+    whole: Mapping[str, Any],
+    curve: Curve,
+    individual: dict[str, Individual],
+    errors: Any,
+    settings: dict[str, Any],
+    source: Source,
 ) -> NLME:
     from .estimator import NLME
 
@@ -254,8 +260,8 @@ def _model(
     omega = whole.get("omega", "diagonal")
     model = NLME(
         structural=curve, individual=individual, omega=omega if isinstance(omega, str) else [tuple(one) for one in omega],
-        priors=read(whole.get("priors", {}), source) or None, error=_error(whole.get("error", {}), source),
-        censoring=_censoring(whole.get("error", {}), source), random_state=seed,
+        priors=read(whole.get("priors", {}), source) or None, error=errors,
+        censoring=model_error.censoring(whole.get("error", {}), source), random_state=seed,
         **settings,
     )  # fmt: skip
     for keys, check in ((["settings"], lambda asked: Settings.of(asked).estep(1)), (["parameters"], specification.individual)):
@@ -268,17 +274,3 @@ def _model(
     except ValueError as problem:
         raise source.problem(["omega"], str(problem)) from problem
     return model
-
-
-def _error(table: Mapping[str, Any], source: Source) -> errors.ResidualError:
-    source.check(table, ["error"], ERROR)
-    name = source.one_of(table.get("model", "constant"), ["error", "model"], errors.ERRORS)
-    fixed: Any = table.get("fixed")
-    try:
-        return dataclasses.replace(errors.ERRORS[name], fixed=fixed, random=table.get("random", False))
-    except ValueError as problem:
-        raise source.problem(["error", "fixed"], str(problem)) from problem
-
-
-def _censoring(table: Mapping[str, Any], source: Source) -> str:
-    return source.one_of(table.get("censoring", METHODS[0]), ["error", "censoring"], METHODS)

@@ -53,6 +53,11 @@ TEXTS_BY_NAME = Kind('texts by name, such as {AMT = "amount"}', _table(_text))
 NUMBERS_BY_NAME = Kind("finite numbers by name, such as {b = 0.1}", _table(_number))
 NAME_OR_NAMES = Kind('a name, or names by compartment, such as {1 = "F1"}', lambda v: _text(v) or _table(_text)(v))
 NUMBER_OR_TEXT = Kind("a finite number, or the name of a column", lambda v: _number(v) or _text(v))
+TEXT_OR_TEXTS = Kind('text in quotes, or texts by output, such as {1 = "A / V", 2 = "E"}', lambda v: _text(v) or _table(_text)(v))
+LIMITS = Kind(
+    "a finite number, the name of a column, or numbers by output, such as {1 = 0.5}",
+    lambda v: _number(v) or _text(v) or _table(_number)(v),
+)
 HELD = Kind("a finite number, or numbers by name, such as {b = 0.1}", lambda v: _number(v) or _table(_number)(v))
 BLOCKS = Kind(
     '"diagonal", "full" or a list of lists of names, such as [["V", "CL"]]', lambda v: _text(v) or _each(_each(_text))(v)

@@ -11,6 +11,7 @@ from . import ready_odes
 from .dosing import Administered, dosed
 from .dynamics import Dynamics
 from .expressions import Expression
+from .kinds import labelled
 from .model_keys import (
     NAME_OR_NAMES,
     NUMBER,
@@ -19,6 +20,7 @@ from .model_keys import (
     SWITCH,
     TABLE,
     TEXT,
+    TEXT_OR_TEXTS,
     TEXTS,
     TEXTS_BY_NAME,
     WHOLE,
@@ -42,7 +44,7 @@ _OF_DOSES = {"lag": NAME_OR_NAMES, "bioavailability": NAME_OR_NAMES, "duration":
 _READY = {"name": TEXT, "n": WHOLE, "action": TEXT, "constants": NUMBERS_BY_NAME, "doses": TABLE, "event_table": SWITCH}
 _SOLVER = {"stiff": SWITCH, "rtol": NUMBER, "atol": NUMBER, "max_steps": WHOLE}
 _OF_EQUATIONS = {
-    "name": TEXT, "output": TEXT, "derivatives": TEXTS_BY_NAME, "initial": TEXTS_BY_NAME, "define": TEXTS_BY_NAME,
+    "name": TEXT, "output": TEXT_OR_TEXTS, "derivatives": TEXTS_BY_NAME, "initial": TEXTS_BY_NAME, "define": TEXTS_BY_NAME,
     "positive": TEXTS,
 }  # fmt: skip
 
@@ -124,7 +126,7 @@ def _of_equations(table: Mapping[str, Any], parameters: Collection[str], source:
     for part, out in parts.items():
         for name, text in table.get(part, {}).items():
             out.append((name, _expression(text, ["structural", part, name], source)))
-    output = _expression(table["output"], ["structural", "output"], source)
+    output = _outputs(table["output"], source)
     options = _options(table) | {key: table[key] for key in _SOLVER if key in table}
     try:
         equations = Equations(output, *(tuple(parts[part]) for part in parts), parameters=tuple(parameters))
@@ -135,6 +137,18 @@ def _of_equations(table: Mapping[str, Any], parameters: Collection[str], source:
         if table.get(one, 1) <= 0:
             raise source.problem(["structural", one], f"must be positive, got {table[one]}")
     return curve
+
+
+def _outputs(given: str | Mapping[str, str], source: Source) -> Any:
+    keys = ["structural", "output"]
+    if isinstance(given, str):
+        return _expression(given, keys, source)
+    try:
+        labels = labelled(given, "output")
+    except ValueError as problem:
+        raise source.problem(keys, str(problem)) from problem
+    each = zip(labels, given.items(), strict=True)
+    return tuple((label, _expression(text, [*keys, name], source)) for label, (name, text) in each)
 
 
 def _expression(text: str, keys: Sequence[str], source: Source) -> Expression:
@@ -175,7 +189,10 @@ def _described(curve: Any) -> dict[str, Any] | None:
 
 
 def _of_text(curve: Curve, equations: Equations) -> dict[str, Any]:
-    out: dict[str, Any] = {"name": curve.name, "output": equations.output.text}
+    (_, first), *others = equations.outputs
+    out: dict[str, Any] = {"name": curve.name, "output": first.text}
+    if others:
+        out["output"] = {label: one.text for label, one in equations.outputs}
     for part in ("derivatives", "initial", "define"):
         if named := getattr(equations, part):
             out[part] = {name: one.text for name, one in named}

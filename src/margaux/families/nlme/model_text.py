@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from .error import ERRORS, as_error
+from . import model_error
 from .events import NAMES
 from .individual import Bounded, Individual, LogitNormal, LogNormal, Normal, ProbitNormal
+from .kinds import outputs_of
 from .model_priors import written
 from .model_structure import described
 from .shapes import described as described_shape
@@ -40,7 +41,8 @@ def to_toml(asked: NLME, data: str | None = None, title: str = "") -> str:
     for name, one in (asked.individual or {}).items():
         tables[f"parameters.{_key(name)}"] = _parameter(name, one)
     tables["priors"] = written(asked.priors or {})
-    tables["error"] = _error(asked)
+    for name, table in model_error.written(asked).items():
+        tables[".".join(map(_key, name.split(".", 1)))] = table
     tables["settings"] = _settings(asked)
     for name, table in tables.items():
         if table:
@@ -64,26 +66,6 @@ def _parameter(name: str, one: Individual) -> dict[str, Any]:
     out |= described_shape(one)
     held = {key: getattr(one, key) for key, none in _HELD.items() if getattr(one, key) != none}
     return out | {key: dict(value) if key == "coefficients" else value for key, value in held.items()}
-
-
-def _error(asked: NLME) -> dict[str, Any]:
-    if isinstance(asked.error, Mapping):
-        raise ValueError("error= by output is more than a model file holds; fit one output a file, or keep the model in Python")
-    error = as_error(asked.error)
-    free = {
-        name: one
-        for name, one in ERRORS.items()
-        if type(one) is type(error) and getattr(one, "form", 0) == getattr(error, "form", 0)
-    }
-    if not free:
-        raise ValueError(f"error={error!r} is no error of margaux.nlme, which a model file could name")
-    out: dict[str, Any] = {"model": next(iter(free))}
-    return (
-        out
-        | ({"random": True} if error.random else {})
-        | ({"fixed": error.held} if error.held else {})
-        | ({} if asked.censoring == "M3" else {"censoring": asked.censoring})
-    )
 
 
 def _settings(asked: NLME) -> dict[str, Any]:
@@ -114,6 +96,10 @@ def _roles(asked: NLME) -> dict[str, Any]:
         return out
     if np.all(data.lloq == data.lloq[0]):
         return out | {"lloq": float(data.lloq[0])}
+    if data.output is not None:
+        limits = {name: data.lloq[data.output == place] for place, name in enumerate(outputs_of(asked.structural))}
+        if all(np.all(np.isnan(one)) or np.all(one == one[0]) for one in limits.values()):
+            return out | {"lloq": {name: float(one[0]) for name, one in limits.items() if np.isfinite(one[0])}}
     for column in data.frame.select_dtypes("number").columns:
         if np.array_equal(data.frame[column].to_numpy(float), data.lloq, equal_nan=True):
             return out | {"lloq": str(column)}

@@ -21,7 +21,8 @@ class Equations:
     r"""Equations in text: $dy_s/dt$ of each state s from their initial values, and what is observed.
 
     Args:
-        output: what is observed, of parameters, `time`, states, definitions and columns of the row.
+        output: what is observed, of parameters, `time`, states, definitions and columns of the row; or that of each of several
+            outputs, with its label.
         derivatives: of each state, in the order of the compartments; none for a formula of the row.
         initial: values of states before any dose, zero where none is named. define: expressions by name, each of what comes
             before it. parameters: names of the individual parameters.
@@ -30,7 +31,7 @@ class Equations:
         ValueError: a name that is twice there, an order that cannot be followed, or a state in an initial value.
     """
 
-    output: Expression
+    output: Expression | Named
     derivatives: Named = ()
     initial: Named = ()
     define: Named = ()
@@ -58,6 +59,11 @@ class Equations:
                 raise ValueError(f"the initial value of {name} reads {moving[0]}, which is not there before the beginning")
 
     @property
+    def outputs(self) -> Named:
+        """With their labels; one alone has none."""
+        return (("", self.output),) if isinstance(self.output, Expression) else self.output
+
+    @property
     def states(self) -> tuple[str, ...]:
         return tuple(name for name, _ in self.derivatives)
 
@@ -81,13 +87,13 @@ class Equations:
     @property
     def columns(self) -> list[str]:
         """Columns of the data that are read."""
-        every = dict.fromkeys([*self.moving, *self.read([self.output])])
+        every = dict.fromkeys([*self.moving, *self.read([one for _, one in self.outputs])])
         return [name for name in every if name not in (TIME, *self.states, *self.parameters)]
 
     @property
     def used(self) -> list[str]:
         """Parameters that are read."""
-        every = {*self.moving, *self.read([self.output])}
+        every = {*self.moving, *self.read([one for _, one in self.outputs])}
         return [name for name in self.parameters if name in every]
 
     def values(self, known: Mapping[str, Any], otherwise: Callable[[str], Any]) -> Mapping[str, Any]:
@@ -135,14 +141,15 @@ class Initial:
 
 @dataclasses.dataclass(frozen=True)
 class Observed:
-    """(state, psi, row) -> number, where what is no parameter is a column of the row."""
+    """(state, psi, row) -> number, of one of the outputs, where what is no parameter is a column of the row."""
 
     equations: Equations
+    output: Expression
 
     def __call__(self, state: Mapping[str, Any], psi: Mapping[str, Any], row: Mapping[str, Any]) -> Any:
         own = self.equations.parameters
         values = self.equations.values({TIME: row["time"], **state}, lambda name: (psi if name in own else row)[name])
-        return self.equations.output(values)
+        return self.output(values)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -150,11 +157,12 @@ class Formula:
     """(parameters, row) -> number."""
 
     equations: Equations
+    output: Expression
 
     def __call__(self, parameters: Mapping[str, Any], row: Mapping[str, Any]) -> Any:
         own = self.equations.parameters
         values = self.equations.values({TIME: row["time"]}, lambda name: (parameters if name in own else row)[name])
-        return self.equations.output(values)
+        return self.output(values)
 
 
 def written(equations: Equations, name: str = "equations", positive: Sequence[str] | None = None, **options: Any) -> Curve:
@@ -167,12 +175,14 @@ def written(equations: Equations, name: str = "equations", positive: Sequence[st
     line(E0, slope | time)
 
     Raises:
-        ValueError: a parameter that nothing reads, or options of differential equations where there are none.
+        ValueError: a parameter that nothing reads, or options of differential equations or several outputs where there are none.
     """
+    (_, first), *others = equations.outputs
     if equations.derivatives:
         constants = [one for one in equations.moving if one not in equations.parameters]
         initial = Initial(equations) if equations.initial else None
-        observed = Observed(equations)
+        each: Any = {label: Observed(equations, one) for label, one in equations.outputs}
+        observed = each if others else Observed(equations, first)
         curve = ode(
             Derivative(equations), equations.states, observed, initial=initial, parameters=(*equations.used, *constants),
             positive=(), name=name, **options,
@@ -180,9 +190,11 @@ def written(equations: Equations, name: str = "equations", positive: Sequence[st
     else:
         if options:
             raise ValueError(f"{next(iter(options))} is of differential equations, and there are none")
+        if others:
+            raise ValueError("several outputs are of differential equations, and there are none")
         if equations.initial:
             raise ValueError("initial values are of differential equations, and there are none")
-        curve = Curve(Formula(equations), tuple(equations.used), (TIME, *equations.columns), name=name)
+        curve = Curve(Formula(equations, first), tuple(equations.used), (TIME, *equations.columns), name=name)
     if unread := [one for one in equations.parameters if one not in curve.parameters]:
         raise ValueError(f"no equation reads the parameter {unread[0]}; leave it out")
     known = [one for one in curve.parameters if one in equations.parameters]
