@@ -275,7 +275,8 @@ def _traced(request: Request, path: Path | None) -> Callable[[], Program]:
     def build() -> Program:
         _here.hits = 0
         # Beside other work it is compiled whole: no core is idle, and parts are more to do.
-        whole = {PARTS: 1} if path is not None and _unfinished and PARTS in settings.get("compiler_options", ()) else None
+        beside = path is not None and _unfinished and PARTS in settings.get("compiler_options", ())
+        whole: Any = {PARTS: 1} if beside else None
         with _unwritten() if path is not None else contextlib.nullcontext():
             executable = lowered.compile(whole)
         _compiled.append(request.name)

@@ -147,7 +147,8 @@ def test_an_error_by_output_holds_and_multiplies(tmp_path):
 
 
 def test_outputs_in_text_are_the_functions_that_they_say(tmp_path):
-    text, python = _read(tmp_path, EFFECT).model.structural, _python().structural
+    text: Any = _read(tmp_path, EFFECT).model.structural
+    python: Any = _python().structural
     assert text.parameters == python.parameters and text.function.states == python.function.states
     state, psi = {"A": 30.0, "R": 6.0}, {"V": 9.0, "CL": 2.5, "kin": 2.0, "base": 7.0}
     assert text.function.derivative(1.0, state, psi) == pytest.approx(python.function.derivative(1.0, state, psi))
