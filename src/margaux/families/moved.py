@@ -10,6 +10,8 @@ from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import Any
 
+from ..numerics.collecting import uncollected
+
 #: names that `margaux` had, by the module that has them
 NAMES = {
     **dict.fromkeys(
@@ -76,7 +78,8 @@ class _Moved(MetaPathFinder, Loader):
 
     def create_module(self, spec: ModuleSpec) -> Any:
         root, _, rest = spec.name.partition(".")
-        module = import_module(f"{root}.{moved(rest)}")
+        with uncollected():
+            module = import_module(f"{root}.{moved(rest)}")
         spec.loader_state = module.__spec__
         return module
 
