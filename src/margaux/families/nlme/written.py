@@ -154,15 +154,15 @@ class Observed:
 
 @dataclasses.dataclass(frozen=True)
 class Formula:
-    """(parameters, row) -> number."""
+    """(parameters, row) -> number, of equations with one output."""
 
     equations: Equations
-    output: Expression
 
     def __call__(self, parameters: Mapping[str, Any], row: Mapping[str, Any]) -> Any:
         own = self.equations.parameters
         values = self.equations.values({TIME: row["time"]}, lambda name: (parameters if name in own else row)[name])
-        return self.output(values)
+        ((_, output),) = self.equations.outputs
+        return output(values)
 
 
 def written(equations: Equations, name: str = "equations", positive: Sequence[str] | None = None, **options: Any) -> Curve:
@@ -194,7 +194,7 @@ def written(equations: Equations, name: str = "equations", positive: Sequence[st
             raise ValueError("several outputs are of differential equations, and there are none")
         if equations.initial:
             raise ValueError("initial values are of differential equations, and there are none")
-        curve = Curve(Formula(equations, first), tuple(equations.used), (TIME, *equations.columns), name=name)
+        curve = Curve(Formula(equations), tuple(equations.used), (TIME, *equations.columns), name=name)
     if unread := [one for one in equations.parameters if one not in curve.parameters]:
         raise ValueError(f"no equation reads the parameter {unread[0]}; leave it out")
     known = [one for one in curve.parameters if one in equations.parameters]
