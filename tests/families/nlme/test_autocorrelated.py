@@ -11,7 +11,7 @@ import scipy
 from scipy.stats import multivariate_normal
 
 import margaux as mx
-from margaux.families.nlme import Combined, LogNormal, Normal, outputs, polynomial, words
+from margaux.families.nlme import Combined, LogNormal, Normal, from_toml, outputs, polynomial, words
 from margaux.families.nlme.autocorrelated import AR1
 from margaux.families.nlme.conditional import conditional_residuals
 
@@ -131,8 +131,10 @@ def test_what_it_is_not_for_is_refused():
         mx.NLME(structural=both, error=AR1(), individual=individual).fit(frame, id="id", time="t", y="y")
 
 
-def test_held_and_in_words(fitted):
-    held = _model(error="constant").set_params(error=AR1(fixed={"tau": 1.5})).fit(_lines(), id="id", time="t", y="y")
+def test_held_and_in_a_file(fitted, tmp_path):
+    model = _model(error="constant").set_params(error=AR1(fixed={"tau": 1.5}))
+    held = model.fit(_lines(), id="id", time="t", y="y")
     assert held.held_ == {"tau": 1.5} and float(held.loglik_) <= float(fitted.loglik_) + 1e-3
-    with pytest.raises(ValueError, match="no error of margaux"):
-        fitted.to_toml()
+    path = tmp_path / "lines.toml"
+    path.write_text(model.to_toml(data="lines.csv"))
+    assert from_toml(path).model.error == model.error
