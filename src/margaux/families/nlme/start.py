@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
@@ -55,16 +56,22 @@ class Point(NamedTuple):
     information: np.ndarray
 
 
-def at_point(model: MixedEffects, units: dict, u: np.ndarray, params: dict | None = None) -> Point:
-    """At typical individual parameters on the Gaussian scale (d,); the information at engine parameters, where they are given."""
+def points(model: MixedEffects, units: dict, params: dict | None = None) -> Callable[[np.ndarray], Point]:
+    """What is wanted of typical individual parameters on the Gaussian scale (d,), as a function of them; the information at
+    engine parameters, where they are given."""
     if params is None and not model.costly:  # one program does for both
         names = model.outcome.error_names
-        params = coefficients(model, u) | ({"error": np.ones(len(names))} if names else {})
+        params = coefficients(model, np.zeros(len(model.names))) | ({"error": np.ones(len(names))} if names else {})
     read = ("beta", "fixed", "delta", "drift", "error")
     own = None if params is None else {name: np.asarray(params[name], float) for name in read if name in params}
     program = _at_heavy_point if model.costly or _curves(units) > HEAVY else _at_point
-    found = program(model.rough(), u, own, with_empty_subjects(units))
-    return found._replace(rows=np.asarray(found.rows)[: len(units["mask"])])
+    rough, n, more = model.rough(), len(units["mask"]), with_empty_subjects(units)
+
+    def at(u: np.ndarray) -> Point:
+        found = program(rough, np.asarray(u, float), own, more)
+        return found._replace(rows=np.asarray(found.rows)[:n])
+
+    return at
 
 
 def _curves(units: dict) -> int:
@@ -77,10 +84,10 @@ def rows_at(model: MixedEffects, units: dict, u: np.ndarray) -> np.ndarray:
     """Predictions or log-likelihoods of all rows (n, T), by the program that some subjects' starts are found by."""
     n = len(units["mask"])
     if n <= ENOUGH:
-        return at_point(model, units, u).rows
+        return points(model, units)(u).rows
 
     def of(some: np.ndarray) -> np.ndarray:
-        return at_point(model, jax.tree.map(lambda leaf: leaf[some], units), u).rows
+        return points(model, jax.tree.map(lambda leaf: leaf[some], units))(u).rows
 
     out = np.empty(np.shape(units["mask"]))
     for first in range(0, n, ENOUGH):
@@ -207,9 +214,10 @@ def _minima(model: MixedEffects, data: dict, grid: np.ndarray, held: np.ndarray)
     data = with_empty_subjects(data)
     misfit = np.asarray(_misfits(model.rough(), grid, data), float)
     misfit = np.where(np.isfinite(misfit), misfit, np.inf)
+    at = points(model, data)
 
     def value(u: np.ndarray) -> tuple[float, np.ndarray]:
-        point = at_point(model, data, np.asarray(u, float))
+        point = at(u)
         value, slope = float(point.misfit), np.where(held, 0.0, np.asarray(point.slope, float))
         return (value, slope) if np.isfinite(value) and np.all(np.isfinite(slope)) else (1e300, np.zeros_like(slope))
 
@@ -263,7 +271,7 @@ def between_subjects(model: MixedEffects, units: dict, params: dict) -> np.ndarr
     outcomes, of $\sum_t(\partial\log p(y_{it}\mid\phi)/\partial\phi_j)^2$) it is $2/\sqrt{J_j}$: much smaller effects could
     not be seen, and EM leaves much smaller variances slowly. Held to [0.3, 1] on a logarithmic or logit scale.
     """
-    information = np.asarray(at_point(model, units, intercepts(model, params), params).information, float)
+    information = np.asarray(points(model, units, params)(intercepts(model, params)).information, float)
     with np.errstate(all="ignore"):
         sd = 2 / np.sqrt(information)
     out = []
@@ -303,7 +311,7 @@ def first_guess(model: MixedEffects, units: dict, psi: dict[str, float]) -> dict
     u = np.asarray([one.gaussian(psi[name]) for name, one in model.individual], float)
     out: dict[str, Any] = coefficients(model, u)
     if isinstance(model.outcome, Continuous):
-        out["error"] = _first_error(model.outcome, units, at_point(model, units, u).rows)
+        out["error"] = _first_error(model.outcome, units, points(model, units)(u).rows)
     return model.held.imposed(out | plausible(model, units, out))
 
 
