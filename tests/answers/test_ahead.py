@@ -57,8 +57,10 @@ def test_the_same_programs_are_compiled_ahead_as_without(size, monkeypatch):
     assert counts[0] == counts[1]
 
 
-def test_what_the_polish_asks_for_is_begun_while_the_first_program_compiles(monkeypatch):
+@pytest.mark.parametrize(("few", "first"), [(64, "full_chunk"), (1, "begin")])
+def test_what_the_polish_asks_for_is_begun_while_a_long_program_compiles(few, first, monkeypatch):
     compiling.forget()
+    monkeypatch.setattr(compiling, "FEW_UNITS", few)
     monkeypatch.setattr(programs, "threads", lambda: 2)
     before, here = _proposals.programs(), threading.get_ident()
     compilers, begun = [], []
@@ -75,7 +77,7 @@ def test_what_the_polish_asks_for_is_begun_while_the_first_program_compiles(monk
     assert begun == ["_proposals", *["_block"] * 3] and _proposals.programs() == before + 1
     assert sorted(name for name, _ in compilers if name in begun) == sorted(begun)
     # The other thread compiles what is asked for first, so that this one is free to trace those.
-    assert [thread != here for name, thread in compilers if name == "begin"] == [True]
+    assert [thread != here for name, thread in compilers if name == first] == [True]
 
 
 def test_a_program_is_compiled_here_while_the_other_thread_is_busy():

@@ -14,7 +14,7 @@ from ..esteps import MCMC, AbstractEStep, Exact, ImportanceSampling, ModeMixture
 from ..esteps.held import PIECES, held
 from ..kernels.base import flat_size
 from ..numerics.arrays import taken
-from ..numerics.compiling import compiled, shapes_of
+from ..numerics.compiling import compiled, is_short, shapes_of
 from ..numerics.keys import key_of
 from ..numerics.ladder import rung
 from ..numerics.naming import named_values
@@ -270,7 +270,11 @@ def block_ahead(
         _block.ahead(model, estep, _on_host(params, dtype), rows, block, ids, key_of(0), f)
 
 
-@compiled
+def _short(model: AbstractModel, estep: AbstractEStep, params: PyTree, data: PyTree, key: Any) -> bool:
+    return is_short(data) and not costly(model)
+
+
+@compiled(small=_short)
 def _proposals(model, estep, params, data, key):
     return jax.vmap(lambda y: estep.init(key, model, params, y))(data)
 

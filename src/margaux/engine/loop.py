@@ -18,7 +18,7 @@ from ..algorithms.base import AbstractAlgorithm, Visit
 from ..algorithms.updates import Problem
 from ..esteps import AbstractEStep
 from ..numerics.arrays import as_array
-from ..numerics.compiling import by_shape, compiled, is_large, shapes_of
+from ..numerics.compiling import by_shape, compiled, is_large, is_short, shapes_of
 from ..numerics.keys import key_of
 from ..problem.model import AbstractWeighted, leading, mapped
 
@@ -322,8 +322,13 @@ def first_state(settings: Settings, params: PyTree, unit: PyTree) -> tuple[PyTre
     return settings.algorithm.init(settings.problem, params, unit), averaging.start(settings.average, params)
 
 
-# The first program of a fit, though short: with it the second thread has work as early as there is any.
-@compiled(long=True)
+def _not_short(settings: Settings, key: Array, params: PyTree, data: PyTree, *rest: Any) -> bool:
+    return not is_short(data)
+
+
+# The first program of a fit, though short: with it the second thread has work as early as there is any. Of a short table that
+# work is short too, and what the fit waits for comes first.
+@compiled(long=_not_short)
 def begin(settings: Settings, key: Array, params: PyTree, data: PyTree, ids: Array, unit: PyTree) -> tuple[PyTree, tuple]:
     """`init_rows` and `first_state`, by one program."""
     return init_rows(settings, key, params, data, ids), first_state(settings, params, unit)

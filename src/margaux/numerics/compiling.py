@@ -37,6 +37,10 @@ KNOWN = (0, 12)
 LARGE = 1 << 15
 
 
+#: units, and numbers in their data, below which a table is short
+FEW_UNITS, FEW_NUMBERS = 64, 10_000
+
+
 #: what functions have found
 tables: list[dict] = []
 
@@ -44,6 +48,12 @@ tables: list[dict] = []
 def is_large(params: PyTree, copies: int = 1) -> bool:
     """Whether a program is one of large arrays, by the parameters of each of its copies."""
     return sum(leaf.size for leaf in jax.tree.leaves(params)) >= LARGE * copies
+
+
+def is_short(data: PyTree) -> bool:
+    """Whether a table is so short that what comes back to it a few times is a small program."""
+    leaves = jax.tree.leaves(data)
+    return leaves[0].shape[0] < FEW_UNITS and sum(leaf.size for leaf in leaves) < FEW_NUMBERS
 
 
 @functools.cache
@@ -67,8 +77,8 @@ def compiled(
     function: Callable[..., Any] | None = None,
     *,
     large: bool | Callable[..., bool] = False,
-    small: bool = False,
-    long: bool = False,
+    small: bool | Callable[..., bool] = False,
+    long: bool | Callable[..., bool] = False,
     donate: Literal["none", "all-except-first"] = "none",
 ) -> Any:
     """As `equinox.filter_jit`, arguments that are no arrays being part of the program, with compiler options.
@@ -78,10 +88,10 @@ def compiled(
     other work goes on.
 
     Args:
-        large: whether the program is one of large arrays, compiled with XLA's own options, or a function of its arguments that
-            tells. small: whether it is one of few numbers that runs a few times. long: whether it takes long to compile (see
-            `margaux.numerics.programs.meanwhile`). donate: "all-except-first" gives the program the arrays of all arguments but
-            the first.
+        large: whether the program is one of large arrays, compiled with XLA's own options; as the next two, or a function of its
+            arguments that tells. small: whether it is one of few numbers that runs a few times. long: whether it takes long to
+            compile (see `margaux.numerics.programs.meanwhile`). donate: "all-except-first" gives the program the arrays of all
+            arguments but the first.
     """
     if function is None:
         return functools.partial(compiled, large=large, small=small, long=long, donate=donate)
@@ -90,12 +100,15 @@ def compiled(
     tables.extend((found, begun))
 
     @functools.cache
-    def of_size(is_large: bool) -> Any:
-        options: dict[str, Any] = {"compiler_options": _options(small)} if not is_large and _options(small) else {}
+    def by_options(is_large: bool, is_small: bool) -> Any:
+        options: dict[str, Any] = {"compiler_options": _options(is_small)} if not is_large and _options(is_small) else {}
         return eqx.filter_jit(function, donate=donate, **options)
 
-    def is_large(args: tuple, kwargs: dict[str, Any]) -> bool:
-        return bool(large(*args, **kwargs) if callable(large) else large)
+    def of_size(args: tuple, kwargs: dict[str, Any]) -> Any:
+        return by_options(is_so(large, args, kwargs), is_so(small, args, kwargs))
+
+    def is_so(told: bool | Callable[..., bool], args: tuple, kwargs: dict[str, Any]) -> bool:
+        return bool(told(*args, **kwargs) if callable(told) else told)
 
     @functools.wraps(function)
     def call(*args: Any, **kwargs: Any) -> Any:
@@ -105,7 +118,7 @@ def compiled(
             return function(*args, **kwargs)
         arrays = [leaf for leaf in leaves if eqx.is_array(leaf)]
         if not _plain(arrays):
-            return of_size(is_large(args, kwargs))(*args, **kwargs)
+            return of_size(args, kwargs)(*args, **kwargs)
         known = _known(structure, leaves)
         program = found.get(known)
         if program is None:
@@ -113,8 +126,8 @@ def compiled(
         return program(arrays)
 
     def request(args: tuple, kwargs: dict[str, Any]) -> programs.Request:
-        options = None if is_large(args, kwargs) else _options(small)
-        return programs.Request(function, args, kwargs, options, donate == "all-except-first", long)
+        options = None if is_so(large, args, kwargs) else _options(is_so(small, args, kwargs))
+        return programs.Request(function, args, kwargs, options, donate == "all-except-first", is_so(long, args, kwargs))
 
     def ahead(*args: Any) -> None:
         leaves, structure = jax.tree.flatten((args, {}))
@@ -126,7 +139,7 @@ def compiled(
             programs.begin(request(args, {}))
 
     call.ahead = ahead  # type: ignore[attr-defined]
-    call.lower = lambda *args, **kwargs: of_size(is_large(args, kwargs)).lower(*args, **kwargs)  # type: ignore[attr-defined]
+    call.lower = lambda *args, **kwargs: of_size(args, kwargs).lower(*args, **kwargs)  # type: ignore[attr-defined]
     call.programs = lambda: programs.compiled_here(function)  # type: ignore[attr-defined]
     return call
 
