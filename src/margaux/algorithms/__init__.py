@@ -7,6 +7,7 @@ from .average import PolyakRuppert as PolyakRuppert
 from .average import StepWeighted as StepWeighted
 from .base import AbstractAlgorithm as AbstractAlgorithm
 from .base import Algorithm as Algorithm
+from .expanded import ExpandedAscent as ExpandedAscent
 from .lbfgs import LBFGS as LBFGS
 from .newton import Newton as Newton
 from .particles import ParticleLangevin as ParticleLangevin

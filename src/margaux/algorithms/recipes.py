@@ -13,6 +13,7 @@ from ..problem.model import AbstractModel
 from ..problem.schedule import AbstractSchedule, Polynomial, as_schedule
 from .average import AbstractAverage, LastIterate, PolyakRuppert, StepWeighted
 from .base import AbstractAlgorithm, Algorithm
+from .expanded import ExpandedAscent
 from .lbfgs import LBFGS
 from .memory import AbstractMemory, Anchor, NoMemory, RobbinsMonro, Saga, Table
 from .newton import Newton
@@ -70,7 +71,7 @@ def _composed(
     )
 
 
-def soul(step: Step | None = None, average: AbstractAverage | None = None) -> AbstractAlgorithm:
+def soul(step: Step | None = None, average: AbstractAverage | None = None, expanded: bool = False) -> AbstractAlgorithm:
     r"""SOUL: $\theta_{n+1} = \Pi_\Theta[\theta_n + \delta_{n+1} \bar\nabla_\theta\log p(x, y\mid\theta_n)]$ along a Markov chain.
 
     De Bortoli, Durmus, Pereyra and Vidal (2021), algorithm 1 and eqs. 4 to 6, with the signs of the
@@ -80,10 +81,20 @@ def soul(step: Step | None = None, average: AbstractAverage | None = None) -> Ab
         step: $\delta_n$, a number, a schedule, or an optax optimiser. By default nothing need be chosen:
             the step is $n^{-0.6}$ over the complete-data information, see `margaux.ScaledAscent`.
         average: by default step-weighted (eq. 4) over the second half of the run.
+        expanded: for many latents of which the data say little each, such as the weights of a network, with the scales
+            of their priors as parameters: these hardly move otherwise. See `margaux.algorithms.ExpandedAscent`.
 
     >>> import margaux as mx
     >>> algorithm = mx.soul(step=mx.Polynomial(1.0, power=0.8))
+
+    Raises:
+        ValueError: both a step and expanded.
     """
+    if expanded:
+        if step is not None:
+            raise ValueError("soul(expanded=True) finds its own step: leave step out")
+        gain = Polynomial(1.0, 0.6)
+        return ExpandedAscent(gain=gain, average=average or StepWeighted(gain))
     if step is None:
         gain = Polynomial(1.0, 0.6)
         return ScaledAscent(gain=gain, average=average or StepWeighted(gain))

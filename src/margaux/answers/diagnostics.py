@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import scipy
 
+from ..algorithms.expanded import ExpandedAscent
 from ..algorithms.scaled import ScaledAscent
 from ..algorithms.updates import Ascent
 from ..esteps import MCMC, ImportanceSampling
@@ -88,8 +89,10 @@ def schedules(fit: Fit) -> str:
     """What theory says of the step sizes of a gradient algorithm along chains; "" where it says nothing."""
     if not isinstance(fit.estep, MCMC):
         return ""
-    update = getattr(fit.algorithm, "update", None)
-    step = fit.algorithm.gain if isinstance(fit.algorithm, ScaledAscent) else update.step if isinstance(update, Ascent) else None
+    algorithm, update = fit.algorithm, getattr(fit.algorithm, "update", None)
+    step = update.step if isinstance(update, Ascent) else None
+    if isinstance(algorithm, ScaledAscent | ExpandedAscent):
+        step = algorithm.gain
     if step is None:
         return ""
     kernel = fit.estep.kernel
