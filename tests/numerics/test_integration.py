@@ -25,7 +25,7 @@ def _driven(t, y, x=None):
 def _at(method, derivative, x, times, y0=(1.0, 0.5), inputs=NOTHING, added=None, **options):
     added = jnp.zeros((len(times), 2)) if added is None else added
     tight = {"rtol": 1e-8, "atol": jnp.full(2, 1e-10)} | options
-    return states_at(derivative, x, (0.0, jnp.asarray(y0)), jnp.asarray(times), added, inputs, method=method, **tight)
+    return states_at(derivative, lambda _: x, (0.0, jnp.asarray(y0)), jnp.asarray(times), added, inputs, method=method, **tight)
 
 
 @pytest.mark.parametrize("name", METHODS)

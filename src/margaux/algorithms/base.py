@@ -66,6 +66,10 @@ class AbstractAlgorithm(eqx.Module):
     #: units whose rows are filled by a full pass before the first iteration, and every so many epochs
     refresh_epochs: eqx.AbstractVar[int | None]
 
+    def chosen(self, problem: Problem, estep: AbstractEStep, params: Params, unit: PyTree) -> AbstractAlgorithm:
+        """What takes its place in a fit of all units by one process, given the data of the first; most often itself."""
+        return self
+
     @abc.abstractmethod
     def requires(self, problem: Problem) -> str | None:
         """Why this algorithm cannot work on the problem, or None."""

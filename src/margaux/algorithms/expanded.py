@@ -90,6 +90,10 @@ class ExpandedAscent(AbstractRowless):
         moved = delta * jnp.clip(newton, -limit, limit)
         params = jax.tree.map(lambda new, old: new.astype(old.dtype), back(flat + moved[: flat.size]), params)
         phi = moved[flat.size :]
+        # Latents of a bounded support may not be moved out of it.
+        possible = jnp.isfinite(total(jnp.concatenate([flat, phi]), draws))
+        possible = possible if visit.axis is None else jax.lax.pmin(possible.astype(int), visit.axis) > 0
+        phi = jnp.where(possible, phi, 0.0)
         rows = rows | {"z": _scaled(rows["z"], phi)}
         if "log_scale" in rows:  # a step is a squared length
             rows |= {"log_scale": rows["log_scale"] + (2 * (phi @ sizes) / jnp.sum(sizes)).astype(rows["log_scale"].dtype)}

@@ -71,7 +71,7 @@ def _composed(
     )
 
 
-def soul(step: Step | None = None, average: AbstractAverage | None = None, expanded: bool = False) -> AbstractAlgorithm:
+def soul(step: Step | None = None, average: AbstractAverage | None = None, expanded: bool | None = None) -> AbstractAlgorithm:
     r"""SOUL: $\theta_{n+1} = \Pi_\Theta[\theta_n + \delta_{n+1} \bar\nabla_\theta\log p(x, y\mid\theta_n)]$ along a Markov chain.
 
     De Bortoli, Durmus, Pereyra and Vidal (2021), algorithm 1 and eqs. 4 to 6, with the signs of the
@@ -82,7 +82,8 @@ def soul(step: Step | None = None, average: AbstractAverage | None = None, expan
             the step is $n^{-0.6}$ over the complete-data information, see `margaux.ScaledAscent`.
         average: by default step-weighted (eq. 4) over the second half of the run.
         expanded: for many latents of which the data say little each, such as the weights of a network, with the scales
-            of their priors as parameters: these hardly move otherwise. See `margaux.algorithms.ExpandedAscent`.
+            of their priors as parameters: these hardly move otherwise. By default where one unit has 200 latents or more, which
+            chains follow, and fewer than 32 parameters without a penalty. See `margaux.algorithms.ExpandedAscent`.
 
     >>> import margaux as mx
     >>> algorithm = mx.soul(step=mx.Polynomial(1.0, power=0.8))
@@ -90,14 +91,13 @@ def soul(step: Step | None = None, average: AbstractAverage | None = None, expan
     Raises:
         ValueError: both a step and expanded.
     """
-    if expanded:
-        if step is not None:
-            raise ValueError("soul(expanded=True) finds its own step: leave step out")
-        gain = Polynomial(1.0, 0.6)
-        return ExpandedAscent(gain=gain, average=average or StepWeighted(gain))
     if step is None:
         gain = Polynomial(1.0, 0.6)
-        return ScaledAscent(gain=gain, average=average or StepWeighted(gain))
+        average = average or StepWeighted(gain)
+        many = ExpandedAscent(gain=gain, average=average)
+        return many if expanded else ScaledAscent(gain=gain, average=average, where_many=many if expanded is None else None)
+    if expanded:
+        raise ValueError("soul(expanded=True) finds its own step: leave step out")
     if average is None:
         optimiser = is_optimiser(step)
         average = PolyakRuppert() if optimiser else StepWeighted(step)

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 from jax.flatten_util import ravel_pytree
 from jaxtyping import Array, Scalar
 
+from ..esteps import MCMC
+from ..numerics.keys import key_of
 from ..problem.model import log_joints
 from ..problem.penalty import NoPenalty
 from ..problem.schedule import AbstractSchedule
 from ..problem.space import AbstractSpace, Real
 from .average import AbstractAverage
-from .base import AbstractRowless, summed
+from .base import AbstractAlgorithm, AbstractRowless, summed
 from .statistics import Score
 from .updates import Problem
 
@@ -20,6 +24,8 @@ from .updates import Problem
 DENSE = 32
 #: the coordinate that stands for infinity, where a start lies on the edge of its space
 EDGE = 30.0
+#: latents of one unit that are many: the information of complete data is then no guide to that of the data
+MANY = 200
 
 
 class ScaledAscent(AbstractRowless):
@@ -33,11 +39,22 @@ class ScaledAscent(AbstractRowless):
     the coordinates are the parameters themselves.
 
     Args:
-        gain: $\delta_k$, without units.
+        gain: $\delta_k$, without units. where_many: what takes its place where one unit has `MANY` latents or more, which chains
+            follow and no rule: see `margaux.algorithms.ExpandedAscent`.
     """
 
     gain: AbstractSchedule
     average: AbstractAverage
+    where_many: AbstractAlgorithm | None = None
+
+    def chosen(self, problem, estep, params, unit):
+        small = sum(leaf.size for leaf in jax.tree.leaves(params)) < DENSE
+        if self.where_many is not None and small and problem.n == 1 and isinstance(estep, MCMC):
+            latents = jax.eval_shape(problem.model.init_latents, key_of(0), params, unit)
+            leaves = jax.tree.leaves(latents)
+            if sum(leaf.size for leaf in leaves) >= MANY and self.where_many.requires(problem) is None:
+                return self.where_many
+        return dataclasses.replace(self, where_many=None)
 
     def requires(self, problem):
         return None

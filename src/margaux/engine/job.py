@@ -149,6 +149,8 @@ class Job:
             check_model(self.problem, self.estep, self.algorithm, start, self.units(np.array([0]), first=True))
             if self.share is not None and not may_be_padded(self):
                 raise TypeError("an algorithm, E-step or batch surrogate of your own cannot be spread over processes")
+        if self.batch_size is None and self.share is None and self.devices == 1:
+            self.algorithm = self.algorithm.chosen(self.problem, self.estep, start, self.units(np.array([0]), first=True))
         if self.share is None:
             self.estep = self.estep.prepared(self.problem, start, self.units)
         burn_in = float(self.average.burn_in)

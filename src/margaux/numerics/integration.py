@@ -48,7 +48,7 @@ class _Steps(NamedTuple):
 
 def states_at(
     derivative: Derivative,
-    x: Any,
+    held: Callable[[Any], Any],
     start: tuple[Any, Float[Array, " S"]],
     times: Float[Array, " T"],
     added: Float[Array, "T S"],
@@ -62,7 +62,7 @@ def states_at(
     """The state at times, with what is `added` there; NaN where it is not reached in so many steps.
 
     Args:
-        derivative: dy/dt at (t, y, x), without the inputs.
+        derivative: dy/dt at (t, y, x), without the inputs. held: x from the event at a time on until the next.
         start: time and state before all inputs; what starts then counts. Times before it are not reached.
         times, added: where the state is wanted, before the inputs of that very moment, of which `added` is the part that counts.
         rtol, atol: of the error of a step beside the state, and of each of its numbers alone. most: steps.
@@ -86,6 +86,7 @@ def states_at(
         goal = jnp.min(jnp.where(every > begun.t, every, jnp.inf))
         running = (inputs.start <= begun.t) & (inputs.end > begun.t)
         rate = [jnp.sum(jnp.where(running, inputs.rate[:, i], 0.0)) for i in size]
+        x = held(begun.t)
 
         def slope(t: Any, y: State) -> State:
             return tuple(each + rate[i] for i, each in enumerate(derivative(t, y, x)))

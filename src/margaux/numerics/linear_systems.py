@@ -7,6 +7,7 @@ last: the exponential of A with a column more. All these are computed side by si
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -69,16 +70,18 @@ class LinearSystem:
     def states_at(
         self,
         begins: Float[Array, " P"],
-        start: Float[Array, " S"],
+        start: Float[Array, "*P S"],
         times: tuple[Float[Array, " T"], Any],
         added: Float[Array, "T S"],
         inputs: tuple[Inputs, Any],
         lasting: bool = True,
+        later: Callable[[Any, Any], LinearSystem] | None = None,
     ) -> Float[Array, "T S"]:
         """As `integration.states_at`, of a record in several parts, each of which begins with `start` at a time of its own.
 
         Args:
-            times, inputs: each with the number of the part that it is in. lasting: whether any input lasts.
+            start: one for all parts, or each its own. times, inputs: each with the number of the part that it is in. lasting:
+                whether any input lasts. later: the system that holds from a time of a part on, where it is not one for all.
         """
         (asked, place), (given, own) = times, inputs
         T, E, P = len(asked), len(given.start), len(begins)
@@ -94,20 +97,26 @@ class LinearSystem:
 
         passed = when[1:] - when[:-1]
         passed = jnp.where(jnp.isfinite(passed) & ~anew[1:] & (part[1:] == part[:-1]), passed, 0.0)
+        rates = None
         if lasting:
             running = (given.start <= when[:-1, None]) & (given.end > when[:-1, None]) & (of_inputs == part[:-1, None])
-            factor, brought = jax.vmap(self.steps)(passed, running.astype(when.dtype) @ given.rate)
-        else:
-            factor, brought = jax.vmap(self.steps)(passed)
+            rates = running.astype(when.dtype) @ given.rate
+
+        def step(part: Any, t: Any, *passed: Any) -> tuple[Array, Array]:
+            return (self if later is None else later(part, t)).steps(*passed)
+
+        factor, brought = jax.vmap(step)(part[:-1], when[:-1], *(each for each in (passed, rates) if each is not None))
+        of_part = start if start.ndim == 1 else start[jnp.maximum(part, 0).astype(int)]
 
         def to_next(y: Array, event: Any) -> tuple[Array, Array]:
-            anew, factor, brought, amount = event
-            y = jnp.where(anew, start, jnp.sum(factor * y, axis=1) + brought)
+            anew, start, factor, brought, amount = event
+            y = jnp.where(anew, of_part if start is None else start, jnp.sum(factor * y, axis=1) + brought)
             return y + amount, y
 
-        first = jnp.where(anew[0], start, jnp.zeros_like(start))
-        later = jax.lax.scan(to_next, first + amount[0], (anew[1:], factor, brought, amount[1:]))[1]
-        found = jnp.zeros((len(when), len(start)), start.dtype).at[order].set(jnp.concatenate([first[None], later]))
+        own = None if start.ndim == 1 else of_part[1:]
+        first = jnp.where(anew[0], of_part if own is None else of_part[0], 0.0)
+        others = jax.lax.scan(to_next, first + amount[0], (anew[1:], own, factor, brought, amount[1:]))[1]
+        found = jnp.zeros((len(when), start.shape[-1]), start.dtype).at[order].set(jnp.concatenate([first[None], others]))
         reached = asked >= begins[jnp.asarray(numbers[1], int)]
         unknown = jnp.any(jnp.isnan(given.end) & (of_inputs == jnp.reshape(numbers[1], (T, 1))), axis=1)
         return jnp.where((reached & ~unknown)[:, None], found[P : P + T] + added, jnp.nan)

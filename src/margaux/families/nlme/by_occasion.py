@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import warnings
 from typing import TYPE_CHECKING, Any
 
 import jax
@@ -13,9 +14,11 @@ import pandas as pd
 from ...answers.posterior import each_unit
 from ...numerics.precision import precision
 from . import answers
-from .data import _places
+from .compartment_equations import by_equations
+from .data import _places, group
 from .design import changes
-from .outcomes import OCCASION, PRESENT, Continuous, whole
+from .dosing import Administered, administered
+from .outcomes import DOSES, OCCASION, PRESENT, Continuous, whole
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -31,11 +34,25 @@ def varying(individual: Mapping[str, Individual]) -> list[str]:
     return [name for name, one in individual.items() if one.occasion]
 
 
-def places(data: LongData) -> pd.DataFrame:
-    """A row an occasion, in the order of the subjects: `subject`, its number; `occasion`, its label; `place` among those of the
-    subject, as they follow each other in the data."""
-    pairs = pd.DataFrame({"subject": data.codes, "occasion": data.frame[data.roles["occ"]].to_numpy()}).drop_duplicates()
-    return pairs.assign(place=pairs.groupby("subject").cumcount()).reset_index(drop=True)
+def _changing(individual: Mapping[str, Individual], data: LongData) -> list[str]:
+    """Names of the parameters that vary between occasions, and of those whose covariates do."""
+    along = [name for name, one in individual.items() if one.covariates and changes(one.covariates, data)]
+    return list(dict.fromkeys(varying(individual) + along))
+
+
+def grouped(
+    outcome: Any, individual: Mapping[str, Individual], frame: Any, roles: dict[str, str | None], **given: Any
+) -> tuple[Any, LongData]:
+    """The data, grouped, and the outcome: by its differential equations, where doses still act on an occasion with parameters of
+    its own and a sum over them would not know."""
+    data = group(frame, roles, outcome, **given)
+    summed = data.carried is not None and data.carried.any() and isinstance(administered(outcome), Administered)
+    if not (summed and _changing(individual, data)):
+        return outcome, data
+    outcome = dataclasses.replace(outcome, structural=by_equations(outcome.structural))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # all has been said
+        return outcome, group(frame, roles, outcome, **given)
 
 
 def with_occasions(data: LongData, individual: Mapping[str, Individual], outcome: AbstractOutcome) -> LongData:
@@ -46,27 +63,26 @@ def with_occasions(data: LongData, individual: Mapping[str, Individual], outcome
         ValueError: no column of occasions, one with holes, no subject with two of them, none with two observations, an outcome
             that is not continuous.
     """
-    names = varying(individual)
-    along = [name for name, one in individual.items() if one.covariates and changes(one.covariates, data)]
-    if not names + along:
+    names, every = varying(individual), _changing(individual, data)
+    if not every:
         return data
-    which = f"individual[{(names + along)[0]!r}] varies between occasions"
+    which = f"individual[{every[0]!r}] varies between occasions"
     if not isinstance(outcome, Continuous):
         raise ValueError(
             f"{which}, which is for continuous outcomes (structural=...), not for {type(outcome).__name__}; write "
             "log_likelihood= with the occasion's effect as another parameter, or leave occasion=True out"
         )
-    if whole(outcome.structural) is not None:
+    if whole(outcome.structural) is not None and data.columns is None:
         raise ValueError(
-            f"{which}, and a model by differential equations has one value a subject: parameters that change on the way are not "
-            "built; leave occasion=True out, or use a ready compartment model"
+            f"{which}, and an event table tells differential equations when an occasion begins: give the doses rows of their "
+            "own (AMT, EVID), an occasion on every row, or leave occasion=True out"
         )
     if "occ" not in data.roles:
         raise ValueError(f'{which}; name the column of the occasions: fit(data, ..., occ="OCC")')
     column = data.roles["occ"]
     if not names:
         return placed(data)
-    if places(data)["subject"].value_counts().max() < 2:
+    if data.occasions["subject"].value_counts().max() < 2:
         raise ValueError(
             f"{which}, but every subject has one {column}: effects between subjects and between occasions cannot be told apart; "
             "leave occasion=True out"
@@ -83,34 +99,43 @@ def placed(data: LongData) -> LongData:
     """With the place of each row's occasion among the units, and which occasions there are.
 
     Raises:
-        ValueError: a row without an occasion; a dose that acts on the observations of another occasion: it has met other
-            parameters meanwhile.
+        ValueError: a row without an occasion; a dose that acts on the observations of another occasion, where superposition of
+            doses is all there is: it has met other parameters meanwhile.
     """
     column = data.roles["occ"]
     missing = data.frame[column].isna().to_numpy()
     if missing.any():
         raise ValueError(f"{column} is missing ({data.where(int(np.flatnonzero(missing)[0]))}); every row needs its occasion")
-    if data.carried is not None and data.carried.any():
+    timetable = data.timetable
+    if timetable is not None:
+        lost = timetable.records[timetable.records["occasion"].isna()]
+        if len(lost):
+            at = f"subject {data.labels[lost['subject'].iloc[0]]}, row {lost.index[0]}"
+            raise ValueError(f"{column} is missing ({at}); every row needs its occasion, those of doses too")
+    elif data.carried is not None and data.carried.any():
         raise ValueError(
             f"a dose of another {column} still acts here ({data.where(int(np.flatnonzero(data.carried)[0]))}), and "
             "superposition holds for parameters that do not change; where it has washed out, begin the occasion by a record "
             "that empties the compartments (EVID = 3, or 4 with its dose)"
         )
-    found = places(data)
+    found = data.occasions
     keys = pd.MultiIndex.from_arrays([found["subject"], found["occasion"]])
     rows = pd.MultiIndex.from_arrays([data.codes, data.frame[column]])
     own = found["place"].to_numpy()[keys.get_indexer(rows)].astype(float)
     present = np.zeros((len(data.labels), found["place"].to_numpy(int).max() + 1))
     present[found["subject"], found["place"]] = 1.0
     padded = own[_places(np.bincount(data.codes), data.units["mask"].shape[1])]
-    return dataclasses.replace(data, units=data.units | {"rows": data.units["rows"] | {OCCASION: padded}, PRESENT: present})
+    rows = data.units["rows"] | {OCCASION: padded}
+    if timetable is not None:
+        rows[DOSES] = rows[DOSES] | timetable.units(rows[DOSES])
+    return dataclasses.replace(data, units=data.units | {"rows": rows, PRESENT: present})
 
 
 def modes(fitted: NLME) -> pd.DataFrame:
     """Conditional modes of the effects of occasions, those of covariates left out: a row an occasion, by subject
     and label, a column a parameter."""
     model: Any = fitted.model_
-    found = places(fitted.data_)
+    found = fitted.data_.occasions
     every = answers.modes(fitted)[:, len(model.random) :].reshape(-1, len(model.varying), model.most)
     every = every - model.centres(fitted.result_.params, np.asarray(fitted.result_.data["design"]))
     own = every[found["subject"], :, found["place"]]
@@ -133,7 +158,7 @@ def _index(fitted: NLME, found: pd.DataFrame) -> pd.MultiIndex:
 
 def for_these(fitted: NLME, data: LongData) -> np.ndarray:
     """Of other data, (n, m, K): the modes of their occasions, zero for those that the fit did not see."""
-    known, found = modes(fitted), places(data)
+    known, found = modes(fitted), data.occasions
     keys = pd.MultiIndex.from_arrays([data.labels[found["subject"]], found["occasion"]])
     values = known.reindex(keys).fillna(0.0).to_numpy()
     out = np.zeros((len(data.labels), known.shape[1], data.units[PRESENT].shape[1]))
@@ -146,7 +171,7 @@ def parameters(fitted: NLME) -> pd.DataFrame:
     model: Any = fitted.model_
     if not model.changing:
         raise ValueError("no parameter of this fit varies between occasions; see individual_")
-    rule, found = answers.rule_of(fitted), places(fitted.data_)
+    rule, found = answers.rule_of(fitted), fitted.data_.occasions
     moments, _ = each_unit(fitted.result_, _moments, rule.estep, width=rule.width, rows=rule.rows)
     with precision(fitted.result_.dtype):
         params, design = jax.tree.map(jnp.asarray, (fitted.result_.params, fitted.result_.data["design"]))

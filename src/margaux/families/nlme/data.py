@@ -20,6 +20,7 @@ from .outcomes import DOSES, AbstractOutcome, Continuous
 from .records import refuse_names_twice
 from .refusals import refuse_events, refuse_rows
 from .rows_by_output import places_of_outputs, refuse_kinds, rows_of
+from .timetable import Timetable
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -42,7 +43,8 @@ class LongData:
         units: `rows` (column -> (n, T)), `mask` (n, T); `design` is added by `Design`.
         columns: those of an event table (see `margaux.families.nlme.events.recognised`), None of any other. records: its rows
             that are no observations. regimen: what doses it has. censored: whether some outcomes are limits. carried: rows of an
-            event table that a dose of another occasion acts on, in the order of the frame (N,). lloq: limit of quantification of
+            event table that a dose of another occasion acts on, in the order of the frame (N,). timetable: of an event table with
+            occasions, whose model knows of resets. lloq: limit of quantification of
             each row (N,), NaN where there is none; None where none was named. output: place of each row's output among the
             model's (N,); None where it has one.
     """
@@ -58,6 +60,7 @@ class LongData:
     regimen: Regimen | None = None
     censored: bool = False
     carried: np.ndarray | None = None
+    timetable: Timetable | None = None
     lloq: np.ndarray | None = None
     output: np.ndarray | None = None
 
@@ -65,6 +68,20 @@ class LongData:
     def subjects(self) -> pd.DataFrame:
         """The first row of each subject."""
         return self.frame.iloc[np.flatnonzero(self.column == 0)]
+
+    @property
+    def occasions(self) -> pd.DataFrame:
+        """A row an occasion, in the order of the subjects: `subject`, its number; `occasion`, its label; `place` among those of
+        the subject, as they follow each other. Under the number of a row that is of it, its first observation if it has one."""
+        if self.timetable is not None:
+            return self.timetable.occasions
+        pairs = pd.DataFrame({"subject": self.codes, "occasion": self.frame[self.roles["occ"]].to_numpy()}, self.frame.index)
+        first = pairs[~pairs.duplicated()]
+        return first.assign(place=first.groupby("subject").cumcount())
+
+    def rows(self, numbers: pd.Index) -> pd.DataFrame:
+        """Rows by their numbers, of the table with its doses."""
+        return self.frame.loc[numbers] if self.records is None else pd.concat([self.frame, self.records]).loc[numbers]
 
     def flat(self, padded: ArrayLike) -> np.ndarray:
         """Values (..., n, T) of the rows, (..., N)."""
@@ -165,7 +182,7 @@ def group(
     assert administration is not None
     data = _with_doses(data, history, whole, sizes, administration.by_parts)
     before = data.flat(data.units["rows"][LAST] <= data.units["rows"][FIRST])
-    if observed and before.any():
+    if observed and before.any() and (administration.needs_doses or len(history.doses)):
         first = data.where(int(np.flatnonzero(before)[0]))
         warnings.warn(
             f"{int(before.sum())} observations come before any dose (the first: {first}); the model has no drug there",
@@ -184,7 +201,13 @@ def _with_doses(data: LongData, history: events.Events, whole: pd.DataFrame, siz
     places = _places(sizes, width)
     acting = {name: given[name][places] for name in (FIRST, LAST, *((PART,) if parts else ()))}
     units = data.units | {"rows": data.units["rows"] | acting | {DOSES: given[DOSES]}}
-    return dataclasses.replace(data, units=units, regimen=Regimen.of(given[DOSES]), carried=given["of_another_occasion"])
+    data = dataclasses.replace(data, units=units, regimen=Regimen.of(given[DOSES]), carried=given["of_another_occasion"])
+    if not (parts and "occ" in data.roles):
+        return data
+    owner = pd.Series(np.arange(len(numbers)), index=numbers).reindex(codes).to_numpy(float)
+    observed = pd.Series(given[PART], index=rows)
+    timetable = Timetable.of(whole, data.roles, owner, history.part, observed, given["records"])
+    return dataclasses.replace(data, timetable=timetable)
 
 
 def _read_times(frame: pd.DataFrame, named: dict[str, str], columns: dict[str, str] | None) -> pd.DataFrame:

@@ -9,7 +9,7 @@ import pandas as pd
 
 from ...tables.faults import fault
 from ...tables.formula import sum_of_columns
-from .outcomes import OCCASION, PRESENT
+from .outcomes import PRESENT
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -83,10 +83,9 @@ class Design:
         first = self._matrix(data.subjects, list(range(len(self.owner))))
         if not self.shifted:
             return first
-        rows = _first_of_occasions(data)
-        places = data.flat(data.units["rows"][OCCASION]).astype(int)[rows]
+        known = data.occasions
         out = np.zeros((*data.units[PRESENT].shape, len(self.shifted)))
-        out[data.codes[rows], places] = self._matrix(data.frame.iloc[rows], list(range(len(self.owner), len(self.labels))))
+        out[known["subject"], known["place"]] = self._matrix(occasions(data), list(range(len(self.owner), len(self.labels))))
         return np.concatenate([first, out.reshape(len(out), -1)], axis=1)
 
     def on_one_occasion(self, subjects: pd.DataFrame) -> np.ndarray:
@@ -102,33 +101,32 @@ class Design:
             check_covariates(formula, data, between)
             if not between:
                 continue
-            rows, codes = occasions(data), data.codes[_first_of_occasions(data)]
+            rows, codes = occasions(data), data.occasions["subject"].to_numpy()
             for column, values in self._columns(name, rows).items():
                 own = [label for j, label in zip(self.owner, self.labels, strict=False) if self._names[j] == name]
                 varies = _varies(values, codes)
                 if column in own and varies.any():
-                    at = int(_first_of_occasions(data)[np.flatnonzero(varies)[0]])
+                    at = int(np.flatnonzero(varies)[0])
+                    where = f"subject {data.labels[codes[at]]}, row {rows.index[at]}"
                     raise ValueError(
-                        f"the covariate {column} of {name} changes between a subject's occasions ({data.where(at)}), as it did "
+                        f"the covariate {column} of {name} changes between a subject's occasions ({where}), as it did "
                         "in none of those that were fitted: its effect was estimated between subjects"
                     )
 
 
 def occasions(data: LongData) -> pd.DataFrame:
-    """The first row of each occasion of a subject."""
-    return data.frame.iloc[_first_of_occasions(data)]
-
-
-def _first_of_occasions(data: LongData) -> np.ndarray:
-    pairs = pd.DataFrame({"subject": data.codes, "occasion": data.frame[data.roles["occ"]].to_numpy()})
-    return np.flatnonzero(~pairs.duplicated().to_numpy())
+    """A row of each occasion of a subject."""
+    return data.rows(data.occasions.index)
 
 
 def changes(formula: str, data: LongData) -> bool:
     """Whether a covariate of a formula changes between the occasions of a subject, where rows have occasions."""
     if "occ" not in data.roles:
         return False
-    return any(_varies(data.frame[column], data.codes).any() for column in _read(formula, data))
+    rows, codes = occasions(data), data.occasions["subject"].to_numpy()
+    return any(
+        _varies(data.frame[column], data.codes).any() or _varies(rows[column], codes).any() for column in _read(formula, data)
+    )
 
 
 def _varies(values: Any, groups: Any) -> np.ndarray:
@@ -155,6 +153,10 @@ def check_covariates(formula: str, data: LongData, within_occasions: bool) -> No
         missing = values.isna().to_numpy()
         if missing.any():
             raise ValueError(f"the covariate {column} is missing ({data.where(int(np.flatnonzero(missing)[0]))})")
+        if within_occasions and (lost := occasions(data)[column].isna().to_numpy()).any():
+            first = data.occasions[lost].iloc[:1]
+            at = f"subject {data.labels[first['subject'].iloc[0]]}, row {first.index[0]}"
+            raise ValueError(f"the covariate {column} is missing ({at}), of an occasion that has doses and no observation")
         varies = _varies(values, data.codes)
         if not varies.any():
             continue

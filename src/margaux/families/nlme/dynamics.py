@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import TYPE_CHECKING, Any
 
 import jax
@@ -17,8 +17,9 @@ from ...numerics.linear_systems import LinearSystem
 from ...numerics.steps import State, rodas, tsitouras
 from .dosing import LAST, AbstractAdministration, Regimen, administered, read_of_dose
 from .linear import Linearity, linearity, system
-from .outcomes import DOSES
+from .outcomes import DOSES, OCCASION
 from .responses import AT_INTERVALS, NEVER, UNTIL_NOW
+from .timetable import IN_PART, SINCE, Parameters
 
 if TYPE_CHECKING:
     from .data import LongData
@@ -99,13 +100,19 @@ class Dynamics(AbstractAdministration):
     def over_rows(self, parameters: Mapping[str, Any], rows: Mapping[str, Any]) -> Float[Array, " T"]:
         """The predictions of one subject's rows."""
         names = sorted(parameters)
-        x = jnp.stack([jnp.asarray(parameters[name]) for name in names])
+        values = [jnp.ravel(parameters[name]) for name in names]
+        where = [0, *np.cumsum([len(value) for value in values]).tolist()]
+        x = jnp.concatenate(values)
 
         def predictions(x: Array, rows: Mapping[str, Any]) -> Array:
-            psi = _WithColumns(zip(names, x, strict=True), rows)
+            parts = [x[where[i] : where[i + 1]] if jnp.ndim(parameters[name]) else x[where[i]] for i, name in enumerate(names)]
+            psi = Parameters(zip(names, parts, strict=True), rows)
             states = self._states(psi, rows)
-            own = {name: leaf for name, leaf in rows.items() if name != DOSES}
-            return jax.vmap(lambda state, row: self.output(self._named(state), psi, row))(states, own)
+            own = {name: leaf for name, leaf in rows.items() if name not in (DOSES, OCCASION)}
+            if not psi.changes:
+                return jax.vmap(lambda state, row: self.output(self._named(state), psi, row))(states, own)
+            places = rows[OCCASION].astype(int)
+            return jax.vmap(lambda k, state, row: self.output(self._named(state), psi.on(k), row))(places, states, own)
 
         if self.derivatives == "forward":
             return predictions(x, dict(rows))
@@ -131,14 +138,16 @@ class Dynamics(AbstractAdministration):
         known = self.linearity(tuple(psi), start.dtype)
         return None if known is None else system(self._slope, known, start, psi)
 
-    def _states(self, psi: Mapping[str, Any], rows: Mapping[str, Any]) -> Float[Array, "T S"]:
+    def _start(self, psi: Mapping[str, Any], dtype: Any) -> Float[Array, " S"]:
+        return jnp.stack(self._written_out({} if self.initial is None else self.initial(psi), dtype))
+
+    def _states(self, psi: Parameters, rows: Mapping[str, Any]) -> Float[Array, "T S"]:
         times = rows["time"]
         dtype = jnp.result_type(times, *psi.values(), float)
-        start = jnp.stack(self._written_out({} if self.initial is None else self.initial(psi), dtype))
         doses = rows.get(DOSES)
         if doses is None:
-            return self._alone(psi, rows, start)
-        starts, inputs, steady = self._inputs(psi, doses, start)
+            return self._alone(psi, rows, self._start(psi, dtype))
+        starts, inputs, steady = self._inputs(psi, doses, dtype)
         acts = (starts[None] == times[:, None]) & (jnp.arange(len(starts)) < rows[LAST][:, None])
         place = doses[PART] if steady is None else jnp.concatenate([doses[PART], steady[0]])
         amounts = inputs.amount[: len(starts)]
@@ -151,20 +160,38 @@ class Dynamics(AbstractAdministration):
                 added += (at & (steady[1] < rows[LAST][:, None])).astype(dtype) @ inputs.amount[len(starts) :]
             return added
 
+        every = inputs
+        if psi.changes:  # no step goes across the beginning of an occasion
+            nothing = jnp.zeros((len(doses[SINCE]), len(self.states)), dtype)
+            every = Inputs(*map(jnp.concatenate, zip(inputs, (doses[SINCE], doses[SINCE], nothing, nothing), strict=True)))
+            place = jnp.concatenate([place, doses[IN_PART]])
+
+        def held(number: Any) -> Callable[[Any], Parameters]:
+            return lambda t: psi.at(doses, number, t)
+
         def of_part(number: Any, begin: Any) -> Array:
             own = place == number
-            mine = Inputs(jnp.where(own, inputs.start, jnp.inf), jnp.where(own, inputs.end, -jnp.inf), inputs.amount, inputs.rate)
-            states = self._solve(psi, (begin, start), jnp.where(here == number, times, -jnp.inf), added_in(number), mine)
-            return jnp.where(jnp.any(own & jnp.isnan(inputs.end)), jnp.nan, states)
+            mine = every._replace(start=jnp.where(own, every.start, jnp.inf), end=jnp.where(own, every.end, -jnp.inf))
+            start = self._start(held(number)(begin), dtype)
+            asked = jnp.where(here == number, times, -jnp.inf)
+            states = self._solve(held(number), (begin, start), asked, added_in(number), mine)
+            return jnp.where(jnp.any(own & jnp.isnan(every.end)), jnp.nan, states)
 
-        if (linear := self._system(psi, start)) is not None:
-            lasting = self.regimen.infusions or self.regimen.steady
-            return linear.states_at(doses[BEGINS], start, (times, here), added_in(here[:, None]), (inputs, place), lasting)
-        if doses[BEGINS].shape[0] == 1:
-            return of_part(0, doses[BEGINS][0])
         numbers = jnp.arange(doses[BEGINS].shape[0])
+        start = self._start(psi.at(doses, 0, doses[BEGINS][0]), dtype)
+        if (linear := self._system(psi.at(doses, 0, doses[BEGINS][0]), start)) is not None:
+            later, lasting = None, self.regimen.infusions or self.regimen.steady
+            if psi.changes:
+                start = jax.vmap(lambda number, begin: self._start(held(number)(begin), dtype))(numbers, doses[BEGINS])
+                later = functools.partial(self._system_at, psi, doses, start[0])
+            return linear.states_at(doses[BEGINS], start, (times, here), added_in(here[:, None]), (every, place), lasting, later)
+        if len(numbers) == 1:
+            return of_part(0, doses[BEGINS][0])
         each = jax.vmap(of_part)(numbers, doses[BEGINS])
         return jnp.take_along_axis(each, here.astype(int)[None, :, None], axis=0)[0]
+
+    def _system_at(self, psi: Parameters, doses: Any, start: Array, part: Any, t: Any) -> LinearSystem | None:
+        return self._system(psi.at(doses, part, t), start)
 
     def _alone(self, psi: Mapping[str, Any], rows: Mapping[str, Any], start: Array) -> Array:
         """Without an event table: from time 0, or the first that is earlier, and with a dose of the rows' own at time 0."""
@@ -175,12 +202,14 @@ class Dynamics(AbstractAdministration):
         zero = jnp.zeros(1, start.dtype)
         added = jnp.where((times == 0)[:, None], amount, 0.0)
         begin = jnp.minimum(jnp.min(times), 0.0)
-        return self._solve(psi, (begin, start), times, added, Inputs(zero, zero, amount, jnp.zeros_like(amount)), lasting=False)
+        given = Inputs(zero, zero, amount, jnp.zeros_like(amount))
+        return self._solve(lambda _: psi, (begin, start), times, added, given, lasting=False)
 
     def _solve(
-        self, psi: Mapping[str, Any], start: Any, times: Array, added: Array, inputs: Inputs, lasting: bool = True
+        self, held: Callable[[Any], Any], start: Any, times: Array, added: Array, inputs: Inputs, lasting: bool = True
     ) -> Array:
-        if (linear := self._system(psi, start[1])) is not None:
+        """Args: held: the parameters that hold from an event on until the next; linear equations are those of the first."""
+        if (linear := self._system(held(start[0]), start[1])) is not None:
             return linear.states_at(jnp.reshape(start[0], 1), start[1], (times, 0), added, (inputs, 0), lasting)
         own = jnp.abs(jax.lax.stop_gradient(start[1]))
         given = jax.lax.stop_gradient(jnp.max(jnp.abs(inputs.amount) + jnp.abs(inputs.rate), initial=0.0))
@@ -188,14 +217,15 @@ class Dynamics(AbstractAdministration):
         atol = NEGLIGIBLE * self.rtol * jnp.where(size > 0, size, 1.0) if self.atol is None else jnp.full_like(own, self.atol)
         times_more = self.patience * max(1.0, (1e-5 / self.rtol) ** 0.25)
         return states_at(
-            self._slope, psi, start, times, added, inputs,
+            self._slope, held, start, times, added, inputs,
             method=tsitouras() if self.stiff is False else rodas, rtol=self.rtol, atol=atol,
             most=self.max_steps or int(times_more * (STEPS * (len(times) + 2 * len(inputs.start)) + MORE)),
         )  # fmt: skip
 
-    def _inputs(self, psi: Mapping[str, Any], doses: Any, start: Array) -> tuple[Array, Inputs, tuple[Array, Array] | None]:
+    def _inputs(self, every: Parameters, doses: Any, dtype: Any) -> tuple[Array, Inputs, tuple[Array, Array] | None]:
         """When each dose arrives (E,); all inputs, those of the doses first; and of what is added at steady state the part and
         the place among the doses, where there is any."""
+        psi = every.of_doses(doses)
         fraction = self._of_dose(self.bioavailability, psi, doses, 1.0)
         fraction = jnp.where(doses["steady"] == UNTIL_NOW, 1.0, fraction)
         amount = doses["amount"] * fraction
@@ -213,7 +243,10 @@ class Dynamics(AbstractAdministration):
         if not self.regimen.steady:
             return starts, inputs, None
         places = doses[STEADY].astype(int)
-        more = [self._at_steady_state(psi, doses, place, (starts, lasts, amount, into), start) for place in places]
+        of_doses = starts, lasts, amount, into
+        more = [
+            self._at_steady_state(psi.on(place), doses, place, of_doses, self._start(psi.on(place), dtype)) for place in places
+        ]
         counted = list(zip(places, more, strict=True))
         own = jnp.concatenate([jnp.broadcast_to(place, extra.start.shape) for place, extra in counted])
         number = doses[PART][own]
@@ -247,7 +280,7 @@ class Dynamics(AbstractAdministration):
         def after(y: Array, time: Any) -> Array:
             """The state a time after a dose that finds y."""
             inputs = Inputs(jnp.zeros(2), ends, jnp.zeros((2, len(y))), given_slowly)
-            return self._solve(psi, (0.0, y + at_once), jnp.reshape(time, 1), jnp.zeros((1, len(y))), inputs)[0]
+            return self._solve(lambda _: psi, (0.0, y + at_once), jnp.reshape(time, 1), jnp.zeros((1, len(y))), inputs)[0]
 
         def before(y: Array, time: Any) -> Array:
             """The state that leads, in a time in which all goes on as at the dose, to one that finds y."""
@@ -255,7 +288,7 @@ class Dynamics(AbstractAdministration):
             if linear is not None:
                 return linear.moved(y + at_once, -time, rates)
             backwards = dataclasses.replace(self, derivative=_Backwards(self._slope, rates), linear=False)
-            return backwards._solve(psi, (0.0, y + at_once), jnp.reshape(time, 1), *_nothing(len(y)))[0]
+            return backwards._solve(lambda _: psi, (0.0, y + at_once), jnp.reshape(time, 1), *_nothing(len(y)))[0]
 
         lagged = given - record
         if linear is not None:
@@ -290,17 +323,6 @@ class Dynamics(AbstractAdministration):
 @functools.lru_cache
 def _linearity(dynamics: Dynamics, names: tuple[str, ...], dtype: Any) -> Linearity | None:
     return linearity(dynamics._slope, len(dynamics.states), names, dtype)
-
-
-class _WithColumns(dict):
-    """Individual parameters, and where a name is none of them the column of a subject's rows that is called so, a constant."""
-
-    def __init__(self, parameters: Iterable[tuple[str, Any]], rows: Mapping[str, Any]) -> None:
-        super().__init__(parameters)
-        self._rows = rows
-
-    def __missing__(self, name: str) -> Any:
-        return self._rows[name][0]
 
 
 def with_constants(outcome: Any, individual: Collection[str], data: LongData) -> Any:

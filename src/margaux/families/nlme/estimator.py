@@ -24,7 +24,7 @@ from .autocorrelated import check_times
 from .building import ModelBuilding
 from .censoring import with_limits
 from .class_search import estimate
-from .data import LongData, group
+from .data import LongData
 from .design import Design
 from .dosing import with_regimen
 from .dynamics import with_constants
@@ -208,7 +208,7 @@ class NLME(ModelBuilding, Criteria, Simulating, Writing, Membership, Parameters,
         check_named(outcome, roles["output"])
         if roles["y"] is None:
             raise ValueError("name the column of the outcome: fit(data, id=..., time=..., y=...)")
-        self.data_: LongData = group(data, roles, outcome, columns=table, lloq=lloq)
+        outcome, self.data_ = by_occasion.grouped(outcome, individual, data, roles, columns=table, lloq=lloq)
         outcome = with_constants(with_regimen(outcome, self.data_.regimen, individual), individual, self.data_)
         check_times(outcome, self.data_)
         if self.data_.censored:

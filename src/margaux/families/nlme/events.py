@@ -241,8 +241,9 @@ def given_to(
         subject: of each row, its place among them. parts: whether the model needs to know of resets.
 
     Returns:
-        `doses`, each (n, E); `first_dose`, `last_dose` (K,): the first that acts and the one after the last; and
-        `of_another_occasion` (K,), whether one that acts was given on another occasion than that of the row.
+        `doses`, each (n, E); `first_dose`, `last_dose` (K,): the first that acts and the one after the last;
+        `of_another_occasion` (K,), whether one that acts was given on another occasion than that of the row; and `records`
+        (n, E), the row of the record of each dose, or -1 of an additional one.
     """
     doses = events.doses
     placed = pd.Series(np.arange(len(labels)), index=labels).reindex(np.asarray(doses["subject"])).to_numpy(float)
@@ -250,16 +251,19 @@ def given_to(
     doses, owner = doses.loc[here], placed[here].astype(int)
     sizes = np.bincount(owner, minlength=len(labels))
     starts = np.cumsum(sizes) - sizes
+    first, last = _acting(events, doses, owner, starts, rows, time, subject)
+    others = _of_another_occasion(events.occasion[rows], doses[OF_OCCASION].to_numpy(), starts[subject], first, last)
+    if not len(doses):  # one that nothing reads
+        doses = pd.DataFrame({name: [1.0 if name == "compartment" else 0.0] for name in doses.columns})
     width = rung(max(int(sizes.max(initial=1)), 1))
     places = np.minimum(starts[:, None] + np.arange(width), np.maximum(starts + sizes - 1, 0)[:, None])
     padding = np.arange(width) >= sizes[:, None]
     columns = {name: doses[name].to_numpy(float) for name in doses.columns if name not in UNREAD}
     filling = {"interval": 1.0, "compartment": columns["compartment"][places]}  # of no other kind than the doses
     padded = {name: np.where(padding, filling.get(name, 0.0), values[places]) for name, values in columns.items()}
-    first, last = _acting(events, doses, owner, starts, rows, time, subject)
-    others = _of_another_occasion(events.occasion[rows], doses[OF_OCCASION].to_numpy(), starts[subject], first, last)
     of_doses = doses["part"].to_numpy()[places]
-    given = {DOSES: padded, FIRST: first, LAST: last, "of_another_occasion": others}
+    of_records = np.where(padding, -1, doses["place"].to_numpy(int)[places])
+    given = {DOSES: padded, FIRST: first, LAST: last, "of_another_occasion": others, "records": of_records}
     if parts:
         return _with_parts(given, events, of_doses, rows, subject)
     return given | {DOSES: with_places(padded, of_doses, padding)}

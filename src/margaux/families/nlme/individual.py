@@ -32,7 +32,8 @@ class Individual(abc.ABC):
             \kappa_{ik}$.
         random: whether there is a random effect $\eta_i$; without, all subjects of equal covariates share $\psi$.
         occasion: whether it varies between a subject's occasions k, too: $\phi_{ik} = \phi_i + \kappa_{ik}$ with
-            $\kappa_{ik}\sim N(0, \gamma^2)$; `fit(occ=)` names the column of the occasions.
+            $\kappa_{ik}\sim N(0, \gamma^2)$; `fit(occ=)` names the column of the occasions. In an event table what is left of
+            earlier doses goes on into an occasion, whose parameters hold from its first record on.
         fixed: whether $\psi_{pop}$ is held at its start instead of being estimated.
         coefficients: covariates' effects that are held, by the names they have in `params_`, as {"log(Weight/70)": 0.75}.
         shape: of the random effect, where it is not normal: `BoxCox()` or "boxcox", `StudentT()` or "t" of `margaux.nlme`;
