@@ -67,7 +67,8 @@ def test_a_flat_target_keeps_the_direction_and_a_given_step_is_as_it_is():
 
 @pytest.mark.parametrize(
     ("kernel", "factor", "power"), [(mx.ULA(), 0.2, 1), (mx.ProximalULA(), 0.5, 1), (mx.SGLD(2), 0.2, 1),
-                                    (mx.Underdamped(), 0.5, 0.5), (mx.UnadjustedHMC(), 0.5, 0.5)]
+                                    (mx.LeimkuhlerMatthews(), 0.5, 1), (mx.Underdamped(), 0.5, 0.5),
+                                    (mx.UnadjustedHMC(), 0.5, 0.5)]
 )  # fmt: skip
 def test_steps_that_nothing_was_said_of_are_relative(kernel, factor, power):
     assert float(kernel.step_size(3)) == factor and kernel.scaling.relative and kernel.scaling.power == power

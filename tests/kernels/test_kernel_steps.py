@@ -53,6 +53,18 @@ SHAPES = {"none": (None, np.eye(3)), "vector": (np.diag(P), np.diag(np.diag(P)))
 
 
 @pytest.mark.parametrize("shape", SHAPES)
+def test_leimkuhler_and_matthews_average_the_noise_of_two_steps(shape):
+    given, p = SHAPES[shape]
+    kernel, before = mx.LeimkuhlerMatthews(0.05, given), np.array([-0.5, 0.2, 0.9])
+    state = kernel.init(jnp.asarray(Z)) | {"noise": jnp.asarray(before)}
+    z, state, probability = stepped(kernel, XI, state=state)
+    both = np.linalg.cholesky(p) @ (before + XI)
+    np.testing.assert_allclose(z, Z + 0.05 * p @ slope(Z) + np.sqrt(0.025) * both)
+    np.testing.assert_array_equal(state["noise"], XI)
+    assert probability == 1.0
+
+
+@pytest.mark.parametrize("shape", SHAPES)
 def test_ula(shape):
     given, p = SHAPES[shape]
     z, _, probability = stepped(mx.ULA(0.05, given), XI)
@@ -340,7 +352,7 @@ def test_halves_halve_the_step_and_join_the_noise():
     middle = Z + 0.05 * slope(Z) + np.sqrt(0.1) * first
     expected = middle + 0.05 * slope(middle) + np.sqrt(0.1) * second
     np.testing.assert_allclose(stepped(fine, (first, second), scale=0.1)[0], expected)
-    assert halved(mx.Underdamped(0.1))[2] == 2
+    assert halved(mx.Underdamped(0.1))[2] == halved(mx.LeimkuhlerMatthews(0.1))[2] == 2
     kernel = mx.UnadjustedHMC(0.1, 3, P)
     same, half, order = halved(kernel)
     assert same is kernel and order == 2 and isinstance(half, mx.UnadjustedHMC) and half.n_leapfrog == 6

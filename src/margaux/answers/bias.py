@@ -48,7 +48,7 @@ def bias_probe(fit: Fit, n_iter: int | None = None, key: int = 0) -> pd.DataFram
 
     With a bias of order $\gamma^p$ the estimate is off by
     $(\hat\theta_\gamma-\hat\theta_{\gamma/2})/(1-2^{-p})$ (Richardson): p = 1 for overdamped kernels, 2 for
-    `Underdamped` and `UnadjustedHMC`. SOUL bounds it by $O(\gamma^{1/2})$ (theorem 2); it is measured here.
+    `LeimkuhlerMatthews`, `Underdamped` and `UnadjustedHMC`. SOUL bounds it by $O(\gamma^{1/2})$ (theorem 2); it is measured here.
 
     Args:
         n_iter: iterations of the stretch, by default a fifth of the fit's, at least 2,000; the second half counts.

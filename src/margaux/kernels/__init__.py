@@ -8,6 +8,7 @@ from .base import AbstractSubsamplingKernel as AbstractSubsamplingKernel
 from .blackjax import BlackJAX as BlackJAX
 from .blocked import Blocked as Blocked
 from .imh import IndependenceMH as IndependenceMH
+from .leimkuhler_matthews import LeimkuhlerMatthews as LeimkuhlerMatthews
 from .mala import MALA as MALA
 from .myula import MYULA as MYULA
 from .myula import ProximalULA as ProximalULA

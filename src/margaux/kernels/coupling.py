@@ -11,6 +11,7 @@ import jax.numpy as jnp
 from ..problem.schedule import AbstractSchedule
 from .alternating import Alternating
 from .base import AbstractKernel
+from .leimkuhler_matthews import LeimkuhlerMatthews
 from .uhmc import UnadjustedHMC
 from .underdamped import Underdamped
 
@@ -75,7 +76,7 @@ def halved(kernel: AbstractKernel) -> tuple[AbstractKernel, AbstractKernel, int]
         half = eqx.tree_at(lambda k: k.step_size, kernel, _Half(kernel.step_size))
         fine = UnadjustedHMC(None, 2 * kernel.n_leapfrog)
         return kernel, eqx.tree_at(lambda k: (k.step_size, k.scaling), fine, (half.step_size, kernel.scaling)), 2
-    return Halves(kernel, fine=False), Halves(kernel, fine=True), 2 if isinstance(kernel, Underdamped) else 1
+    return Halves(kernel, fine=False), Halves(kernel, fine=True), 2 if isinstance(kernel, LeimkuhlerMatthews | Underdamped) else 1
 
 
 class _Half(AbstractSchedule):

@@ -39,6 +39,12 @@ EXPERIMENTS = {
         "5 fresh data sets",
         "20 fresh data sets, more iterations, a finer path",
     ),
+    "successors": Experiment(
+        "Kuntz, Lim and Johansen (2023), and later ones",
+        "SOUL beside particle methods: a hierarchy, Wisconsin, 4 against 9",
+        "10 runs, 2 splits, 150 iterations",
+        "40 runs, 10 splits, 500 iterations",
+    ),
     "soul_tv": Experiment(
         "Vidal, De Bortoli, Pereyra and Durmus (2020)",
         "section 4.2: total-variation deblurring",

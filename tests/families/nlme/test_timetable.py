@@ -1,5 +1,7 @@
 """Parameters that change with the occasions of a subject while the drug stays: against equations solved piece by piece."""
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -27,7 +29,7 @@ def _concentration(state, psi):
     return state["central"] / psi["V"]
 
 
-def _table(records) -> pd.DataFrame:
+def _table(records) -> Any:
     return pd.DataFrame(records, columns=["ID", "OCC", "TIME", "AMT", "EVID", "ADDL", "II", "RATE", "DV"])
 
 
@@ -55,7 +57,8 @@ def _given(records):
     out = {}
     for subject, own in _table(records).groupby("ID"):
         part, doses, changes, seen = 0, [], [], []
-        for row in own.itertuples():
+        rows: Any = own.itertuples()
+        for row in rows:
             part += row.EVID == 4
             if not changes or changes[-1][1:] != (row.OCC, part):
                 changes.append((row.TIME, row.OCC, part))
@@ -95,13 +98,13 @@ def _predicted(structural, individual, records, psi):
     """By the library: psi by name and occasion."""
     table = _table(records)
     outcome, columns = reading_events(table, Continuous(structural, as_error("constant")), {}, None)
-    roles = {"id": "ID", "time": "TIME", "y": "DV", "occ": "OCC"}
+    roles: dict[str, str | None] = {"id": "ID", "time": "TIME", "y": "DV", "occ": "OCC"}
     outcome, data = by_occasion.grouped(outcome, individual, table, roles, columns=columns)
     data = by_occasion.with_occasions(data, individual, outcome)
     outcome = with_regimen(outcome, data.regimen, individual)
     with precision(np.dtype(float)):
         rows = jax.tree.map(jnp.asarray, data.units["rows"])
-        known = data.occasions
+        known: Any = data.occasions
         most = int(known["place"].max()) + 1
         values = {name: np.ones((len(data.labels), most)) for name in individual}
         for row in known.itertuples():
@@ -187,7 +190,7 @@ def test_a_state_that_begins_elsewhere_and_steady_states_are_those_of_their_own_
     )
     outcome, columns = reading_events(table, Continuous(bolus1cpt, as_error("constant")), {}, None)
     individual = {"V": LogNormal(20.0), "CL": LogNormal(2.0, occasion=True)}
-    roles = {"id": "ID", "time": "TIME", "y": "DV", "occ": "OCC"}
+    roles: dict[str, str | None] = {"id": "ID", "time": "TIME", "y": "DV", "occ": "OCC"}
     outcome, data = by_occasion.grouped(outcome, individual, table, roles, columns=columns)
     data = by_occasion.with_occasions(data, individual, outcome)
     with precision(np.dtype(float)):
@@ -237,7 +240,7 @@ def test_a_closed_form_that_cannot_go_on_is_solved_by_its_equations():
     stepped = ode(_flows, ["depot", "central"], _concentration, linear=False)
     steps = mx.NLME(structural=stepped, **options).fit(_table(records))
     assert float(ready.loglik_) == pytest.approx(float(steps.loglik_), abs=0.03)
-    summary = ready.summary()
+    summary: Any = ready.summary()
     truth = pd.Series({
         "ka": 1.0, "V": 20.0, "CL": 2.0, "omega2_V": 0.09, "omega2_CL": 0.09, "gamma2_CL": 0.0625, "b": 0.1
     })[summary.index]  # fmt: skip

@@ -108,7 +108,7 @@ def placed(data: LongData) -> LongData:
         raise ValueError(f"{column} is missing ({data.where(int(np.flatnonzero(missing)[0]))}); every row needs its occasion")
     timetable = data.timetable
     if timetable is not None:
-        lost = timetable.records[timetable.records["occasion"].isna()]
+        lost: Any = timetable.records[timetable.records["occasion"].isna()]
         if len(lost):
             at = f"subject {data.labels[lost['subject'].iloc[0]]}, row {lost.index[0]}"
             raise ValueError(f"{column} is missing ({at}); every row needs its occasion, those of doses too")

@@ -190,7 +190,7 @@ class Dynamics(AbstractAdministration):
         each = jax.vmap(of_part)(numbers, doses[BEGINS])
         return jnp.take_along_axis(each, here.astype(int)[None, :, None], axis=0)[0]
 
-    def _system_at(self, psi: Parameters, doses: Any, start: Array, part: Any, t: Any) -> LinearSystem | None:
+    def _system_at(self, psi: Parameters, doses: Any, start: Array, part: Any, t: Any) -> Any:
         return self._system(psi.at(doses, part, t), start)
 
     def _alone(self, psi: Mapping[str, Any], rows: Mapping[str, Any], start: Array) -> Array:

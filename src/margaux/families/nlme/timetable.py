@@ -79,7 +79,7 @@ class Timetable:
         number of its part among its subject's of each observation, under the number of its row."""
         time, occasion = whole[roles["time"]].to_numpy(float), whole[roles["occ"]].to_numpy()
         columns = {"subject": owner, "given": part, "time": time, "occasion": occasion}
-        table = pd.DataFrame(columns, whole.index).assign(observed=whole.index.isin(observed.index))
+        table: Any = pd.DataFrame(columns, whole.index).assign(observed=whole.index.isin(observed.index))
         own = pd.MultiIndex.from_frame(table[["subject", "given"]])
         numbers = pd.Series(observed.to_numpy(float), index=own[table.index.get_indexer(observed.index)])
         table = table.assign(part=numbers[~numbers.index.duplicated()].reindex(own).to_numpy(float)).drop(columns="given")
@@ -87,19 +87,19 @@ class Timetable:
         table = table.sort_values("subject", kind="stable")
         firsts = table[~table.duplicated(["subject", "occasion"])]
         each = pd.MultiIndex.from_frame(firsts[["subject", "occasion"]])
-        place = pd.Series(firsts.groupby("subject").cumcount().to_numpy(), each)
+        place: Any = pd.Series(firsts.groupby("subject").cumcount().to_numpy(), each)
         own = pd.MultiIndex.from_frame(table[["subject", "occasion"]])
         return cls(table.assign(place=place.reindex(own).to_numpy()), doses)
 
     @property
     def occasions(self) -> pd.DataFrame:
         """See `LongData.occasions`."""
-        seen = self.records.sort_values(["subject", "place", "observed"], ascending=[True, True, False], kind="stable")
+        seen: Any = self.records.sort_values(["subject", "place", "observed"], ascending=[True, True, False], kind="stable")
         return seen[~seen.duplicated(["subject", "place"])][["subject", "occasion", "place"]]
 
     def units(self, doses: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
         """What `Parameters` reads of the doses of subjects (n, E)."""
-        known = self.records
+        known: Any = self.records
         before = known.groupby("subject")[["part", "place"]].shift()
         first = known[(known[["part", "place"]] != before).any(axis=1).to_numpy()]
         order = first.groupby("subject").cumcount().to_numpy()
