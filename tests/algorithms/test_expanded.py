@@ -114,3 +114,55 @@ def test_what_it_is_not_for_is_refused(algorithm, estep, settings, told):
     y[::2] = 1.0
     with pytest.raises((ValueError, TypeError), match=told):
         mx.fit(Intercepts(), y, algorithm(), estep, params={"mu": 0.0, "a": 0.0}, n_iter=5, progress=False, **settings)
+
+
+class Levels(mx.AbstractModel):
+    """y_j ~ N(z_j, noise^2), z_j ~ N(mu, e^2a), all in one unit."""
+
+    noise: float
+
+    def log_joint(self, params, z, y):
+        prior = -0.5 * jnp.sum((z - params["mu"]) ** 2) * jnp.exp(-2 * params["a"]) - z.size * params["a"]
+        return prior - 0.5 * jnp.sum((y - z) ** 2) / self.noise**2
+
+    def init_latents(self, key, params, y):
+        return params["mu"] + 0.0 * y
+
+
+class Rates(mx.AbstractModel):
+    """y_j ~ Poisson(z_j), z_j exponential with the rate e^a: what chains may not leave is z > 0."""
+
+    def log_joint(self, params, z, y):
+        inside = jnp.where(z > 0, z, 1.0)
+        each = params["a"] - (jnp.exp(params["a"]) + 1) * inside + y * jnp.log(inside)
+        return jnp.where(jnp.all(z > 0), jnp.sum(each), -jnp.inf)
+
+    def init_latents(self, key, params, y):
+        return jnp.ones_like(y)
+
+
+@pytest.mark.parametrize("noise", [0.3, 1.0])
+def test_models_of_many_latents_are_expanded_by_themselves(noise):
+    """From starts ten standard deviations off, up to 112 standard errors away where nothing is expanded."""
+    y = 5 + np.random.default_rng(0).normal(size=500) * (1 + noise**2) ** 0.5
+    total = y.var()
+    within = total - noise**2
+    for start in ({"mu": 0.0, "a": 1.1}, {"mu": 15.0, "a": -1.1}):
+        fit = _fitted(Levels(noise), mx.one_unit(y), start, None, n_iter=1000, estep=mx.MCMC(n_chains=5))
+        assert abs(fit.params["mu"] - y.mean()) < 0.1 * np.sqrt(total / 500)
+        assert abs(fit.params["a"] - np.log(within) / 2) < 0.3 * total / within / 1000**0.5
+
+
+def test_latents_that_are_positive_stay_so():
+    rng = np.random.default_rng(0)
+    y = rng.poisson(rng.exponential(2.0, 300)).astype(float)
+    fit = _fitted(Rates(), mx.one_unit(y), {"a": 1.0}, None, n_iter=400, estep=mx.MCMC(n_chains=5))
+    assert float(fit.params["a"]) == pytest.approx(-np.log(y.mean()), abs=0.005)  # the standard error is 0.07
+
+
+def test_few_latents_and_many_units_are_not_expanded():
+    y = np.random.default_rng(0).normal(size=150)
+    few = [_fitted(Means(1.0), mx.one_unit(y), {"a": 0.0}, expanded, n_iter=20) for expanded in (None, False, True)]
+    assert float(few[0].params["a"]) == float(few[1].params["a"]) != float(few[2].params["a"])
+    many = [_fitted(Intercepts(), np.ones((300, 4)), {"mu": 0.0, "a": 0.0}, expanded, n_iter=5) for expanded in (None, False)]
+    assert float(many[0].params["a"]) == float(many[1].params["a"])
