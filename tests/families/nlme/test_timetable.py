@@ -102,6 +102,7 @@ def _predicted(structural, individual, records, psi):
     outcome, data = by_occasion.grouped(outcome, individual, table, roles, columns=columns)
     data = by_occasion.with_occasions(data, individual, outcome)
     outcome = with_regimen(outcome, data.regimen, individual)
+    assert all(np.all(np.isfinite(leaf)) for leaf in jax.tree.leaves(data.units))
     with precision(np.dtype(float)):
         rows = jax.tree.map(jnp.asarray, data.units["rows"])
         known: Any = data.occasions

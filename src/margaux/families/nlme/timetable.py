@@ -104,7 +104,7 @@ class Timetable:
         first = known[(known[["part", "place"]] != before).any(axis=1).to_numpy()]
         order = first.groupby("subject").cumcount().to_numpy()
         n, width = len(self.doses), rung(int(order.max(initial=0)) + 1)
-        since, part, place = np.full((n, width), np.inf), np.full((n, width), -1.0), np.zeros((n, width))
+        since, part, place = np.zeros((n, width)), np.full((n, width), -1.0), np.zeros((n, width))
         subject = first["subject"].to_numpy(int)
         for out, name in ((since, "time"), (part, "part"), (place, "place")):
             out[subject, order] = first[name].to_numpy(float)
