@@ -92,6 +92,13 @@ def nlme(
         list[str] | None,
         typer.Option(help="Parameter whose typical value is held at its --start; may be repeated.", show_default=False),
     ] = None,
+    classes: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Parameter with typical values of its own in classes that no column names, as CL=2; may be repeated.",
+            show_default=False,
+        ),
+    ] = None,
     n_iter: Iterations = None,
     tables: Annotated[
         Path | None,
@@ -128,6 +135,10 @@ def nlme(
         starts = {
             name: _number(value, f"--start {name}") for name, value in _pairs(start, structural.parameters, "--start").items()
         }
+        counts = {
+            name: int(_number(value, f"--classes {name}"))
+            for name, value in _pairs(classes, structural.parameters, "--classes").items()
+        }
         individual = {}
         for name in between_occasions or ():
             among(name, structural.parameters, "--between-occasions")
@@ -138,10 +149,13 @@ def nlme(
         for name in structural.parameters:
             kind = LogNormal if name in structural.positive else Normal
             varies, fixed = name in (between_occasions or ()), name in (hold or ())
+            said = f"--classes {name}={counts[name]}" if name in counts else f"--start {name}={starts.get(name, np.nan):g}"
             try:
-                individual[name] = kind(starts.get(name), covariates.get(name), occasion=varies, fixed=fixed)
+                individual[name] = kind(
+                    starts.get(name), covariates.get(name), occasion=varies, fixed=fixed, classes=counts.get(name)
+                )
             except ValueError as problem:
-                raise UserError(f"--start {name}={starts[name]:g}: {problem}") from problem
+                raise UserError(f"{said}: {problem}") from problem
         # A short run has half of its iterations at gain one.
         more: dict[str, Any] = {} if n_iter is None else {"n_iter": n_iter, "n_burn": min(200, n_iter // 2)}
         fitted = NLME(structural=structural, individual=individual, omega=omega, error=error, **run.settings, **more)
@@ -232,6 +246,8 @@ def answer(fitted: NLME, title: str, level: float = 0.95) -> Answer:
         "correlations": fitted.correlations,
         "starts": lambda: fitted.starts_,
     }
+    if fitted.model_.classes > 1:
+        tables["membership"] = lambda: fitted.membership_
     if fitted.model_.changing:
         tables["by_occasion"] = lambda: fitted.by_occasion_
     if fitted.model_.outcome.continuous:
