@@ -81,8 +81,8 @@ def soul(step: Step | None = None, average: AbstractAverage | None = None, expan
         step: $\delta_n$, a number, a schedule, or an optax optimiser. By default nothing need be chosen:
             the step is $n^{-0.6}$ over the complete-data information, see `margaux.ScaledAscent`.
         average: by default step-weighted (eq. 4) over the second half of the run.
-        expanded: for many latents of which the data say little each, such as the weights of a network, with the scales
-            of their priors as parameters: these hardly move otherwise. By default where one unit has 200 latents or more, which
+        expanded: for many latents of which the data say little each, such as the weights of a network, with the places
+            and scales of their priors as parameters: these hardly move otherwise. By default where one unit has 200 latents or more, which
             chains follow, and fewer than 32 parameters without a penalty. See `margaux.algorithms.ExpandedAscent`.
 
     >>> import margaux as mx
