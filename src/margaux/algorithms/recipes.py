@@ -83,7 +83,8 @@ def soul(step: Step | None = None, average: AbstractAverage | None = None, expan
         average: by default step-weighted (eq. 4) over the second half of the run.
         expanded: for many latents of which the data say little each, such as the weights of a network, with the places
             and scales of their priors as parameters: these hardly move otherwise. By default where one unit has 200 latents or
-            more, which chains follow, and fewer than 32 parameters without a penalty. See `margaux.algorithms.ExpandedAscent`.
+            more with a smooth density, which chains follow, and few parameters without a penalty. See
+            `margaux.algorithms.ExpandedAscent`.
 
     >>> import margaux as mx
     >>> algorithm = mx.soul(step=mx.Polynomial(1.0, power=0.8))

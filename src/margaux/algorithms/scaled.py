@@ -11,7 +11,7 @@ from jaxtyping import Array, Scalar
 
 from ..esteps import MCMC
 from ..numerics.keys import key_of
-from ..problem.model import log_joints
+from ..problem.model import AbstractNonSmooth, log_joints
 from ..problem.penalty import NoPenalty
 from ..problem.schedule import AbstractSchedule
 from ..problem.space import AbstractSpace, Real
@@ -39,8 +39,8 @@ class ScaledAscent(AbstractRowless):
     the coordinates are the parameters themselves.
 
     Args:
-        gain: $\delta_k$, without units. where_many: what takes its place where one unit has `MANY` latents or more, which chains
-            follow and no rule: see `margaux.algorithms.ExpandedAscent`.
+        gain: $\delta_k$, without units. where_many: what takes its place where one unit has `MANY` latents or more with a
+            smooth density, which chains follow: see `margaux.algorithms.ExpandedAscent`.
     """
 
     gain: AbstractSchedule
@@ -48,11 +48,13 @@ class ScaledAscent(AbstractRowless):
     where_many: AbstractAlgorithm | None = None
 
     def chosen(self, problem, estep, params, unit):
-        small = sum(leaf.size for leaf in jax.tree.leaves(params)) < DENSE
-        if self.where_many is not None and small and problem.n == 1 and isinstance(estep, MCMC):
+        # What has no second derivatives has no curvature to go by.
+        smooth = not isinstance(problem.model, AbstractNonSmooth)
+        if self.where_many is not None and smooth and problem.n == 1 and isinstance(estep, MCMC):
             latents = jax.eval_shape(problem.model.init_latents, key_of(0), params, unit)
             leaves = jax.tree.leaves(latents)
-            if sum(leaf.size for leaf in leaves) >= MANY and self.where_many.requires(problem) is None:
+            small = sum(leaf.size for leaf in jax.tree.leaves(params)) + len(leaves) <= DENSE
+            if small and sum(leaf.size for leaf in leaves) >= MANY and self.where_many.requires(problem) is None:
                 return self.where_many
         return dataclasses.replace(self, where_many=None)
 
