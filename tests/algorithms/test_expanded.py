@@ -66,7 +66,7 @@ def _se(noise, a, d):
     return (np.exp(2 * a) + noise**2) / np.exp(2 * a) / np.sqrt(2 * d)
 
 
-@pytest.mark.parametrize("start", [1.5, -1.5])
+@pytest.mark.parametrize("start", [1.5, pytest.param(-1.5, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("noise", [0.2, 1.0, 2.0])
 def test_the_scale_of_a_prior_is_that_of_the_exact_likelihood(noise, start):
     y, exact = _means(noise)
@@ -74,6 +74,7 @@ def test_the_scale_of_a_prior_is_that_of_the_exact_likelihood(noise, start):
     assert abs(float(fit.params["a"]) - exact) < 0.5 * _se(noise, exact, len(y))
 
 
+@pytest.mark.slow
 def test_it_gets_there_where_the_complete_data_would_not_let_it():
     y, exact = _means(5.0, sd=2.0, d=4000)
     data, start, se = mx.one_unit(y), {"a": 0.0}, _se(5.0, exact, len(y))
