@@ -20,14 +20,14 @@ from .statistics import Score
 
 
 class ExpandedAscent(AbstractRowless):
-    r"""`ScaledAscent` in $p(y, \tilde z\mid\theta,\phi,\delta)=p(y, \delta+e^{\phi}\tilde z\mid\theta)\,e^{\phi^\top d}$,
-    whose latents have a place $\delta_l$ and a scale $e^{\phi_l}$ for each of their arrays (of $d_l$ numbers a unit).
+    r"""`ScaledAscent` in $p(y, \tilde z\mid\theta,\phi,c)=p(y, c+e^{\phi}\tilde z\mid\theta)\,e^{\phi^\top d}$,
+    whose latents have a place $c_l$ and a scale $e^{\phi_l}$ for each of their arrays (of $d_l$ numbers a unit).
 
     Its marginal likelihood does not depend on them (Liu, Rubin and Wu 1998, parameter expansion). A step
-    $\delta_k|J_k|^{-1}\bar s_k$ of $(\theta,\phi,\delta)$ moves the chains along, $z\leftarrow\delta+e^\phi z$, so that a prior
+    $\delta_k|J_k|^{-1}\bar s_k$ of $(\theta,\phi,c)$ moves the chains along, $z\leftarrow c+e^\phi z$, so that a prior
     and latents that follow it get as far as the data have a say, and not as far as the complete data would. Those
     are many more where latents are many and data few: EM, and `ScaledAscent`, then move the scale of a prior by next to nothing
-    in an iteration. At a stationary point the means of $\partial_\phi\log p$ and $\partial_\delta\log p$ are zero, and the
+    in an iteration. At a stationary point the means of $\partial_\phi\log p$ and $\partial_c\log p$ are zero, and the
     maximum is that of $p(y\mid\theta)$. Latents that a move would take out of their support are moved by scales alone, as those
     that are positive, or else not at all.
 
