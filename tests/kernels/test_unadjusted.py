@@ -71,7 +71,6 @@ LAPLACE = integrate.quad(lambda z: z**2 * laplace_density(z), 0, 20)[0] / integr
 #: kernel at a step, steps, time to run in units of the step, target, exact second moment, order of the bias
 BIASED = {
     "ula": (mx.ULA, [0.05, 0.1, 0.2], 100, peaked, PEAKED, 1),
-    "leimkuhler_matthews": (mx.LeimkuhlerMatthews, [0.4, 0.6, 0.8], 400, peaked, PEAKED, 2),
     "underdamped": (lambda h: mx.Underdamped(h, friction=1.0), [0.3, 0.45, 0.6], 300, peaked, PEAKED, 2),
     "uhmc": (lambda h: mx.UnadjustedHMC(h, n_leapfrog=3), [0.2, 0.3, 0.4], 200, peaked, PEAKED, 2),
     "myula": (lambda h: mx.MYULA(h, smoothing=2 * h), [0.02, 0.04, 0.08], 100, Target(Laplace(), None, None), LAPLACE, 1),
@@ -84,7 +83,7 @@ BIASED = {
     [
         "ula",
         "uhmc",
-        *(pytest.param(one, marks=pytest.mark.slow) for one in ("leimkuhler_matthews", "underdamped", "myula", "proximal")),
+        *(pytest.param(one, marks=pytest.mark.slow) for one in ("underdamped", "myula", "proximal")),
     ],
 )
 def test_bias_falls_at_its_theoretical_order(name):
@@ -104,6 +103,12 @@ def test_leimkuhler_and_matthews_are_exact_for_a_gaussian_at_every_stable_step(h
     """ULA's variance is 1 / (1 - h / 2) there: 1.18, 2 and 6.7."""
     found, error = second_moment(mx.LeimkuhlerMatthews(h), lambda z: -(z**2) / 2, 400)
     assert abs(found - 1) < 4 * error and error < 0.01
+
+
+def test_leimkuhler_and_matthews_have_a_small_part_of_the_bias_of_ula():
+    """Of a target that is not Gaussian, at a step of .3, where both are stable: 0 within .001 beside .25 of .53."""
+    (small, _), (large, error) = (second_moment(kernel(0.3), peaked, 600) for kernel in (mx.LeimkuhlerMatthews, mx.ULA))
+    assert abs(large - PEAKED) > 20 * error and abs(small - PEAKED) < 0.1 * abs(large - PEAKED)
 
 
 class Ridge(mx.problem.AbstractFactorised):
