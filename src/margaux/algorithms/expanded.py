@@ -76,7 +76,7 @@ class ExpandedAscent(AbstractRowless):
         # Moves are about the centre of an array, in units of its spread: each number is of the order of one.
         centre = jnp.stack([_over(leaf, visit.axis) for leaf in leaves]).astype(flat.dtype)
         square = jnp.stack([_over((leaf - m) ** 2, visit.axis) for leaf, m in zip(leaves, centre, strict=True)])
-        spread = jnp.sqrt(jnp.maximum(square.astype(flat.dtype), jnp.finfo(flat.dtype).tiny ** 0.5))
+        spread = jnp.sqrt(jnp.where(square > 0, square, 1.0)).astype(flat.dtype)
 
         def back(u):
             return problem.space.from_unconstrained(unravel(u))
@@ -88,7 +88,7 @@ class ExpandedAscent(AbstractRowless):
             u, phi, shift = x[:p], x[p : p + L], x[p + L :]
             logs = log_joints(problem.model, back(u), affine(draws, phi, shift), batch)
             # The centre is of the draws themselves.
-            return jnp.sum(logs) / leading(draws) + phi @ (sizes - 1 / chains)
+            return jnp.sum(logs) / leading(draws) + phi @ (sizes - 1 / (chains * visit.devices))
 
         chains = leading(draws)
         here = jnp.concatenate([flat, jnp.zeros(2 * L, flat.dtype)])
