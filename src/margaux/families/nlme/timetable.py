@@ -82,7 +82,8 @@ class Timetable:
         table: Any = pd.DataFrame(columns, whole.index).assign(observed=whole.index.isin(observed.index))
         own = pd.MultiIndex.from_frame(table[["subject", "given"]])
         numbers = pd.Series(observed.to_numpy(float), index=own[table.index.get_indexer(observed.index)])
-        table = table.assign(part=numbers[~numbers.index.duplicated()].reindex(own).to_numpy(float)).drop(columns="given")
+        first: Any = numbers[~numbers.index.duplicated()]
+        table = table.assign(part=first.reindex(own).to_numpy(float)).drop(columns="given")
         table = table[np.isfinite(table["subject"]) & np.isfinite(table["part"])].astype({"subject": int, "part": int})
         table = table.sort_values("subject", kind="stable")
         firsts = table[~table.duplicated(["subject", "occasion"])]
