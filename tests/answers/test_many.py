@@ -157,8 +157,49 @@ def test_what_is_wrong_is_said(settings, words):
     assert words in str(error.value)
 
 
+class Exposed(mx.AbstractModel):
+    """Counts of Poisson's of rate exposure e^z, z normal about zero."""
+
+    def log_joint(self, params, z, y):
+        rate = y["exposure"] * jnp.exp(z)
+        return y["count"] * jnp.log(rate) - rate + norm.logpdf(z, 0.0, jnp.exp(params["s"]))
+
+    def init_latents(self, key, params, y):
+        return jnp.zeros(())
+
+
+def test_only_units_that_need_them_have_finer_rules(monkeypatch):
+    """Most posteriors are all but normal, and stay with a rule that is too coarse for five without a count."""
+    made = []
+
+    class Seen(flock.Flock):
+        def __init__(self, *args):
+            super().__init__(*args)
+            made.append(self)
+
+    monkeypatch.setattr(many, "Flock", Seen)
+    monkeypatch.setitem(many.AROUND_MODES, 1, ((8, 12, None), (61, 85, None)))
+    rng = np.random.default_rng(0)
+    exposure = np.where(np.arange(60) < 55, 1000.0, 3e4)
+    count = np.where(np.arange(60) < 55, rng.poisson(exposure * np.exp(rng.normal(size=60))), 0)
+    fits = mx.fit_many(Exposed(), [{"count": count.astype(float), "exposure": exposure}], params={"s": 0.5}, progress=False)
+    assert np.all(made[0].level[:55] == 1) and (made[0].level == 2).sum() >= 4
+
+    def value(s):
+        z = np.linspace(-40, 20, 60_001)[:, None]
+        rate = exposure * np.exp(z)
+        each = np.asarray(count * np.log(rate) - rate + norm.logpdf(z, 0.0, np.exp(s)))
+        top = each.max(axis=0)
+        return float(np.sum(np.log(np.sum(np.exp(each - top), axis=0) * (z[1, 0] - z[0, 0])) + top))
+
+    best = optimize.minimize_scalar(lambda s: -value(s), bounds=(-1, 3), method="bounded", options={"xatol": 1e-6})
+    assert fits.converged.all() and fits.error.max() < 0.01
+    assert fits.loglik[0] == pytest.approx(-best.fun, abs=2e-3)
+    assert fits.params["s"][0] == pytest.approx(best.x, abs=0.01 * fits.stderr["s"][0])
+
+
 def test_rules_are_those_of_the_answers():
-    assert [finer for _, finer in many._rules(PROBLEM.model, 3)] == [0, 13, 21]
+    assert [finer for _, finer in many._rules(PROBLEM.model, 3)] == [0, 15, 21]
     assert [rule.n_nodes for rule, _ in many._rules(PROBLEM.model, 1)] == [11, 21, 61]
 
 

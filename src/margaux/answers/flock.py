@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -31,12 +31,13 @@ class Flock:
 
     Attributes:
         count: R. units: data of all units, each once. own, sets, weights: of each member (unit, data set), which they are and how
-            often it counts. rows: the quadrature's, of each member, which follow its mode. tried: those that the last `at` found,
-            and of which members; see `keep`.
+            often it counts. level: the rule of each member, among those of `at`. rows: the quadrature's, of each member, which
+            follow its mode. tried: those that the last `at` found, and of which members; see `keep`.
     """
 
-    #: the model, the space of its parameters, and any parameters of it; see `begin`
+    #: the model, the space of its parameters, and any parameters of it; and latents of a unit; see `begin`
     parts: tuple[Any, AbstractSpace, PyTree]
+    size: int
 
     def __init__(self, data: Sequence[PyTree] | PyTree, weights: Any, dtype: np.dtype) -> None:
         """Raises: TypeError, ValueError: what is wrong with the data, and in which set."""
@@ -50,26 +51,31 @@ class Flock:
             self.units, self.count = data, len(table)
             self.sets, self.own = np.nonzero(table)
             self.weights = table[self.sets, self.own]
-        self.dtype, self.rows = dtype, None
+        self.dtype, self.rows, self.level = dtype, None, np.zeros(len(self.own), int)
         self.tried: tuple[PyTree, np.ndarray] = (), np.zeros(0, int)
 
     def first(self) -> PyTree:
         """Data of one unit."""
         return jax.tree.map(lambda leaf: leaf[0], self._some(np.zeros(1, int)))
 
-    def begin(self, model: Any, space: AbstractSpace, template: PyTree, rule: Any, u: np.ndarray) -> None:
-        """Of a model, with the rows of a quadrature at the data sets' coordinates (R, k)."""
-        self.parts = model, space, template
+    def begin(self, model: Any, space: AbstractSpace, template: PyTree, rule: Any, size: int, u: np.ndarray) -> None:
+        """Of a model of `size` latents, with the rows of a quadrature at the data sets' coordinates (R, k)."""
+        self.parts, self.size = (model, space, template), size
         if isinstance(rule, Quadrature):
             parts = [_rows(*self.parts, rule, u[self.sets[at]], self._some(at)) for at, _ in self._blocks(1)]
             kept = [kept for _, kept in self._blocks(1)]
             cut = [jax.tree.map(lambda leaf, k=k: np.asarray(leaf)[:k], part) for part, k in zip(parts, kept, strict=True)]
             self.rows = jax.tree.map(lambda *leaf: np.concatenate(leaf), *cut)
 
-    def at(self, rule: Any, width: int, u: np.ndarray, which: np.ndarray) -> Heights:
-        """Of the data sets `which` at u (m, k): log-likelihoods, scores and Louis' information."""
+    def at(self, rules: Sequence[Any], u: np.ndarray, which: np.ndarray) -> Heights:
+        """Of the data sets `which` at u (m, k): log-likelihoods, scores and Louis' information, each member by its own rule."""
         f, k = louis(frozen(self.parts[1]), True), u.shape[1]
-        found, members, rows = self._visited(rule, width * (2 + k) // 2, u, which, f)
+        all_of_them = np.isin(self.sets, which)
+        ruled = [(rule, np.flatnonzero(all_of_them & (self.level == level))) for level, rule in enumerate(rules)]
+        ruled = [(rule, members) for rule, members in ruled if len(members)]
+        parts = [self._visited(rule, members, u, which, f, 2 + k) for rule, members in ruled]
+        found, rows = jax.tree.map(lambda *leaf: np.concatenate(leaf), *parts)
+        members = np.concatenate([members for _, members in ruled])
         self.tried = rows, members
         w, sets, scores = self.weights[members], self.sets[members], found["score"]
         value = np.bincount(sets, w * found["log_marginal"], self.count)
@@ -87,10 +93,20 @@ class Flock:
         for leaf, new in zip(jax.tree.leaves(self.rows), jax.tree.leaves(rows), strict=True):
             leaf[members[there]] = new[there]
 
-    def logs(self, rule: Any, width: int, u: np.ndarray, which: np.ndarray) -> np.ndarray:
+    def logs(self, rule: Any, u: np.ndarray, which: np.ndarray) -> np.ndarray:
         """Log-likelihoods (R,) of the data sets `which` at u (m, k), zero of others."""
-        found, members, _ = self._visited(rule, width, u, which, _nothing)
-        return np.bincount(self.sets[members], self.weights[members] * found["log_marginal"], self.count)
+        members = np.flatnonzero(np.isin(self.sets, which))
+        return self.summed(self.each(rule, members, u, which), members)
+
+    def each(self, rule: Any, members: np.ndarray, u: np.ndarray, which: np.ndarray) -> np.ndarray:
+        """Log marginal likelihoods of some members of the data sets `which` at u (m, k)."""
+        return self._visited(rule, members, u, which, _nothing)[0]["log_marginal"]
+
+    def summed(self, values: np.ndarray, members: np.ndarray) -> np.ndarray:
+        """Over the members of each data set, as often as they count: (..., members) -> (..., R)."""
+        out = np.zeros((self.count, *values.shape[:-1]))
+        np.add.at(out, self.sets[members], np.moveaxis(self.weights[members] * values, -1, 0))
+        return np.moveaxis(out, 0, -1)
 
     def modes(self, u: np.ndarray, most: int) -> int:
         """The most modes that the posterior of a unit is found to have, of some chosen at random, at u (R, k)."""
@@ -100,9 +116,11 @@ class Flock:
         found = _modes(*self.parts, u[self.sets[members]], self._some(members))
         return int(np.max(np.asarray(found)))
 
-    def _visited(self, rule, width, u, which, f) -> tuple[dict[str, np.ndarray], np.ndarray, PyTree]:
-        """Figures of the members of the data sets `which`, at u (m, k) of these; which members they are; and their rows."""
-        members = np.flatnonzero(np.isin(self.sets, which))
+    def _visited(
+        self, rule: Any, members: np.ndarray, u: np.ndarray, which: np.ndarray, f: Callable[..., Any], times: int = 2
+    ) -> tuple[dict[str, np.ndarray], PyTree]:
+        """Figures and rows of some members of the data sets `which`, at u (m, k) of these. Args: times: halves of what a rule
+        holds of a unit that f holds."""
         place = np.zeros(self.count, int)
         place[which] = np.arange(len(which))
 
@@ -113,9 +131,11 @@ class Flock:
             cut = jax.tree.map(lambda leaf: np.asarray(leaf)[:kept], rows)
             return {name: np.asarray(leaf, float)[:kept] for name, leaf in found.items()}, cut
 
-        parts = side_by_side(visit, self._blocks(width, members), self.dtype)
-        found, rows = jax.tree.map(lambda *leaf: np.concatenate(leaf), *parts)
-        return found, members, rows
+        parts = side_by_side(visit, self._blocks(self._width(rule) * times // 2, members), self.dtype)
+        return jax.tree.map(lambda *leaf: np.concatenate(leaf), *parts)
+
+    def _width(self, rule: Any) -> int:
+        return rule.n_nodes**self.size * (self.size + 2) if isinstance(rule, Quadrature) else 100
 
     def _blocks(self, width: int, members: np.ndarray | None = None) -> list[tuple[np.ndarray, int]]:
         """Members in parts of one size, the last one repeated, and how many of each part count."""

@@ -28,7 +28,7 @@ from ..problem.space import as_space, moved_to, point
 from ..problem.space import validate as validate_space
 from .ascents import Heights, climb, newton
 from .flock import Flock
-from .likelihood import TOLERANCE, WIDER
+from .likelihood import TOLERANCE
 from .polish import MOST
 from .rules import NODES
 from .search import CLOSE, too_far
@@ -39,6 +39,13 @@ if TYPE_CHECKING:
 
 #: nodes a dimension that lead the way, by the number of latents, and the length of Newton's step that they lead to
 FEW, NEAR = {1: 11, 2: 7, 3: 5}, CLOSE
+#: those of maxima, as `margaux.answers.rules.NODES` has them: centred at modes it takes more than at means
+AROUND_MODES = NODES | {3: ((11, 15, None), (17, 21, None))}
+#: scale of Gauss and Hermite's nodes to the curvature's, which is too small for most posteriors (a sixth more costs a Gaussian
+#: nothing, and a skewed one 3 to 10 times less error); and that of a check to these
+BROAD, WIDER = 1.15, 1.2
+#: share of the tolerance that units with coarser quadratures may differ by together
+NEGLIGIBLE = 1 / 8
 #: units, chosen at random, whose posteriors are searched for more modes
 LOOKED_AT = 256
 
@@ -151,48 +158,59 @@ class _Searches:
         count, k = self.u.shape
         self.held = _checked(held, count, k)
         self.here = Heights(np.full(count, -np.inf), np.zeros((count, k)), np.zeros((count, k, k)))
-        self.size = flat_size(shapes_of(model.init_latents, key_of(0), starts[0], flock.first()))[0]
-        self.rules = _rules(model, self.size)
+        size = flat_size(shapes_of(model.init_latents, key_of(0), starts[0], flock.first()))[0]
+        self.rules = _rules(model, size)
         problem = Problem(model, self.space, NoPenalty(), 1)
         check_model(problem, self.rules[0][0], soul(), starts[0], flock.first())
-        flock.begin(settle(model, flock.dtype), self.space, self.template, self.rules[0][0], self.u)
+        flock.begin(settle(model, flock.dtype), self.space, self.template, self.rules[0][0], size, self.u)
 
-    def logs(self, rule: Any, which: np.ndarray) -> np.ndarray:
-        return self.flock.logs(rule, self._width(rule), self.u[which], which)
-
-    def _width(self, rule: Any) -> int:
-        return rule.n_nodes**self.size * (self.size + 2) if isinstance(rule, Quadrature) else 100
-
-    def climb(self, rule: Any, close: float, which: np.ndarray, line: Line | None) -> None:
+    def climb(self, close: float, which: np.ndarray, line: Line | None) -> None:
         """Some data sets to where Newton's step is short."""
-        count, width = self.flock.count, self._width(rule)
+        count, rules = self.flock.count, [rule for rule, _ in self.rules]
 
         def told(left: int) -> None:
             if line is not None:
                 line.update(None, f"{count - left:,} of {count:,} data sets")
 
         def heights(u: np.ndarray, some: np.ndarray) -> Heights:
-            return _over_free(self.flock.at(rule, width, u, some), self.held[some])
+            return _over_free(self.flock.at(rules, u, some), self.held[some])
 
         climb(heights, self.u, self.here, which, close, MOST, told, self.flock.keep)
 
     def ended(self, line: Line | None) -> ManyFits:
-        """The maxima, by finer rules where one does not agree with others."""
-        which, count = np.arange(self.flock.count), self.flock.count
-        values, error = np.zeros(count), np.zeros(count)
-        for rule, finer in self.rules:
-            self.climb(rule, CLOSE / 3 if finer else NEAR, which, line)
-            values[which] = self.here.value[which]
+        """The maxima, by finer rules for the units of data sets that need them."""
+        flock, which, members = self.flock, np.arange(self.flock.count), np.arange(len(self.flock.own))
+        # Of each member, how far its finer quadrature is from its own, and from a wider one.
+        off = np.zeros((2, len(members)))
+        for level, (rule, finer) in enumerate(self.rules):
+            flock.level[members] = level
+            self.climb(CLOSE / 3 if finer else NEAR, which, line)
             if finer > 1:
-                fine, wide = (
-                    self.logs(dataclasses.replace(rule, n_nodes=finer, widening=widening), which) for widening in (1.0, WIDER)
-                )
-                error[which] = np.maximum(abs(fine - values), abs(fine - wide))[which]
-                values[which] = fine[which]
-                which = np.flatnonzero(~(error < TOLERANCE / 2))
+                off[:, members] = self._off(rule, finer, members)
+                which = np.flatnonzero(~(self._error(off) < TOLERANCE / 2))
                 if not which.size:
                     break
-        return self._found(values, error)
+                members = self._worst(off, which)
+        return self._found(self.here.value + flock.summed(off[0], np.arange(off.shape[1])), self._error(off))
+
+    def _off(self, rule: Quadrature, finer: int, members: np.ndarray) -> np.ndarray:
+        """A finer quadrature of some members less the rule, and less one that is wider (2, members)."""
+        others = [dataclasses.replace(rule, n_nodes=finer, widening=wider * float(rule.widening)) for wider in (1.0, WIDER)]
+        everyone = np.arange(self.flock.count)
+        own, fine, wide = (self.flock.each(one, members, self.u, everyone) for one in (rule, *others))
+        return np.stack([fine - own, fine - wide])
+
+    def _error(self, off: np.ndarray) -> np.ndarray:
+        return np.max(np.abs(self.flock.summed(off, np.arange(off.shape[1]))), axis=0)
+
+    def _worst(self, off: np.ndarray, which: np.ndarray) -> np.ndarray:
+        """The members of some data sets but for those whose errors are together next to nothing."""
+        each = np.max(np.abs(off), axis=0) * self.flock.weights
+        order = np.lexsort([each, self.flock.sets])
+        order = order[np.isin(self.flock.sets[order], which)]
+        sets = self.flock.sets[order]
+        before = np.concatenate([np.cumsum(each[order[sets == r]]) for r in which])
+        return order[~(before < NEGLIGIBLE * TOLERANCE)]
 
     def _found(self, values: np.ndarray, error: np.ndarray) -> ManyFits:
         lengths = newton(self.here, self.u, np.ones(len(self.u))).length
@@ -249,4 +267,8 @@ def _rules(model: Any, size: int) -> list[tuple[Any, int]]:
             f"fit_many integrates at most three latents a unit by quadrature, and this model has {size}; call margaux.fit for "
             "each data set: those of similar size share their programs"
         )
-    return [(Quadrature(FEW[size]), 0), *((Quadrature(nodes, reach=reach), finer) for nodes, finer, reach in NODES[size])]
+    return [(Quadrature(FEW[size]), 0), *((_broad(nodes, reach), finer) for nodes, finer, reach in AROUND_MODES[size])]
+
+
+def _broad(nodes: int, reach: float | None) -> Quadrature:
+    return Quadrature(nodes, widening=BROAD if reach is None else 1.0, reach=reach)

@@ -22,9 +22,6 @@ from .quadrature import Quadrature
 #: grids are served by one program
 PIECES: dict[int, tuple[int, int]] = {1: (11, 88), 2: (75, 2025), 3: (147, 9261)}
 
-#: in three dimensions, of the point of most mass under a Gaussian, the share below which one is left out: two in five of 17 cubed
-NEGLIGIBLE = 1e-11
-
 
 class HeldQuadrature(AbstractEStep):
     r"""$\sum_j \omega_j\, p(y_i, m_i + L_i u_j)$ of the rows' centres $m_i$ and scales $L_i$, piece by piece of the points.
@@ -131,10 +128,6 @@ def held(rule: Quadrature, d: int) -> HeldQuadrature:
 @functools.lru_cache(maxsize=32)
 def _padded(n_nodes: int, reach: float | None, d: int) -> tuple[np.ndarray, np.ndarray, int]:
     nodes, log_weights = Quadrature(n_nodes, reach=reach).points(d)
-    if reach is None and d == 3:  # corners of the grid
-        shares = log_weights - np.sum(nodes**2, axis=1) / 2
-        kept = shares > np.max(shares) + np.log(NEGLIGIBLE)
-        nodes, log_weights = nodes[kept], log_weights[kept]
     size, most = PIECES[d]
     pieces = -(-len(nodes) // size)
     missing = max(most, pieces * size) - len(nodes)

@@ -51,11 +51,10 @@ def _by_grid(fit: Fit, u: np.ndarray, rule: Quadrature, finer: int) -> tuple[np.
     template = jax.tree.map(lambda leaf: np.asarray(leaf, dtype), fit.params)
     with precision(dtype), np.errstate(all="ignore"):
         flock = Flock(jax.tree.map(np.asarray, fit.data), np.ones((len(u), problem.n)), dtype)
-        flock.begin(settle(problem.model, dtype), problem.space, template, rule, u)
-        size = latent_size(fit)
+        flock.begin(settle(problem.model, dtype), problem.space, template, rule, latent_size(fit), u)
 
         def at(rule: Quadrature, which: np.ndarray) -> np.ndarray:
-            return flock.logs(rule, rule.n_nodes**size * (size + 2), u[which], which)[which]
+            return flock.logs(rule, u[which], which)[which]
 
         values = at(rule, np.arange(len(u)))
         # Gaps where nothing is likely do not matter.
