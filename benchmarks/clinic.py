@@ -21,10 +21,10 @@ from margaux.families.nlme import LogNormal, infusion2cpt, ode, oral1cpt
 FOLDER = Path(os.environ.get("MARGAUX_DATA", "../shared/data")) / "clinic"
 
 
-def _fitted(structural, frame, error="proportional", columns=None, **starts):
-    individual = {name: LogNormal(value) if np.isscalar(value) else value for name, value in starts.items()}
-    model = mx.NLME(structural=structural, individual=individual, error=error, random_state=0, verbose=False)
-    model.fit(frame, columns=columns)
+def _fitted(structural, frame, **starts):
+    individual = {name: LogNormal(value) if isinstance(value, float) else value for name, value in starts.items()}
+    model = mx.NLME(structural=structural, individual=individual, error="proportional", random_state=0, verbose=False)
+    model.fit(frame)
     return model.summary(), model.loglik_, model
 
 

@@ -13,13 +13,16 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from .steps import State, Step, rodas
+from .steps import State, Step, nodes, rodas
 
 #: what a step shrinks by at least, grows by at most, and its caution
 LEAST, MOST, CAUTION = 0.2, 8.0, 0.9
 #: a step is the error's power of it shorter
 ORDER = 0.25
 
+#: share of the tolerances of the others where a part of the state is known, whose own errors no longer make steps short: what is
+#: left is then as wrong as it was
+FREE = 0.1
 #: share of the whole time that no step is shorter than
 SHORTEST = 1e-13
 
@@ -34,6 +37,14 @@ class Inputs(NamedTuple):
     end: Array
     amount: Array
     rate: Array
+
+
+class Flow(NamedTuple):
+    """Numbers of the state that are known exactly between events, whatever the others: `places`, and `of`, x -> (those numbers,
+    their rates of input) -> time -> them that much later."""
+
+    places: tuple[int, ...]
+    of: Callable[[Any], Callable[[Array, Array], Callable[[Any], Array]]]
 
 
 class _Steps(NamedTuple):
@@ -58,6 +69,7 @@ def states_at(
     rtol: float = 1e-5,
     method: Step = rodas,
     most: int = 5000,
+    flow: Flow | None = None,
 ) -> Float[Array, "T S"]:
     """The state at times, with what is `added` there; NaN where it is not reached in so many steps.
 
@@ -65,10 +77,14 @@ def states_at(
         derivative: dy/dt at (t, y, x), without the inputs. held: x from the event at a time on until the next.
         start: time and state before all inputs; what starts then counts. Times before it are not reached.
         times, added: where the state is wanted, before the inputs of that very moment, of which `added` is the part that counts.
-        rtol, atol: of the error of a step beside the state, and of each of its numbers alone. most: steps.
+        rtol, atol: of the error of a step beside the state, and of each of its numbers alone. most: steps. flow: what is known
+            of the state without steps, which go by the others then, and are `tsitouras`'; they still follow it, so that none
+            goes past what comes and is gone again.
     """
     t0, y0 = start
     size = range(len(y0))
+    exact = () if flow is None else flow.places
+    share = FREE if exact else 1.0
     shortest = SHORTEST * (jnp.max(times) - t0)
 
     def arrived(t: Any, y: State, out: State) -> tuple[State, State]:
@@ -87,9 +103,25 @@ def states_at(
         running = (inputs.start <= begun.t) & (inputs.end > begun.t)
         rate = [jnp.sum(jnp.where(running, inputs.rate[:, i], 0.0)) for i in size]
         x = held(begun.t)
+        known = None if flow is None else flow.of(x)(*(jnp.stack([each[i] for i in exact]) for each in (begun.y, rate)))
+
+        def with_known(own: Array, y: State) -> State:
+            return tuple(own[exact.index(i)] if i in exact else y[i] for i in size)
 
         def slope(t: Any, y: State) -> State:
             return tuple(each + rate[i] for i, each in enumerate(derivative(t, y, x)))
+
+        def stepped(t: Any, y: State, step: Any) -> tuple[State, State]:
+            if known is None:
+                return method(slope, t, y, step)
+            # Of all stages together: a step that is written out has it once.
+            own = jax.vmap(known)(t - begun.t + step * jnp.asarray((0.0, *nodes()), y0.dtype))
+            return method(slope, t, y, step, lambda stage, y: with_known(own[stage], y))
+
+        # What is known is followed beside the most that there can be of it.
+        lasts = jnp.where(jnp.isfinite(goal), goal - begun.t, 0.0)
+        most_of_it = sum((abs(begun.y[i]) + abs(rate[i]) * lasts for i in exact), start=jnp.zeros((), y0.dtype))
+        most_of_it = jax.lax.stop_gradient(most_of_it)
 
         def on_the_way(steps: _Steps) -> Any:
             return ~steps.there & (steps.turns < most) & (steps.step > shortest)
@@ -98,8 +130,9 @@ def states_at(
             left = goal - steps.t
             reaches = steps.step >= left
             step = jnp.where(reaches, left, steps.step)
-            y, wrong = method(slope, steps.t, steps.y, step)
-            scale = [atol[i] + rtol * jnp.maximum(jnp.abs(steps.y[i]), jnp.abs(y[i])) for i in size]
+            y, wrong = stepped(steps.t, steps.y, step)
+            beside = [most_of_it if i in exact else jnp.maximum(jnp.abs(steps.y[i]), jnp.abs(y[i])) for i in size]
+            scale = [share * (atol[i] + rtol * beside[i]) for i in size]
             square = jax.lax.stop_gradient(sum((wrong[i] / scale[i]) ** 2 for i in size) / len(y))
             taken = square <= 1  # not, where it is NaN
             factor = jnp.clip(CAUTION * jnp.maximum(square, 1e-20) ** (-ORDER / 2), LEAST, MOST)
@@ -112,7 +145,8 @@ def states_at(
 
         # Units that are done are still mapped along: they must not go on to what never comes.
         ended = jax.lax.while_loop(on_the_way, turn, begun._replace(there=~jnp.isfinite(goal)))
-        y, out = arrived(ended.t, ended.y, out)
+        y = ended.y if known is None else with_known(known(ended.t - begun.t), ended.y)
+        y, out = arrived(ended.t, y, out)
         return ended._replace(y=y), out
 
     nothing = jnp.full(len(times), jnp.nan, y0.dtype)

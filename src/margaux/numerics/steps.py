@@ -20,7 +20,9 @@ State = tuple[Any, ...]
 #: (t, y) -> dy/dt
 Slope = Callable[[Any, State], State]
 #: (slope, t, y, length of the step) -> the state after it, and the estimate of its error
-Step = Callable[[Slope, Any, State, Any], tuple[State, State]]
+Step = Callable[..., tuple[State, State]]
+#: (stage, y) -> y with what is known of it there
+Fill = Callable[[int, State], State]
 #: of `rodas`: gamma, and by stage the node, the coefficients of the derivative's argument, of the slopes beside it, and of df/dt
 GAMMA = 0.25
 RODAS: tuple[tuple[float, tuple[float, ...], tuple[float, ...], float], ...] = (
@@ -131,19 +133,27 @@ def tsitouras() -> Step:
     except ImportError as error:
         raise ImportError("explicit steps need diffrax; install it via: pip install 'margaux[ode]'") from error
     table = diffrax.Tsit5.tableau
-    stages = [(float(node), tuple(map(float, inside))) for node, inside in zip(table.c, table.a_lower, strict=True)]
+    stages = list(zip(nodes(), [tuple(map(float, inside)) for inside in table.a_lower], strict=True))
     weights, wrong = tuple(map(float, table.b_sol)), tuple(map(float, table.b_error))
 
-    def stepped(slope: Slope, t: Any, y: State, step: Any) -> tuple[State, State]:
+    def stepped(slope: Slope, t: Any, y: State, step: Any, fill: Fill = lambda stage, y: y) -> tuple[State, State]:
         size = range(len(y))
-        found = [slope(t, y)]
-        for node, inside in stages:
+        found = [slope(t, fill(0, y))]
+        for stage, (node, inside) in enumerate(stages, 1):
             place = tuple(y[i] + step * _combined(inside, found, i) for i in size)
-            found.append(slope(t + node * step, place))
+            found.append(slope(t + node * step, fill(stage, place)))
         after = tuple(y[i] + step * _combined(weights, found, i) for i in size)
         return after, tuple(step * _combined(wrong, found, i) for i in size)
 
     return stepped
+
+
+@functools.cache
+def nodes() -> tuple[float, ...]:
+    """Where the stages of `tsitouras` but the first are, in shares of a step."""
+    import diffrax
+
+    return tuple(map(float, diffrax.Tsit5.tableau.c))
 
 
 def _combined(weights: tuple[float, ...], slopes: list[State], i: int) -> Any:

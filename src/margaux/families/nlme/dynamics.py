@@ -12,11 +12,12 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
-from ...numerics.integration import Inputs, fixed_point, states_at, transposable
+from ...numerics.flows import MOST
+from ...numerics.integration import Flow, Inputs, fixed_point, states_at, transposable
 from ...numerics.linear_systems import LinearSystem
 from ...numerics.steps import State, rodas, tsitouras
 from .dosing import LAST, AbstractAdministration, Regimen, administered, read_of_dose
-from .linear import Linearity, linearity, system
+from .linear import Linearity, closed, flow_of, linearity, system
 from .outcomes import DOSES, OCCASION
 from .responses import AT_INTERVALS, NEVER, UNTIL_NOW
 from .timetable import IN_PART, SINCE, Parameters
@@ -218,9 +219,17 @@ class Dynamics(AbstractAdministration):
         times_more = self.patience * max(1.0, (1e-5 / self.rtol) ** 0.25)
         return states_at(
             self._slope, held, start, times, added, inputs,
-            method=tsitouras() if self.stiff is False else rodas, rtol=self.rtol, atol=atol,
+            method=tsitouras() if self.stiff is False else rodas, flow=self._flow(held(start[0])), rtol=self.rtol, atol=atol,
             most=self.max_steps or int(times_more * (STEPS * (len(times) + 2 * len(inputs.start)) + MORE)),
         )  # fmt: skip
+
+    def _flow(self, psi: Mapping[str, Any]) -> Flow | None:
+        """Of the states that are linear whatever the others, where there are any: explicit steps need then not be as short as
+        their rates would have them. Rodas' are as long as without."""
+        if self.linear is False or self.stiff is not False:
+            return None
+        known = _closed(self, tuple(psi), np.dtype(jnp.result_type(float)))
+        return None if known is None else flow_of(self._slope, len(self.states), *known)
 
     def _inputs(self, every: Parameters, doses: Any, dtype: Any) -> tuple[Array, Inputs, tuple[Array, Array] | None]:
         """When each dose arrives (E,); all inputs, those of the doses first; and of what is added at steady state the part and
@@ -323,6 +332,12 @@ class Dynamics(AbstractAdministration):
 @functools.lru_cache
 def _linearity(dynamics: Dynamics, names: tuple[str, ...], dtype: Any) -> Linearity | None:
     return linearity(dynamics._slope, len(dynamics.states), names, dtype)
+
+
+@functools.lru_cache
+def _closed(dynamics: Dynamics, names: tuple[str, ...], dtype: Any) -> tuple[tuple[int, ...], Linearity] | None:
+    found = closed(dynamics._slope, len(dynamics.states), names, dtype)
+    return found if found is not None and len(found[0]) <= MOST else None
 
 
 def with_constants(outcome: Any, individual: Collection[str], data: LongData) -> Any:
