@@ -57,8 +57,10 @@ def ode(
             the initial value of each state, or where that is 0 the largest dose. max_steps: of a subject, by default 100 for each
             of its rows and doses and 1000 more; a solution that needs more counts as impossible.
         linear: equations that are linear in the states, with coefficients that are constant in time, are recognised by their
-            operations and solved exactly, by exponentials of matrices: what is said above of steps is then not read. False:
-            by steps none the less. True: an error where they are not recognised.
+            operations and solved exactly, by exponentials of matrices: what is said above of steps is then not read. Where one
+            or two states are so whatever the others, as a drug's of linear kinetics beside its effect, their way is known and
+            explicit steps need not be as short as their rates. False: by steps none the less. True: an error where they are
+            not recognised.
         lag, bioavailability, duration, rate: as in `margaux.nlme.dosed`, by number or name of a compartment.
         positive: parameters that are naturally positive, all by default.
 
