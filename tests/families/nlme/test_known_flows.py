@@ -100,3 +100,17 @@ def test_responses_are_those_of_a_general_solver(name, table):
     exact = _exact(slopes, [*drug, "response"], frame)
     np.testing.assert_allclose(predicted(frame, _curve(slopes, drug), PSI), exact, rtol=1e-4)
     np.testing.assert_allclose(predicted(frame, _curve(slopes, drug, rtol=1e-9), PSI), exact, rtol=1e-7)
+
+
+@pytest.mark.parametrize("name", CURVES)
+def test_regimens_at_steady_state_and_resets_are_those_of_steps(name):
+    slopes, drug = CURVES[name]
+    rows = [
+        {"TIME": 0.0, "AMT": 60.0, "SS": 1, "II": 24.0, "EVID": 1}, {"TIME": 40.0, "AMT": 90.0, "RATE": 30.0, "EVID": 1},
+        {"TIME": 60.0, "EVID": 3}, {"TIME": 70.0, "AMT": 50.0, "EVID": 1},
+        *({"TIME": time, "EVID": 0} for time in (0.0, 5.0, 41.0, 55.0, 65.0, 75.0, 300.0)),
+    ]  # fmt: skip
+    frame = pd.DataFrame(rows).fillna(0.0).sort_values("TIME", kind="stable", ignore_index=True)
+    frame = frame.assign(ID=1, DV=1.0, CMT=1, SS=frame["SS"].astype(int))
+    steps = predicted(frame, _curve(slopes, drug, linear=False, rtol=1e-9), PSI)
+    np.testing.assert_allclose(predicted(frame, _curve(slopes, drug), PSI), steps, rtol=2e-5)
