@@ -38,10 +38,11 @@ def _chosen(curve, starts):
     [
         (friberg, CELLS, False),
         (oral1cpt_mm, ORAL, False),
-        (oral1cpt_mm, ORAL | {"ka": 1e3}, None),  # three hundred hours of a thousand an hour: 100,000 steps
+        (oral1cpt_mm, ORAL | {"ka": 1e3}, False),  # absorption is known, and not stepped through
+        (oral1cpt_mm, ORAL | {"Km": 1e-3}, None),  # three hundred hours of eight hundred an hour: 100,000 steps
         (friberg, CELLS | {"gamma": None}, None),
     ],
-    ids=["cells", "saturable", "fast", "not given"],
+    ids=["cells", "saturable", "absorbed at once", "fast", "not given"],
 )
 def test_explicit_steps_are_taken_where_few_do(curve, starts, stiff):
     assert _chosen(curve, starts) is stiff
