@@ -21,6 +21,8 @@ MATRICES = {
     "a constant rate": [[0.0, 0.0], [2.0, 0.0]],
     "waves": [[-0.1, 2.0], [-3.0, -0.2]],
     "growth": [[0.3, 0.1], [0.2, 0.1]],
+    "absorbed at once, and gone slowly": [[-1e6, 0.0], [1e6, -1e-3]],
+    "all but kept": [[-1.3, 0.0], [1.3, -1e-11]],
     "nothing": [[0.0, 0.0], [0.0, 0.0]],
 }
 Y, RATE = np.array([2.0, 0.5]), np.array([0.7, -0.3])
@@ -42,15 +44,18 @@ def _exact(matrix, rate, time, turned=None):
     return (linalg.expm_frechet(whole * time, way * time, compute_expm=False) @ np.append(Y, 1.0))[:2]
 
 
-@pytest.mark.parametrize("time", [0.0, 1e-4, 0.3, 2.0, 20.0])
+@pytest.mark.parametrize("time", [0.0, 1e-4, 0.3, 2.0, 20.0, 900.0])
 @pytest.mark.parametrize("name", MATRICES)
 def test_two_equations(name, time):
     matrix = np.array(MATRICES[name])
     for rate in (np.zeros(2), RATE):
-        np.testing.assert_allclose(_flowed(matrix, rate, time), _exact(matrix, rate, time), rtol=1e-10, atol=1e-13)
+        exact = _exact(matrix, rate, time)
+        np.testing.assert_allclose(_flowed(matrix, rate, time), exact, rtol=1e-7, atol=1e-30)
 
 
-@pytest.mark.parametrize("name", [name for name in MATRICES if name not in ("what only gathers", "a constant rate", "nothing")])
+@pytest.mark.parametrize(
+    "name", [name for name in MATRICES if "gathers" not in name and name not in ("a constant rate", "nothing")]
+)
 def test_their_derivatives(name):
     matrix = np.array(MATRICES[name])
     for turned in (np.array([[-1.0, 0.0], [1.0, 0.0]]), np.array([[0.0, 0.0], [0.0, -1.0]])):
@@ -59,7 +64,7 @@ def test_their_derivatives(name):
 
 
 @pytest.mark.parametrize("rate", [0.0, 0.4])
-@pytest.mark.parametrize("own", [-0.8, 0.0, 0.2])
+@pytest.mark.parametrize("own", [-0.8, -1e-13, 0.0, 0.2])
 def test_one_equation(own, rate):
     found = flow(LinearSystem({(0, 0): jnp.asarray(own)}, jnp.zeros(1)), jnp.asarray([2.0]), jnp.asarray([rate]))(3.0)
     added = rate * (3.0 if own == 0 else np.expm1(own * 3) / own)

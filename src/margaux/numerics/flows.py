@@ -19,8 +19,6 @@ from .linear_systems import LinearSystem
 MOST = 2
 #: s to m^2 below which the factors are series, and of what gathers |2mt|
 NEAR, BRIEF = 1e-6, 1e-3
-#: determinant to the square of the size of A up to which that is singular, as where something only gathers
-SINGULAR = 1e-9
 
 
 def flow(system: LinearSystem, y: Float[Array, " S"], rate: Float[Array, " S"]) -> Callable[[Any], Float[Array, " S"]]:
@@ -28,22 +26,22 @@ def flow(system: LinearSystem, y: Float[Array, " S"], rate: Float[Array, " S"]) 
     given, zero = system.constant + rate, jnp.zeros_like(y[0])
     a, b, c, d = (system.matrix.get(place, zero) for place in ((0, 0), (0, 1), (1, 0), (1, 1)))
     if len(y) == 1:
-        lasts = a != 0
-        kept = jnp.where(lasts, -given[0] / jnp.where(lasts, a, 1.0), 0.0)
-        return lambda time: jnp.stack([jnp.exp(a * time) * (y[0] - kept) + kept + jnp.where(lasts, 0.0, given[0] * time)])
-    determinant, size = a * d - b * c, abs(a) + abs(b) + abs(c) + abs(d)
-    singular = jnp.abs(determinant) <= SINGULAR * size**2
-    kept = jnp.stack([b * given[1] - d * given[0], c * given[0] - a * given[1]]) / jnp.where(singular, 1.0, determinant)
-    kept = jnp.where(singular, 0.0, kept)
-    m, half = (a + d) / 2, (a - d) / 2
-    away, gathers = y - kept, jnp.where(singular, given, 0.0)
-    turned = jnp.stack([half * away[0] + b * away[1], c * away[0] - half * away[1]])
-    moved = jnp.stack([a * gathers[0] + b * gathers[1], c * gathers[0] + d * gathers[1]])
+        slow = jnp.where(a == 0, 1.0, a)
+        return lambda t: jnp.stack([jnp.exp(a * t) * y[0] + jnp.where(a == 0, t, jnp.expm1(slow * t) / slow) * given[0]])
+    m, half, determinant = (a + d) / 2, (a - d) / 2, a * d - b * c
     factors = _factors(m, half**2 + b * c, (0, 1) in system.matrix and (1, 0) in system.matrix)
+    kept = jnp.stack([b * given[1] - d * given[0], c * given[0] - a * given[1]])
+    kept = kept / jnp.where(determinant == 0, 1.0, determinant)
+    turned, of_kept = (jnp.stack([half * x[0] + b * x[1], c * x[0] - half * x[1]]) for x in (y, kept))
+    moved = jnp.stack([a * given[0] + b * given[1], c * given[0] + d * given[1]])
+    # The smaller eigenvalue times t, where dividing by it loses as many digits as leaving it out.
+    size, least = abs(a) + abs(b) + abs(c) + abs(d), jnp.sqrt(jnp.finfo(y.dtype).eps)
 
     def at(time: Any) -> Array:
         even, odd = factors(time)
-        return even * away + odd * turned + kept + time * gathers + _gathered(m, time) * moved
+        lasting = kept - even * kept - odd * of_kept
+        gathering = time * given + _gathered(m, time) * moved
+        return even * y + odd * turned + jnp.where(jnp.abs(determinant) * time <= least * size, gathering, lasting)
 
     return at
 
