@@ -31,6 +31,8 @@ from .architectures import named
 from .bound import Bound, one_dimensional
 from .choosing import Tempered
 from .draws import as_draws, default_draws
+from .forgetting import Forgetful
+from .influence import Influential
 from .likelihoods import AbstractLikelihood
 from .networks import as_network
 from .observations import Scaling, columns, inputs
@@ -47,7 +49,7 @@ ITERATIONS = 3000
 SEARCHED, SMALL = 2000, 0.03
 
 
-class BayesianNetwork(Tempered, Stored, Judged, WeightPosterior, Conventional, abc.ABC):
+class BayesianNetwork(Tempered, Stored, Judged, Influential, Forgetful, WeightPosterior, Conventional, abc.ABC):
     """What both estimators share: settings, the fit, saving."""
 
     def __init__(
@@ -77,6 +79,10 @@ class BayesianNetwork(Tempered, Stored, Judged, WeightPosterior, Conventional, a
     @abc.abstractmethod
     def _seen(self, y: Column, n: int) -> np.ndarray:
         """The outcome of other observations, in the terms of the fit."""
+
+    @abc.abstractmethod
+    def _as_given(self, outcome: np.ndarray) -> np.ndarray:
+        """Outcomes in the terms in which they were given."""
 
     @abc.abstractmethod
     def _likelihood(self) -> AbstractLikelihood:
@@ -116,11 +122,17 @@ class BayesianNetwork(Tempered, Stored, Judged, WeightPosterior, Conventional, a
             x, outcome, held = self._split(x, outcome)
         self._scaling = Scaling.of(x, self.standardize)
         choice = self._choice(x, outcome, shared)
-        settings = self._settings(len(x), choice)
+        settings = dataclasses.replace(self._settings(len(x), choice), checkpoint=checkpoint, shared=shared)
+        return self._fitted(x, outcome, choice, settings, held, patience)
+
+    def _fitted(
+        self, x: np.ndarray, outcome: np.ndarray, choice: Choice, settings: Settings,
+        held: tuple[np.ndarray, np.ndarray] | None = None, patience: int | None = None,
+    ) -> Any:  # fmt: skip
+        """The estimator fitted to observations whose scaling is known."""
         network, weights = self._network(settings.dtype)
         prior = self._prior(choice.candidate.prior, weights)
         draws = default_draws(network, weights, prior) if self.draws is None else as_draws(self.draws)
-        settings.checkpoint, settings.shared = checkpoint, shared
         apart, scaled = None if held is None else (self._scaled(held[0]), held[1]), self._scaled(x)
         trained = train(network, weights, self._likelihood(), prior, draws, scaled, outcome, settings, apart, patience)
         self.n_observations_, self._data, self._held_out = len(x), (x, outcome), held
@@ -135,7 +147,7 @@ class BayesianNetwork(Tempered, Stored, Judged, WeightPosterior, Conventional, a
             params = climbed(trained.model, params, scaled, outcome)
             fit = dataclasses.replace(fit, params=jax.tree.map(lambda leaf: np.asarray(leaf, fit.dtype), params))
         self._keep(trained.model, params, fit.dtype)
-        self.temperature_, self.temperatures_ = choice.candidate.temperature, choice.table
+        self._choice_made, self.temperature_, self.temperatures_ = choice, choice.candidate.temperature, choice.table
         self.result_, self.history_, self.step_, self.curvature_ = fit, trained.history, trained.step, trained.curvature
         self._certificate, self.n_iter_, self.converged_, self.message_ = None, fit.n_iter, fit.converged, fit.message
         if ended and own and one_dimensional(trained.model) and self._at_maximum:

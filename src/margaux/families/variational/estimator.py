@@ -86,6 +86,9 @@ class BayesianClassifier(Classifier, BayesianNetwork):
     def _seen(self, y, n):
         return numbers_of(y, self.classes_, n)
 
+    def _as_given(self, outcome):
+        return self.classes_[outcome]
+
     def _likelihood(self):
         return Categorical()
 
@@ -164,15 +167,16 @@ class BayesianRegressor(Regressor, BayesianNetwork):
         self._y_scale = (float(values.mean()), float(values.std())) if scaled else (0.0, 1.0)
         return (values - self._y_scale[0]) / self._y_scale[1]
 
-    def fit(
-        self, X: Tabular, y: Column, validation: tuple[Tabular, Column] | None = None, checkpoint: str | Path | None = None
-    ) -> Any:
-        super().fit(X, y, validation, checkpoint)
+    def _fitted(self, *args, **kwargs):
+        super()._fitted(*args, **kwargs)
         self.history_.iloc[:, 1:] -= np.log(self._y_scale[1])  # of y itself
         return self
 
     def _seen(self, y, n):
         return (outcomes(y, n, self.likelihood, fitting=False) - self._y_scale[0]) / self._y_scale[1]
+
+    def _as_given(self, outcome):
+        return self._y_scale[0] + self._y_scale[1] * outcome
 
     def _likelihood(self):
         return Poisson() if self.likelihood == "poisson" else Gaussian(self.noise, learned=not self.noise_fixed)

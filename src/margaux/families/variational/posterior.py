@@ -68,6 +68,18 @@ class GaussianPosterior(eqx.Module):
             return {"mean": weights, "log_sigma": jax.tree.map(lambda leaf: value(np.size(leaf)), weights)}
         return {"mean": weights, "log_sigma": jax.tree.map(lambda leaf: np.full(np.shape(leaf), value(1)), weights)}
 
+    def around(self, means: PyTree, deviations: PyTree) -> dict[str, PyTree]:
+        """The parameters of means and standard deviations of all weights; of those that share one, by its geometric mean."""
+        kappa, params = self.stretches({"mean": means}), {"mean": means}
+        if self.spread == "all":
+            logs = np.concatenate([np.ravel(np.log(leaf)) for leaf in jax.tree.leaves(deviations)])
+            return params | {"log_sigma": logs.mean() / np.asarray(kappa)}
+
+        def own(leaf, unit):
+            return (np.log(leaf) if self.spread == "weight" else np.mean(np.log(leaf))) / np.asarray(unit)
+
+        return params | {"log_sigma": jax.tree.map(own, deviations, kappa)}
+
     def sigma(self, params: dict[str, PyTree]) -> PyTree:
         """Standard deviations, a tree like the weights whose leaves broadcast to theirs."""
         mean = params["mean"]

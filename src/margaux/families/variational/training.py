@@ -77,6 +77,8 @@ class Settings:
     checkpoint: str | Path | None = None
     #: whether several processes hold the blocks
     shared: bool = False
+    #: means, standard deviations, and the logarithms of other scales, to go on from
+    begin: tuple[PyTree, PyTree, dict[str, Any]] | None = None
 
 
 @dataclasses.dataclass
@@ -140,7 +142,7 @@ def train(
         step: Any = settings.step
         if needs_curvature(settings.method):
             keep_compilations()
-            curvature = largest_curvature(model, model.start(weights, sigma), data, settings.seed, dtype)
+            curvature = largest_curvature(model, start(model, weights, sigma, settings.begin), data, settings.seed, dtype)
         if settings.falling and settings.method == "adam" and step is None:
             step = falling(settings.n_blocks * settings.epochs)
         elif settings.method == "ivon" and step is None:
@@ -149,7 +151,7 @@ def train(
             step = default_step(settings.method, settings.n_blocks, settings.n_blocks * settings.epochs, curvature)
         if curvature is not None:
             model = made(n * curvature)
-        params = model.start(weights, sigma)
+        params = start(model, weights, sigma, settings.begin)
         algorithm(cast(Any, settings.method), step, settings.average)  # refused here if it is to be
     keep_compilations()
     # A curvature at the start may be that of a plateau: the step is then too large for what comes.
@@ -182,6 +184,18 @@ def train(
     chosen = settings.step is not None
     known = step if chosen else FIRST if is_optimiser(step) else float(step.first) if isinstance(step, Falling) else step
     return Trained(model, result, watch.history(result.trace["log_joint"]), watch.best, known, curvature)
+
+
+def start(
+    model: Variational, weights: PyTree, sigma: float, begin: tuple[PyTree, PyTree, dict[str, Any]] | None
+) -> dict[str, PyTree]:
+    """Parameters where a fit begins: at weights with one standard deviation, or at a posterior that is there."""
+    params = model.start(weights, sigma)
+    if begin is None:
+        return params
+    means, deviations, own = begin
+    scaled = {name: np.asarray(value) / np.asarray(model.unit(name, weights)) for name, value in own.items() if name in params}
+    return params | model.posterior.around(means, deviations) | scaled
 
 
 def _padded(weights: PyTree, draws: AbstractDraws, settings: Settings) -> bool:
