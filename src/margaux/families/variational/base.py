@@ -31,6 +31,7 @@ from .architectures import named
 from .bound import Bound, one_dimensional
 from .choosing import Tempered
 from .draws import as_draws, default_draws
+from .ensemble import ENSEMBLE, Ensembled, shuffled
 from .forgetting import Forgetful
 from .influence import Influential
 from .likelihoods import AbstractLikelihood
@@ -49,7 +50,7 @@ ITERATIONS = 3000
 SEARCHED, SMALL = 2000, 0.03
 
 
-class BayesianNetwork(Tempered, Stored, Judged, Influential, Forgetful, WeightPosterior, Conventional, abc.ABC):
+class BayesianNetwork(Ensembled, Tempered, Stored, Judged, Influential, Forgetful, WeightPosterior, Conventional, abc.ABC):
     """What both estimators share: settings, the fit, saving."""
 
     def __init__(
@@ -123,7 +124,9 @@ class BayesianNetwork(Tempered, Stored, Judged, Influential, Forgetful, WeightPo
         self._scaling = Scaling.of(x, self.standardize)
         choice = self._choice(x, outcome, shared)
         settings = dataclasses.replace(self._settings(len(x), choice), checkpoint=checkpoint, shared=shared)
-        return self._fitted(x, outcome, choice, settings, held, patience)
+        self.members_ = ()
+        fitted = self._fitted_members if self.method == ENSEMBLE else self._fitted
+        return fitted(x, outcome, choice, settings, held, patience)
 
     def _fitted(
         self, x: np.ndarray, outcome: np.ndarray, choice: Choice, settings: Settings,
@@ -186,7 +189,7 @@ class BayesianNetwork(Tempered, Stored, Judged, Influential, Forgetful, WeightPo
     @property
     def _method(self) -> str | AbstractAlgorithm:
         """The one that was asked for, or by default IVON, where it can be and its step is its own."""
-        if self.method is not None:
+        if self.method not in (None, ENSEMBLE):
             return self.method
         return "ivon" if self.spread == "weight" and self.step is None else "adam"
 
@@ -202,6 +205,8 @@ class BayesianNetwork(Tempered, Stored, Judged, Influential, Forgetful, WeightPo
         if isinstance(given, str):
             given = named(given, self._shape, wanted, self.random_state)
         network, weights = as_network(given, self.weights)
+        if self._shuffled and not isinstance(self.network, str):
+            weights = shuffled(weights, self.random_state)
         one = jax.ShapeDtypeStruct((1, *self._shape), np.uint8 if self._scaling.pixels else dtype)
         typed = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, dtype), weights)
         try:

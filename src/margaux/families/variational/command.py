@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 #: categories that a column of text may have, to be one-hot encoded
 CATEGORIES = 50
 NETWORKS, SPREADS = ("tanh", "relu"), ("weight", "tensor", "all")
-METHODS = ("ivon", "adam", "adagrad", "momentum", "bbb", "sag", "saga", "misso")
+METHODS = ("ivon", "adam", "adagrad", "momentum", "bbb", "sag", "saga", "misso", "ensemble")
 LIKELIHOODS = ("gaussian", "poisson")
 
 Network = Annotated[str, typer.Option(help="tanh or relu: a hidden layer of 100 units.", autocompletion=words(*NETWORKS))]

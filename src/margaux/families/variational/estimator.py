@@ -38,7 +38,10 @@ class BayesianClassifier(Classifier, BayesianNetwork):
         network: "tanh" or "relu" (a hidden layer of 100 units), "lenet5", "resnet18"; an equinox module called on one
             observation; or a callable (weights, x (b, ...)) -> outputs (b, K), with `weights` its starting weights.
         method: "ivon" (variational online Newton), "adam", "adagrad", "momentum", "bbb" (Bayes by Backprop), "sag", "saga",
-            "misso", or an algorithm. By default "ivon", and "adam" where `step` is given or weights share deviations.
+            "misso", or an algorithm; or "ensemble", five posteriors by the default one, each from starting weights of its own
+            (those of a network that is given, shuffled), whose predictions are averaged: see
+            `margaux.families.variational.ensemble`. By default "ivon", and "adam" where `step` is given or weights share
+            deviations.
         step: its step; by default it is found: see `margaux.families.variational.methods`. A network of one layer and one
             output (or two classes) ends at the maximum, by Newton's steps, where step and average are left to it.
         spread: "weight", "tensor" or "all": what shares a standard deviation. sigma: where they begin; by default, with IVON, at
@@ -64,8 +67,9 @@ class BayesianClassifier(Classifier, BayesianNetwork):
     Attributes:
         classes_, `params_` and `stderr_` (posterior means and standard deviations by tensor), `elbo_`, `history_` (an epoch a
         row), `n_iter_`, `converged_` (false where the log score held out still rose), `message_`, `certificate_`, `result_`,
-        `temperature_`, `temperatures_` (what each temperature and prior scored of observations held out, the plain posterior
-        first; empty where T is given), and what `WeightPosterior` says.
+        `members_` (the estimators of an ensemble, of which the figures above are those of the first, but for `elbo_`, their
+        mean, and `converged_`), `temperature_`, `temperatures_` (what each temperature and prior scored of observations held out,
+        the plain posterior first; empty where T is given), and what `WeightPosterior` says.
 
     Raises:
         ValueError, TypeError: bad settings or input, by `fit`, before anything is compiled.

@@ -37,7 +37,9 @@ def check_method(method: object) -> None:
     """Raises: ValueError: it is neither a name nor an algorithm."""
     if not isinstance(method, AbstractAlgorithm) and method not in get_args(Method):
         names = ", ".join(map(repr, get_args(Method)))
-        raise ValueError(f"method must be one of {names}, or an algorithm such as mx.soul(...); got {method!r}")
+        raise ValueError(
+            f'method must be one of {names}, of an estimator "ensemble", or an algorithm such as mx.soul(...); got {method!r}'
+        )
 
 
 def needs_curvature(method: object) -> bool:

@@ -58,6 +58,8 @@ def sections(model: Any, command: str | None = None) -> list[Section]:
 
 def _method(model: BayesianNetwork) -> str:
     method = model._method
+    if model.members_:
+        return f"{len(model.members_)} posteriors by {method}"
     return method if isinstance(method, str) else type(method).__name__
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 from pathlib import Path
 from typing import Any
@@ -68,9 +69,11 @@ def write(path: str | Path, estimator: Any) -> None:
         },
         "draws": next(name for name, draws in DRAWS.items() if type(draws) is type(model.draws)),
         "params": sorted(estimator._params),
+        "members": len(estimator.members_),
     }
-    arrays = storage.flatten("params", estimator._params)
-    arrays |= storage.flatten("mean", estimator._means) | storage.flatten("deviation", estimator._deviations)
+    arrays = _posterior("", estimator)
+    for j, member in enumerate(estimator.members_):
+        arrays |= _posterior(f"member{j}/", member)
     arrays |= storage.flatten("scaling", tuple(estimator._scaling))
     arrays |= {
         f"temperatures/{name}": column.to_numpy(str if column.dtype.kind not in "fiub" else None)
@@ -109,13 +112,31 @@ def read(path: str | Path, cls: Any, network: Any, weights: PyTree) -> Any:
     template = jax.tree.map(lambda leaf: np.asarray(leaf, dtype), model.start(start, 1.0))
     if sorted(template) != header["params"]:
         raise ValueError(f"{path} has parameters {header['params']}, and this network {sorted(template)}")
-    params = storage.unflatten("params", template, arrays)
-    out._keep(model, params, dtype)
-    out._means = storage.unflatten("mean", template["mean"], arrays)
-    out._deviations = storage.unflatten("deviation", template["mean"], arrays)
+    _take("", out, model, template, arrays, dtype)
     out.history_, out.temperatures_ = _table("history/", arrays), _table("temperatures/", arrays)
     out.temperature_ = float(model.temperature)
     out.result_, out._data, out._held_out = None, None, None
+    members = []
+    for j in range(header.get("members", 0)):
+        member = copy.copy(out)
+        member.method, member.random_state = None, out.random_state + j
+        members.append(_take(f"member{j}/", member, model, template, arrays, dtype))
+    out.members_ = tuple(members)
+    return out
+
+
+def _posterior(start: str, estimator: Any) -> dict[str, np.ndarray]:
+    arrays = storage.flatten(f"{start}params", estimator._params)
+    return (
+        arrays | storage.flatten(f"{start}mean", estimator._means) | storage.flatten(f"{start}deviation", estimator._deviations)
+    )
+
+
+def _take(start: str, out: Any, model: Variational, template: Any, arrays: dict[str, np.ndarray], dtype: np.dtype) -> Any:
+    """The estimator with the posterior of a file."""
+    out._keep(model, storage.unflatten(f"{start}params", template, arrays), dtype)
+    out._means = storage.unflatten(f"{start}mean", template["mean"], arrays)
+    out._deviations = storage.unflatten(f"{start}deviation", template["mean"], arrays)
     return out
 
 

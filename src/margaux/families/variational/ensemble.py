@@ -1,0 +1,118 @@
+"""Several posteriors of weights, each found from starting weights of its own, as one: their mixture with equal shares.
+
+Networks from different starts predict differently, and averaging them tells what one maximum does not know (Lakshminarayanan,
+Pritzel and Blundell 2017, "Simple and scalable predictive uncertainty estimation using deep ensembles"); where each has a
+Gaussian around it, it is MultiSWAG (Wilson and Izmailov 2020, "Bayesian deep learning and a probabilistic perspective of
+generalization"), here with the Gaussians of the ELBO. The divergence of a mixture from the prior is at most the mean of its
+parts', so that the mean of their ELBOs is a bound of the evidence, too.
+"""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import jax
+import numpy as np
+import pandas as pd
+from jaxtyping import PyTree
+
+from .bound import Bound
+
+if TYPE_CHECKING:
+    from .tempering import Choice
+    from .training import Settings
+
+#: the name of the method, and how many members it has
+ENSEMBLE, MEMBERS = "ensemble", 5
+
+
+def shuffled(weights: PyTree, seed: int) -> PyTree:
+    """Starting weights as another draw would have them: the numbers of each tensor in random order."""
+    rng = np.random.default_rng([seed, 2])
+    return jax.tree.map(lambda leaf: rng.permutation(np.ravel(leaf)).reshape(np.shape(leaf)), weights)
+
+
+class Ensembled:
+    """An estimator that may be an ensemble: what is not of its members together is that of the first of them."""
+
+    method: Any
+    random_state: int
+    members_: tuple[Any, ...] = ()
+    #: whether starting weights that are given are those of another member
+    _shuffled: bool = False
+
+    def _fitted_members(self, x: np.ndarray, y: np.ndarray, choice: Choice, settings: Settings, *held: Any) -> Any:
+        """The ensemble fitted to observations, member after member."""
+        members = []
+        for j in range(MEMBERS):
+            member: Any = copy.copy(self)
+            member.method, member.random_state, member.members_ = None, self.random_state + j, ()
+            member._shuffled = j > 0
+            place = settings.checkpoint
+            if place is not None:
+                place = Path(place).with_name(f"{Path(place).stem}-{j}{Path(place).suffix}")
+            own = dataclasses.replace(settings, seed=member.random_state, checkpoint=place)
+            members.append(member._fitted(x, y, choice, own, *held))
+        return self._assembled(members)
+
+    def _assembled(self, members: Sequence[Any]) -> Any:
+        """Itself, with what the first member has found, and all of them."""
+        me: Any = self
+        settings = me.get_params(deep=False)
+        for name, value in vars(members[0]).items():
+            if name not in settings:
+                setattr(self, name, value)
+        self.members_ = tuple(members)
+        unsettled = [member for member in members if not member.converged_]
+        if unsettled:
+            me.converged_, me.message_ = False, unsettled[0].message_
+        return self
+
+    def _outputs(self, x: Any, n_draws: int, random_state: int) -> np.ndarray:
+        """Outputs (n_draws, n, o), by as many draws of each member as may be."""
+        if not self.members_:
+            return super()._outputs(x, n_draws, random_state)  # type: ignore[misc]
+        shares = [len(part) for part in np.array_split(np.arange(n_draws), len(self.members_))]
+        pairs = zip(self.members_, shares, strict=True)
+        return np.concatenate([one._outputs(x, share, random_state) for one, share in pairs if share])
+
+    def _elbo_of(self, x: Any, y: np.ndarray, random_state: int = 0) -> Bound:
+        if not self.members_:
+            return super()._elbo_of(x, y, random_state)  # type: ignore[misc]
+        each = [one._elbo_of(x, y, random_state) for one in self.members_]
+        error = np.sqrt(sum(one.se**2 for one in each)) / len(each)
+        return Bound(float(np.mean(each)), error, each[0].method)
+
+    def posterior_draws(self, n_draws: int = 1000, random_state: int = 0) -> dict[str, np.ndarray]:
+        """Draws of the weights by tensor, (1 chain, n_draws, ...), as ArviZ has them; of an ensemble member after member."""
+        if not self.members_:
+            return super().posterior_draws(n_draws, random_state)  # type: ignore[misc]
+        shares = [len(part) for part in np.array_split(np.arange(n_draws), len(self.members_))]
+        every = [one.posterior_draws(share, random_state) for one, share in zip(self.members_, shares, strict=True)]
+        return {name: np.concatenate([one[name] for one in every], axis=1) for name in every[0]}
+
+    def pruned(self, share: float) -> Any:
+        """A copy whose `share` of the weights with the smallest signal-to-noise ratios is zero, without error.
+
+        Blundell, Cornebise, Kavukcuoglu and Wierstra (2015), section 5.1. Of an ensemble each member has its own.
+
+        Raises:
+            ValueError: a share outside [0, 1).
+        """
+        if not self.members_:
+            return super().pruned(share)  # type: ignore[misc]
+        return copy.copy(self)._assembled([one.pruned(share) for one in self.members_])
+
+    def influence(self, n_draws: int = 100, random_state: int = 0) -> pd.DataFrame:
+        if not self.members_:
+            return super().influence(n_draws, random_state)  # type: ignore[misc]
+        return sum(one.influence(n_draws, random_state) for one in self.members_) / len(self.members_)  # type: ignore[return-value]
+
+    def forget(self, rows: Any, epochs: int | None = None) -> Any:
+        if not self.members_:
+            return super().forget(rows, epochs)  # type: ignore[misc]
+        return copy.copy(self)._assembled([one.forget(rows, epochs) for one in self.members_])
