@@ -4,6 +4,8 @@ import equinox as eqx
 import jax
 import numpy as np
 import pytest
+from scipy.special import logsumexp
+from scipy.stats import norm
 
 import margaux as mx
 from margaux.families.variational.ensemble import shuffled
@@ -113,5 +115,11 @@ def test_of_numbers():
     each = [member.predict(x, 20) for member in model.members_]
     np.testing.assert_allclose(model.predict(x, 100), np.mean(each, axis=0), rtol=1e-6)
     assert model.score(x, y) > 0.8
+    noises = [member.params_["noise"] for member in model.members_]
+    means = model._means_of_draws(x, 10, 0)
+    np.testing.assert_allclose(model.predict_std(x, 10), np.sqrt(means.var(axis=0) + np.mean(np.square(noises))))
+    each = norm.logpdf(y, means, np.repeat(noises, 2)[:, None])
+    score = model.evaluate(x, y, n_draws=10)["log_score"]
+    np.testing.assert_allclose(score, np.mean(logsumexp(each, axis=0) - np.log(10)), rtol=1e-6)
     outside = np.array([[6.0]])  # where networks disagree
     assert model.predict_std(outside, 100)[0] > np.mean([m.predict_std(outside, 20)[0] for m in model.members_])

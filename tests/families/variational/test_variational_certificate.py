@@ -63,9 +63,11 @@ def test_one_layer_ends_at_the_highest_elbo_by_default(kind):
         np.testing.assert_allclose(sd, np.diag(precision) ** -0.5, rtol=1e-4)
 
 
-def test_many_weights_are_not_asked_and_a_method_of_ones_own_is_left_as_it_is():
+def test_many_weights_are_told_by_scores_and_a_method_of_ones_own_is_left_as_it_is():
     x, y = regression()
     wide = mx.BayesianRegressor(temperature=1.0, epochs=2, verbose=False).fit(x, y)
+    assert wide.certificate_.word == "careful" and "raise epochs= to come closer" in str(wide.certificate_)
+    wide = mx.BayesianRegressor(temperature=1.0, spread="all", epochs=2, verbose=False).fit(x, y)
     assert wide.certificate_.word == "careful" and "too many weights" in str(wide.certificate_)
     layer = eqx.nn.Linear(3, 1, key=jax.random.key(0))
     with warnings.catch_warnings():

@@ -87,7 +87,7 @@ class WeightPosterior(Shown):
     def pruned(self, share: float) -> Any:
         """A copy whose `share` of the weights with the smallest signal-to-noise ratios is zero, without error.
 
-        Blundell, Cornebise, Kavukcuoglu and Wierstra (2015), section 5.1.
+        Blundell, Cornebise, Kavukcuoglu and Wierstra (2015), section 5.1. Of an ensemble, each member's own.
 
         Raises:
             ValueError: a share outside [0, 1).
@@ -109,7 +109,7 @@ class WeightPosterior(Shown):
         return out
 
     def posterior_draws(self, n_draws: int = 1000, random_state: int = 0) -> dict[str, np.ndarray]:
-        """Draws of the weights by tensor, (1 chain, n_draws, ...), as ArviZ has them."""
+        """Draws of the weights by tensor, (1 chain, n_draws, ...), as ArviZ has them; of an ensemble, member after member."""
         rng = np.random.default_rng(random_state)
         pairs = zip(self._named(self._means).items(), self._spreads().values(), strict=True)
         return {name: mean + deviation * rng.normal(size=(1, n_draws, *mean.shape)) for (name, mean), deviation in pairs}

@@ -26,14 +26,11 @@ from ...showing.parts import check_fitted
 from ...tables.kinds import Column, Tabular
 from ..conventions import Conventional
 from ..sharing import pooled
-from .answers import WeightPosterior
 from .architectures import named
 from .bound import Bound, one_dimensional
 from .choosing import Tempered
 from .draws import as_draws, default_draws
 from .ensemble import ENSEMBLE, Ensembled, shuffled
-from .forgetting import Forgetful
-from .influence import Influential
 from .likelihoods import AbstractLikelihood
 from .networks import as_network
 from .observations import Scaling, columns, inputs
@@ -50,7 +47,7 @@ ITERATIONS = 3000
 SEARCHED, SMALL = 2000, 0.03
 
 
-class BayesianNetwork(Ensembled, Tempered, Stored, Judged, Influential, Forgetful, WeightPosterior, Conventional, abc.ABC):
+class BayesianNetwork(Ensembled, Tempered, Stored, Judged, Conventional, abc.ABC):
     """What both estimators share: settings, the fit, saving."""
 
     def __init__(

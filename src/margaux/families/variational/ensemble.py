@@ -20,7 +20,10 @@ import numpy as np
 import pandas as pd
 from jaxtyping import PyTree
 
+from .answers import WeightPosterior
 from .bound import Bound
+from .forgetting import Forgetful
+from .influence import Influential
 
 if TYPE_CHECKING:
     from .tempering import Choice
@@ -36,7 +39,12 @@ def shuffled(weights: PyTree, seed: int) -> PyTree:
     return jax.tree.map(lambda leaf: rng.permutation(np.ravel(leaf)).reshape(np.shape(leaf)), weights)
 
 
-class Ensembled:
+def shares(n_draws: int, n_members: int) -> list[int]:
+    """How many of the draws are of each member: the first have those that are left over."""
+    return [len(part) for part in np.array_split(np.arange(n_draws), n_members)]
+
+
+class Ensembled(Influential, Forgetful, WeightPosterior):
     """An estimator that may be an ensemble: what is not of its members together is that of the first of them."""
 
     method: Any
@@ -75,44 +83,35 @@ class Ensembled:
     def _outputs(self, x: Any, n_draws: int, random_state: int) -> np.ndarray:
         """Outputs (n_draws, n, o), by as many draws of each member as may be."""
         if not self.members_:
-            return super()._outputs(x, n_draws, random_state)  # type: ignore[misc]
-        shares = [len(part) for part in np.array_split(np.arange(n_draws), len(self.members_))]
-        pairs = zip(self.members_, shares, strict=True)
+            return super()._outputs(x, n_draws, random_state)
+        pairs = zip(self.members_, shares(n_draws, len(self.members_)), strict=True)
         return np.concatenate([one._outputs(x, share, random_state) for one, share in pairs if share])
 
     def _elbo_of(self, x: Any, y: np.ndarray, random_state: int = 0) -> Bound:
         if not self.members_:
-            return super()._elbo_of(x, y, random_state)  # type: ignore[misc]
+            return super()._elbo_of(x, y, random_state)
         each = [one._elbo_of(x, y, random_state) for one in self.members_]
         error = np.sqrt(sum(one.se**2 for one in each)) / len(each)
         return Bound(float(np.mean(each)), error, each[0].method)
 
     def posterior_draws(self, n_draws: int = 1000, random_state: int = 0) -> dict[str, np.ndarray]:
-        """Draws of the weights by tensor, (1 chain, n_draws, ...), as ArviZ has them; of an ensemble member after member."""
         if not self.members_:
-            return super().posterior_draws(n_draws, random_state)  # type: ignore[misc]
-        shares = [len(part) for part in np.array_split(np.arange(n_draws), len(self.members_))]
-        every = [one.posterior_draws(share, random_state) for one, share in zip(self.members_, shares, strict=True)]
+            return super().posterior_draws(n_draws, random_state)
+        pairs = zip(self.members_, shares(n_draws, len(self.members_)), strict=True)
+        every = [one.posterior_draws(share, random_state) for one, share in pairs]
         return {name: np.concatenate([one[name] for one in every], axis=1) for name in every[0]}
 
     def pruned(self, share: float) -> Any:
-        """A copy whose `share` of the weights with the smallest signal-to-noise ratios is zero, without error.
-
-        Blundell, Cornebise, Kavukcuoglu and Wierstra (2015), section 5.1. Of an ensemble each member has its own.
-
-        Raises:
-            ValueError: a share outside [0, 1).
-        """
         if not self.members_:
-            return super().pruned(share)  # type: ignore[misc]
+            return super().pruned(share)
         return copy.copy(self)._assembled([one.pruned(share) for one in self.members_])
 
     def influence(self, n_draws: int = 100, random_state: int = 0) -> pd.DataFrame:
         if not self.members_:
-            return super().influence(n_draws, random_state)  # type: ignore[misc]
+            return super().influence(n_draws, random_state)
         return sum(one.influence(n_draws, random_state) for one in self.members_) / len(self.members_)  # type: ignore[return-value]
 
     def forget(self, rows: Any, epochs: int | None = None) -> Any:
         if not self.members_:
-            return super().forget(rows, epochs)  # type: ignore[misc]
+            return super().forget(rows, epochs)
         return copy.copy(self)._assembled([one.forget(rows, epochs) for one in self.members_])

@@ -19,6 +19,7 @@ from ...tables.kinds import Column, Tabular
 from ..conventions import Classifier, Regressor
 from . import scores
 from .base import BayesianNetwork
+from .ensemble import shares
 from .likelihoods import Categorical, Gaussian, Poisson
 from .observations import classes, numbers_of, outcomes
 from .priors import AbstractWeightPrior
@@ -200,6 +201,11 @@ class BayesianRegressor(Regressor, BayesianNetwork):
     def _noise(self) -> float:
         return self.params_["noise"] if "noise" in self.params_ else float(self.noise) * self._y_scale[1]
 
+    def _noises(self, n_draws: int) -> np.ndarray:
+        """Of each draw (n_draws,): of an ensemble that of its member."""
+        members = self.members_ or (self,)
+        return np.repeat([one._noise() for one in members], shares(n_draws, len(members)))
+
     def _means_of_draws(self, X: Tabular, n_draws: int, random_state: int) -> np.ndarray:
         outputs = self._outputs(self._new(X), whole("n_draws", n_draws, 1), random_state)[:, :, 0]
         return np.exp(outputs) if self.likelihood == "poisson" else self._y_scale[0] + self._y_scale[1] * outputs
@@ -211,7 +217,7 @@ class BayesianRegressor(Regressor, BayesianNetwork):
     def predict_std(self, X: Tabular, n_draws: int = 30, random_state: int = 0) -> np.ndarray:
         """Standard deviation (n,) of a new outcome: of its mean over draws of the weights, and of the outcome around it."""
         means = self._means_of_draws(X, n_draws, random_state)
-        around = means.mean(axis=0) if self.likelihood == "poisson" else self._noise() ** 2
+        around = means.mean(axis=0) if self.likelihood == "poisson" else np.mean(self._noises(len(means)) ** 2)
         return np.sqrt(means.var(axis=0) + around)
 
     def evaluate(self, X: Tabular, y: Column, n_draws: int = 100) -> pd.Series:
@@ -222,7 +228,11 @@ class BayesianRegressor(Regressor, BayesianNetwork):
         means = self._means_of_draws(X, n_draws, 0)
         own = self._seen(y, means.shape[1])
         values = self._y_scale[0] + self._y_scale[1] * own
-        each = poisson.logpmf(values, means) if self.likelihood == "poisson" else norm.logpdf(values, means, self._noise())
+        each = (
+            poisson.logpmf(values, means)
+            if self.likelihood == "poisson"
+            else norm.logpdf(values, means, self._noises(len(means))[:, None])
+        )
         residual, spread = values - means.mean(axis=0), np.sum((values - values.mean()) ** 2)
         return pd.Series({
             "r2": float(1 - np.sum(residual**2) / spread) if spread > 0 else np.nan,

@@ -23,6 +23,7 @@ from ...numerics.precision import precision, settle
 from ...showing.parts import check_fitted
 from .bound import FEW, LEAST, MOST, NODES, REPLICATES, Bound, _at_draws, _by_quadrature, _nodes, _sobol, one_dimensional
 from .model import Variational
+from .stationarity import Stationarity, stationarity
 from .watching import FELL
 
 #: posterior standard deviations that a mean may be off, and from which on the estimate is nowhere; the share that a standard
@@ -218,7 +219,7 @@ def climbed(model: Variational, params: dict[str, PyTree], x: PyTree, y: np.ndar
         return jax.tree.map(np.asarray, one.back(jnp.asarray(flat)))
 
 
-def certificate(fit: Fit, message: str, converged: bool, away: Distance | None, elbo: Bound | None) -> Certificate:
+def certificate(fit: Fit, message: str, converged: bool, away: Distance | Stationarity | None, elbo: Bound | None) -> Certificate:
     """Of a posterior: how its fit ended, whether the ELBO is at its highest, and what its error is.
 
     Args:
@@ -237,8 +238,18 @@ def certificate(fit: Fit, message: str, converged: bool, away: Distance | None, 
     return out.and_also(Check("elbo", float(elbo), elbo.se, LARGE_ERROR, level, said))
 
 
-def _gradient(away: Distance | None) -> Check:
+def _gradient(away: Distance | Stationarity | None) -> Check:
     nan = float("nan")
+    if isinstance(away, Stationarity):
+        (means, error), (spread, blur) = away
+        ended = means + 2 * error < AT_MAXIMUM and abs(spread) + 2 * blur < SPREAD
+        how = "large" if spread > 0 else "small"
+        said = (
+            f"The ELBO is stationary {means:.2g} posterior standard deviations away (root mean square over the means, error "
+            f"{error:.2g}), and these deviations are {100 * abs(spread):.2g}% too {how} on average"
+        )
+        said += "." if ended else ": raise epochs= to come closer."
+        return Check("gradient", means, error, AT_MAXIMUM, "pass" if ended else "careful", said)
     if away is None:
         said = "How far the highest ELBO is was not asked: there are too many weights or observations, or the data are not kept."
         return Check("gradient", nan, nan, AT_MAXIMUM, "careful", said)
@@ -267,7 +278,8 @@ class Judged:
     @property
     def certificate_(self) -> Certificate:
         """Whether the ELBO is at its highest, and with what error it is known; computed when first asked for. Where weights and
-        observations are too many for second derivatives it says that it does not know."""
+        observations are too many for second derivatives it is told by scores (`margaux.families.variational.stationarity`), and
+        where they are too many for these it says that it does not know."""
         check_fitted(self)
         me: Any = self
         if self.result_ is None or me._data is None:
@@ -277,7 +289,10 @@ class Judged:
             x, y = me._scaled(me._data[0]), me._data[1]
             failed = self.result_.result.failed or me.message_ == FELL
             away = None if failed else distance(me._model, me._params, x, y)
-            self._certificate = certificate(self.result_, me.message_, me.converged_, away, None if away is None else self.elbo_)
+            elbo = None if away is None else self.elbo_
+            if away is None and not failed:
+                away = stationarity(me._model, me._params, x, y, me._dtype)
+            self._certificate = certificate(self.result_, me.message_, me.converged_, away, elbo)
         return self._certificate
 
     def diagnostics(self) -> pd.DataFrame:
