@@ -60,8 +60,9 @@ def of_network(fitted: Any, n_draws: int, key: int) -> Parts:
         model, dtype = fitted._model, np.dtype(float)
         with precision(dtype):
             likelihood = settle(model.likelihood, dtype)
-            own = {"log_noise": jnp.log(fitted.params_["noise"] / width)} if "noise" in fitted.params_ else {}
-            each = jax.lax.map(lambda out: likelihood.log_prob(own, out, jnp.asarray(y, float)), jnp.asarray(outputs()))
+            learned, out = "noise" in fitted.params_, outputs()
+            own = {"log_noise": jnp.log(fitted._noises(len(out)) / width)} if learned else {}
+            each = jax.lax.map(lambda one: likelihood.log_prob(*one, jnp.asarray(y, float)), (own, jnp.asarray(out)))
             return {"y": np.asarray(each)[None] - np.log(width)}
 
     def predictive() -> dict[str, np.ndarray]:
@@ -73,7 +74,7 @@ def of_network(fitted: Any, n_draws: int, key: int) -> Parts:
         mean = out[:, :, 0]
         if fitted.likelihood == "poisson":
             return {"y": rng.poisson(np.exp(mean))[None]}
-        return {"y": (shift + width * mean + fitted._noise() * rng.normal(size=mean.shape))[None]}
+        return {"y": (shift + width * mean + fitted._noises(len(mean))[:, None] * rng.normal(size=mean.shape))[None]}
 
     parts.log_likelihood, parts.predictive = density, predictive
     return parts
