@@ -132,7 +132,45 @@ def test_auto_is_quadrature_where_rules_agree():
     assert found.method == "quadrature" and abs(float(found) - problem.loglik) < max(3 * found.se, 1e-5)
 
 
-def test_more_than_three_latents_are_sampled_from_a_mixture():
+class Fourfold(mx.AbstractModel):
+    """Four independent latents and observations a unit."""
+
+    one: Any
+
+    def log_joint(self, params, z, y):
+        return sum(self.one.log_joint(params, z[i], y[i]) for i in range(4))
+
+    def init_latents(self, key, params, y):
+        return jnp.stack([self.one.init_latents(key, params, y[i]) for i in range(4)])
+
+
+class Reported(mx.AbstractModel):
+    """y ~ Poisson(exp(z)), z ~ N(mu, 1.5)."""
+
+    def log_joint(self, params, z, y):
+        return y * z - jnp.exp(z) - jax.scipy.special.gammaln(y + 1) + normal(z, params["mu"], 1.5)
+
+    def init_latents(self, key, params, y):
+        return 0.0 * y
+
+    @staticmethod
+    def exact(y, params):
+        grid = np.linspace(-25, 15, 80_001)
+        prior = stats.norm.logpdf(grid, params["mu"], 1.5)
+        return [special.logsumexp(stats.poisson.logpmf(one, np.exp(grid)) + prior) + np.log(grid[1] - grid[0]) for one in y]
+
+
+@pytest.mark.parametrize("n, one, params", [(6, HeavyTails(), {"mu": 0.3}), (60, HeavyTails(), {"mu": 0.3}),
+                                            (6, Reported(), {"mu": 0.2})])  # fmt: skip
+def test_four_latents_by_quadrature_or_by_draws(n, one, params):
+    rng = np.random.default_rng(1)
+    y = 3 * rng.standard_t(5.0, (n, 4)) if isinstance(one, HeavyTails) else rng.poisson(np.exp(rng.normal(0, 1.6, (n, 4)))) * 1.0
+    found = loglik(at(Fourfold(one), y, params))
+    assert found.method in ("quadrature", "importance sampling") and found.se < 0.02 and not found.message
+    assert abs(float(found) - sum(one.exact(y.ravel(), params))) < 3 * found.se
+
+
+def test_more_than_four_latents_are_sampled_from_a_mixture():
     class Effects(mx.AbstractModel):
         """y ~ N(Z z, I), z ~ N(mu, I) in five dimensions: a Gaussian marginal."""
 

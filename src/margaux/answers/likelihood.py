@@ -23,6 +23,9 @@ if TYPE_CHECKING:
 
 #: scale of the wider rule that a quadrature is held to
 WIDER = 1.4
+#: of four latents, whose other answers are by draws: nodes, those that they are to agree with, and the scale of wider ones; and
+#: points over all units, of the finer grid, up to which they are no more than draws would be
+FOUR, FEW_POINTS = (7, 9, 1.2), 2_000_000
 
 #: method of `loglik`: function and its usual number of draws
 EVIDENCE = {"harmonic": (harmonic_mean, 100_000), "student": (student, 20_000), "annealed": (annealed, 500)}
@@ -75,10 +78,11 @@ def loglik(
 ) -> LogLikelihood:
     r"""$\log p(y\mid\theta)$, every constant included, at the estimate (or at `params`).
 
-    "auto": enumeration of a discrete latent; up to three latents adaptive Gauss-Hermite quadrature, if each posterior has
-    one mode and the rule agrees with a finer and with a finer and wider one; otherwise "importance": draws from a mixture over
-    the modes of each unit (`margaux.esteps.ModeMixture`), `replicates` independent randomisations of a quasi-Monte-Carlo rule,
-    more of them for the units that need it until the error is below `tol`, or `.message` says that it is not. The error is the
+    "auto": enumeration of a discrete latent; up to three latents, or four of few units, adaptive Gauss-Hermite quadrature, if
+    each posterior has one mode and the rule agrees with a finer and with a finer and wider one; otherwise "importance": draws
+    from a mixture over the modes of each unit (`margaux.esteps.ModeMixture`), `replicates` independent randomisations of a
+    quasi-Monte-Carlo rule, more of them for the units that need it until the error is below `tol`, or `.message` says that it
+    is not. The error is the
     delta method's over replicates. `estep` puts another importance sampler in its place, with draws (and `rows`, see `proposals`)
     of its own. "quadrature" and "laplace" (one node, of unknown error) whatever the posterior looks like,
     "exact": enumeration alone. "harmonic", "student" and "annealed": see `margaux.answers.evidence`.
@@ -105,6 +109,10 @@ def loglik(
             return _approximated(fit, params, rule, method)
         elif method == "auto" and isinstance(rule.estep, Quadrature) and n_draws is None:
             found = agreed(fit, params, rule)
+            if found.se <= tol * share_of_quadrature(fit):
+                return found
+        elif method == "auto" and n_draws is None and (grid := _grid_of_four(fit, rule)) is not None:
+            found = agreed(fit, params, grid, wider=FOUR[2])
             if found.se <= tol * share_of_quadrature(fit):
                 return found
     if method == "exact":
@@ -181,14 +189,27 @@ def _by_quadrature(fit: Fit, params: PyTree, n_nodes: int) -> LogLikelihood:
     return LogLikelihood(value, error, "quadrature")
 
 
-def agreed(fit: Fit, params: PyTree, rule: Rule, coarse: np.ndarray | None = None) -> LogLikelihood:
+def _grid_of_four(fit: Fit, rule: Rule) -> Rule | None:
+    """A quadrature over four latents at the means and scales of proposals for draws; None where it cannot be trusted, or costs
+    more than draws."""
+    nodes, finer, _ = FOUR
+    afforded = latent_size(fit) == 4 and fit._model().n * finer**4 <= FEW_POINTS
+    if not (afforded and isinstance(rule.estep, ImportanceSampling)) or rule.modes is None or rule.modes.max() > 1:
+        return None
+    own = {name: rule.rows[name][:, 0] for name in ("mean", "cholesky")}
+    return Rule(Quadrature(nodes, held=True), own, 1, nodes**4 * 6, rule.modes, rule.away, finer)
+
+
+def agreed(
+    fit: Fit, params: PyTree, rule: Rule, coarse: np.ndarray | None = None, wider: float = WIDER
+) -> LogLikelihood:  # fmt: skip
     """By the finer rule; its error is how far the given one (whose values may be there already), and a wider one, are from it."""
-    others = (dataclasses.replace(rule.estep, n_nodes=rule.finer, widening=wide) for wide in (1.0, WIDER))
-    value, wider = (_marginals(fit, params, other, rule.rows) for other in others)
+    others = (dataclasses.replace(rule.estep, n_nodes=rule.finer, widening=wide) for wide in (1.0, wider))
+    value, reaching = (_marginals(fit, params, other, rule.rows) for other in others)
     coarse = _marginals(fit, params, rule.estep, rule.rows) if coarse is None else coarse
-    apart = np.maximum(abs(value - coarse), abs(value - wider))
+    apart = np.maximum(abs(value - coarse), abs(value - reaching))
     # Errors of units may cancel in the sum: no less than they would make if they were independent.
-    error = max(abs(np.sum(value - coarse)), abs(np.sum(value - wider)), float(np.sqrt(np.sum(apart**2))))
+    error = max(abs(np.sum(value - coarse)), abs(np.sum(value - reaching)), float(np.sqrt(np.sum(apart**2))))
     return LogLikelihood(value, error, "quadrature")
 
 

@@ -20,7 +20,7 @@ from .quadrature import Quadrature
 
 #: points of a piece by the number of latents, which divide those of the usual grids almost evenly; and points up to which all
 #: grids are served by one program
-PIECES: dict[int, tuple[int, int]] = {1: (11, 88), 2: (75, 2025), 3: (147, 9261)}
+PIECES: dict[int, tuple[int, int]] = {1: (11, 88), 2: (75, 2025), 3: (147, 9261), 4: (575, 5750)}
 
 
 class HeldQuadrature(AbstractEStep):

@@ -144,3 +144,12 @@ def test_doses_that_last_as_parameters_say_are_added_up():
     owner = table["ID"].to_numpy()[rows]
     given = events.given_to(read, rows, table["TIME"].to_numpy()[rows], np.unique(owner), owner)
     assert Regimen.of(given[DOSES]).reach is None
+
+
+def test_infusions_that_overlap_at_steady_state_are_summed(double):
+    table = _table(0, infused=1.0)
+    table.loc[table["SS"] > 0, "RATE"] = table["AMT"] / 9.0  # longer than the six hours between them
+    carried, pairs, regimen = _both_ways(infusion2cpt, TWO, table)
+    assert regimen.reach is None
+    for one, other in zip(jax.tree.leaves(carried), jax.tree.leaves(pairs), strict=True):
+        np.testing.assert_array_equal(one, other)

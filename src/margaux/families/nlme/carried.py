@@ -3,7 +3,7 @@ r"""What doses have left in a linear compartment model, carried from one dose to
 A dose that has all been given decays as its phase does. Where the last dose before a row was given at $t_k$, all that were over
 by then add $Z_k\,e^{-\lambda(t-t_k)}$; $Z_k$ is $Z_{k-1}\,e^{-\lambda(t_k-t_{k-1})}$ and what those have left that were over
 since. The few that are not over yet are added to a row one by one. It is the sum over all pairs of a row and a dose, in as many
-exponentials as there are rows and doses.
+exponentials as there are rows and doses. Doses at steady state are one that is given now, and what those before it have left.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array
 
-from .responses import UNTIL_NOW, Pair, decay
+from .responses import AT_INTERVALS, UNTIL_NOW, Pair, decay, one, past
 
 #: of each dose, the first of its subject's that is not over when it is given, and the first since the compartments were empty
 OVER, ANEW = "first not over", "first since empty"
@@ -45,8 +45,11 @@ def with_places(doses: Mapping[str, np.ndarray], part: np.ndarray, padding: np.n
 def reach(doses: Mapping[str, np.ndarray]) -> int | None:
     """How many doses at most are over between a dose and the next, or not yet over when one is given, a power of two; None where
     doses last as parameters say, are few, or too many go on at once."""
-    width = doses["time"].shape[-1]
-    if OVER not in doses or width < FEWEST or bool(np.any(doses["rate"] < 0)):
+    width, rate = doses["time"].shape[-1], doses["rate"]
+    if OVER not in doses or width < FEWEST or bool(np.any(rate < 0)):
+        return None
+    lasts = np.where(rate > 0, doses["amount"] / np.where(rate > 0, rate, 1.0), doses["duration"])
+    if np.any((doses["steady"] == AT_INTERVALS) & (lasts > doses["interval"])):
         return None
     over, place = doses[OVER], np.arange(width)
     ended = over - np.maximum(np.concatenate([over[..., :1] * 0, over[..., :-1]], axis=-1), doses[ANEW])
@@ -58,16 +61,18 @@ def carried(
     rates: Pair,
     absorbed: bool,
     doses: Mapping[str, Any],
+    entering: Array,
+    lasts: Array | None,
+    steady: bool,
     most: int,
-    lasting: bool,
-    response: Callable[[Array, Array], Pair],
     last: Array,
     since: Callable[[Array], Array],
 ) -> Array:
     """What all doses add to a phase at a row: at its rate, or its divided difference where they are absorbed.
 
     Args:
-        most: see `reach`. lasting: whether some doses last. response: what the doses at places add a time after they are given.
+        entering: how much of each dose arrives in the phase. lasts: how long each does, None where all are given at once.
+            steady: whether some are at steady state. most: see `reach`.
         last: the place of the last dose that was given, negative for none. since: the time from the dose at a place to the row.
     """
     place = jnp.arange(doses["time"].shape[0])
@@ -75,16 +80,16 @@ def carried(
     before = jnp.maximum(jnp.concatenate([jnp.zeros_like(over[:1]), over[:-1]]), anew)
     kept = _of(absorbed, decay(rates, jnp.maximum(jnp.diff(doses["time"], prepend=doses["time"][:1]), 0.0)))
     kept = jax.tree.map(lambda leaf: jnp.where(anew < place, leaf, 0.0), kept)
-
-    def added(places: Array, some: Array, times: Array) -> Any:
-        found = _of(absorbed, response(places, times))
-        return jax.tree.map(lambda leaf: jnp.where(some, leaf, 0.0), found)
+    given = jnp.where(doses["steady"] == UNTIL_NOW, 0.0, entering) if steady else entering
 
     def ended(i: int) -> Any:
         at = jnp.maximum(over - 1 - i, 0)
-        return added(at, over - 1 - i >= before, doses["time"] - doses["time"][at])
+        found = one(rates, doses["time"] - doses["time"][at], None if lasts is None else lasts[at])
+        return _some(over - 1 - i >= before, _of(absorbed, found * given[at]))
 
     left = functools.reduce(operator.add, [ended(i) for i in range(most)])
+    if steady:
+        left = left + _of(absorbed, past(rates, doses, lasts) * entering)
 
     def carry(left: Any, here: tuple[Any, Any]) -> tuple[Any, Any]:
         left = left * here[0] + here[1]
@@ -93,10 +98,15 @@ def carried(
     left = jax.lax.scan(carry, jax.tree.map(lambda leaf: jnp.zeros_like(leaf[0]), left), (kept, left))[1]
     k = jnp.maximum(last, 0)
     out = jax.tree.map(lambda leaf: leaf[k], left) * _of(absorbed, decay(rates, since(k)))
-    if lasting:
-        going = [jnp.minimum(over[k] + i, len(place) - 1) for i in range(most)]
-        out = functools.reduce(operator.add, [added(at, over[k] + i <= k, since(at)) for i, at in enumerate(going)], out)
+    if lasts is not None:
+        for i in range(most):
+            at = jnp.minimum(over[k] + i, len(place) - 1)
+            out = out + _some(over[k] + i <= k, _of(absorbed, one(rates, since(at), lasts[at]) * given[at]))
     return jnp.where(last >= 0, out.difference if absorbed else out, 0.0)
+
+
+def _some(condition: Any, found: Any) -> Any:
+    return jax.tree.map(lambda leaf: jnp.where(condition, leaf, 0.0), found)
 
 
 def _of(absorbed: bool, pair: Pair) -> Any:

@@ -6,13 +6,14 @@ import abc
 import dataclasses
 import functools
 import operator
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
+from ...numerics.partials import by_partials
 from .carried import carried, reach
 from .outcomes import DOSES
 from .pharmacokinetics import Compartments, within
@@ -121,23 +122,38 @@ class Administered(AbstractAdministration):
         lag = self._of_dose(self.lag, parameters, doses, 0.0)
         if self.regimen.infusions:
             doses = doses | {LASTS: self.lasts(parameters, doses, doses[AMOUNT])}
-        of_compartments = self._carried if self._may_carry and jnp.ndim(lag) == 0 else self._superposed
-        return of_compartments(parameters, row, doses, lag)
+        read = {name: row[name] for name in ("time", FIRST, LAST)}
+        # Where nothing about the doses is a parameter, a phase is told by its rates.
+        told = self.lag == self.bioavailability == (None, None) and self.duration is self.rate is None
+        phase = by_partials(self._phase) if told else self._phase
+        weights, rates = zip(*self.curve.phases(parameters), strict=True)
+        numbers = [jnp.stack([rate, parameters["ka"]] if self.curve.route == "oral" else [rate]) for rate in rates]
+        each = [weight * phase(number, (read, doses, lag)) for weight, number in zip(weights, numbers, strict=True)]
+        return functools.reduce(operator.add, each)
 
-    def _superposed(self, parameters: Any, row: Any, doses: Any, lag: Any) -> Array:
+    def _phase(self, rates: Array, given: tuple[Any, Any, Any]) -> Array:
+        """What all doses add to an exponential phase, by its rate, and that of absorption where there is one."""
+        row, doses, lag = given
+        of_doses = self._carried if self._may_carry and jnp.ndim(lag) == 0 else self._superposed
+        into, entering = self._enters, doses[AMOUNT]
+        out: Any = 0.0
+        if into != 1 or self.curve.route != "oral":
+            directly = entering if into else jnp.where(doses["compartment"] == 1, 0.0, entering)
+            out = of_doses(Pair(rates[0], rates[-1], 1.0), False, directly, row, doses, lag)
+        if into != 2 and self.curve.route == "oral":
+            absorbed = entering if into else jnp.where(doses["compartment"] == 1, entering, 0.0)
+            out = out - rates[1] * of_doses(Pair(rates[0], rates[1], 1.0), True, absorbed, row, doses, lag)
+        return out
+
+    def _superposed(self, rates: Pair, absorbed: bool, entering: Array, row: Any, doses: Any, lag: Any) -> Array:
         """The sum over all doses."""
         place, since = jnp.arange(doses["time"].shape[0]), row["time"] - doses["time"] - lag
         live = (place >= row[FIRST]) & (place < row[LAST])
         given = live & ((since >= 0) | (doses["steady"] > 0)) if self.regimen.steady else live & (since >= 0)
-        times = jnp.where(live, since, 0.0)
+        found = history(rates, doses, jnp.where(live, since, 0.0), doses.get(LASTS), self.regimen.steady)
+        return jnp.sum(jnp.where(given, entering * (found.difference if absorbed else found.a), 0.0))
 
-        def each(rates: Pair, absorbed: bool) -> Any:
-            found = self._history(rates, doses, times)
-            return found.difference if absorbed else found.a
-
-        return jnp.sum(jnp.where(given, doses[AMOUNT] * self._of_phases(parameters, doses, each), 0.0))
-
-    def _carried(self, parameters: Any, row: Any, doses: Any, lag: Any) -> Array:
+    def _carried(self, rates: Pair, absorbed: bool, entering: Array, row: Any, doses: Any, lag: Any) -> Array:
         """The same, carried from dose to dose, see `margaux.families.nlme.carried`."""
         last, t = row[LAST], row["time"]
         if self.lag != (None, None):
@@ -145,21 +161,11 @@ class Administered(AbstractAdministration):
             last = row[FIRST] + jnp.sum((place >= row[FIRST]) & (place < row[LAST]) & (t - doses["time"] >= lag))
         last = jnp.where(last > row[FIRST], last - 1, -1).astype(int)
 
-        def total(rates: Pair, absorbed: bool) -> Array:
-            entering = doses[AMOUNT]
-            if self._enters is None:
-                entering = jnp.where((doses["compartment"] == 1) == absorbed, entering, 0.0)
+        def since(place: Array) -> Array:
+            return jnp.maximum(t - doses["time"][place] - lag, 0.0)
 
-            def response(places: Array, times: Array) -> Pair:
-                own = {name: doses[name][places] for name in ("steady", "interval", LASTS) if name in doses}
-                return self._history(rates, own, times) * entering[places]
-
-            def since(place: Array) -> Array:
-                return jnp.maximum(t - doses["time"][place] - lag, 0.0)
-
-            return carried(rates, absorbed, doses, self.regimen.reach or 1, LASTS in doses, response, last, since)
-
-        return self._of_phases(parameters, doses, total, together=True)
+        known = doses.get(LASTS), self.regimen.steady, self.regimen.reach or 1
+        return carried(rates, absorbed, doses, entering, *known, last, since)
 
     @property
     def _may_carry(self) -> bool:
@@ -189,31 +195,6 @@ class Administered(AbstractAdministration):
         if self.curve.route != "oral":
             return 1
         return {True: 1, False: 2, None: None}[self.regimen.depots]
-
-    def _of_phases(self, parameters: Any, doses: Any, of: Callable[[Pair, bool], Any], together: bool = False) -> Any:
-        """The concentration from what `of(rates, absorbed)` says of phases.
-
-        Args:
-            together: whether that is of all doses into the compartment, and not of each.
-        """
-        phases = self.curve.phases(parameters)
-        if self.curve.route != "oral" or self._enters == 2:
-            return _total(w * of(Pair(k, k, 0.0), False) for w, k in phases)
-        ka = parameters["ka"]
-        absorbed = [(w, Pair(k, ka, 1.0)) for w, k in phases]
-        if self._enters == 1:
-            return _total(w * -ka * of(rates, True) for w, rates in absorbed)
-        if together:
-            return _total(w * (of(rates, False) - ka * of(rates, True)) for w, rates in absorbed)
-        first = doses["compartment"] == 1
-        return _total(w * jnp.where(first, -ka * of(rates, True), of(rates, False)) for w, rates in absorbed)
-
-    def _history(self, rates: Pair, doses: Any, since: Any) -> Pair:
-        return history(rates, doses, since, doses.get(LASTS), self.regimen.steady)
-
-
-def _total(terms: Iterable[Any]) -> Any:
-    return functools.reduce(operator.add, terms)
 
 
 def read_of_dose(name: str, parameters: Mapping[str, Any], doses: Mapping[str, Any]) -> Any:

@@ -62,28 +62,40 @@ def history(rates: Pair, doses: Mapping[str, Any], since: Any, lasts: Any, stead
         lasts: how long each takes, None where all are given at once. steady: whether some are at steady state.
     """
     if not steady:
-        return _one(rates, jnp.maximum(since, 0.0), lasts)
+        return one(rates, jnp.maximum(since, 0.0), lasts)
     kind, interval = doses["steady"], jnp.where(doses["interval"] > 0, doses["interval"], 1.0)
     # Between the record and its lagged dose, the regimen's last interval.
     s = jnp.where(since < 0, since + interval, since)
-    out = where(kind == AT_INTERVALS, _for_ever(rates, s, interval, lasts), _one(rates, jnp.maximum(since, 0.0), lasts))
+    out = where(kind == AT_INTERVALS, _for_ever(rates, s, interval, lasts), one(rates, jnp.maximum(since, 0.0), lasts))
     return where(kind == UNTIL_NOW, decay(rates, jnp.maximum(since, 0.0)) * rates.inverse(), out)
 
 
-def _one(rates: Pair, t: Any, lasts: Any) -> Pair:
-    r"""$e^{-\lambda t}$, or its mean over an infusion that lasts T: $e^{-\lambda(t-u)}(1-e^{-\lambda u})/(\lambda T)$ with u the
+def past(rates: Pair, doses: Mapping[str, Any], lasts: Any) -> Pair:
+    r"""h at their records of all that came before doses at steady state, where none of it still goes on: of doses at intervals
+    $g\,e^{-\lambda(II-T)}/(1-e^{-\lambda II})$, g being what one has left as it ends."""
+    kind, interval = doses["steady"], jnp.where(doses["interval"] > 0, doses["interval"], 1.0)
+    length: Any = 0.0 if lasts is None else jnp.where(kind == AT_INTERVALS, lasts, 0.0)
+    left = decay(rates, interval - length) * (_pair(1.0) - decay(rates, interval)).inverse()
+    if lasts is not None:
+        left = left * one(rates, length, length)
+    nothing = Pair(0.0, 0.0, 0.0)
+    return where(kind == AT_INTERVALS, left, where(kind == UNTIL_NOW, rates.inverse(), nothing))
+
+
+def one(rates: Pair, t: Any, lasts: Any) -> Pair:
+    r"""$e^{-\lambda t}$, or its mean over an infusion that lasts T: $(e^{-\lambda(t-u)}-e^{-\lambda t})/(\lambda T)$ with u the
     lesser of t and T."""
     if lasts is None:
         return decay(rates, t)
     some = lasts > 0
     length = jnp.where(some, lasts, 1.0)
-    u = jnp.where(some, jnp.minimum(t, length), 1.0)
-    infused = decay(rates, t - u) * (_pair(1.0) - decay(rates, u)) * rates.inverse() * (1 / length)
-    return where(some, infused, decay(rates, t))
+    at_once = decay(rates, t)
+    infused = (decay(rates, jnp.where(some, jnp.maximum(t - length, 0.0), 0.0)) - at_once) * rates.inverse() * (1 / length)
+    return where(some, infused, at_once)
 
 
 def _for_ever(rates: Pair, t: Any, interval: Any, lasts: Any) -> Pair:
-    r"""The sum of `_one` at t, t + II, t + 2 II, ... for ever.
+    r"""The sum of `one` at t, t + II, t + 2 II, ... for ever.
 
     N infusions that have not ended are $N/\lambda-e^{-\lambda t}(1-e^{-\lambda N II})/(\lambda(1-e^{-\lambda II}))$, over T. At a
     negative t, N is that of time 0.
