@@ -52,7 +52,7 @@ def fit(n=100, model=None, estep=None):
 @pytest.fixture
 def found(monkeypatch):
     """Latents a unit, modes that are found, and what proposals are asked for."""
-    state = SimpleNamespace(size=1, modes=1.0, even=True, trouble=False, calls=[])
+    state = SimpleNamespace(size=1, modes=1.0, unseen=0.0, even=True, trouble=False, calls=[])
 
     def proposals(fit, estep, params=None, units=None, key=0):
         state.calls.append((type(estep).__name__, params, None if units is None else len(units), key))
@@ -61,7 +61,8 @@ def found(monkeypatch):
             return {"mean": "of the quadrature", "cholesky": "of the quadrature"}
         modes = np.ones(n)
         modes[7] = state.modes
-        return {"modes": modes, "away": np.arange(n) / 10, "mean": np.arange(3.0 * n).reshape(n, 3), "cholesky": np.ones((n, 3))}
+        return {"modes": modes, "away": np.arange(n) / 10, "mean": np.arange(3.0 * n).reshape(n, 3), "cholesky": np.ones((n, 3)),
+                "unseen": np.full(n, state.unseen)}  # fmt: skip
 
     monkeypatch.setattr(module, "latent_size", lambda fit: state.size)
     monkeypatch.setattr(module, "proposals", proposals)
@@ -103,6 +104,18 @@ def test_others_are_sampled_from_a_mixture(why, found):
     assert len(rule.modes) == (5000 if many else 100) and len(rule.rows["modes"]) == (2_000_000 if many else 100)
     # What need not be known of each is learned of some, before proposals are made for all.
     assert [call[2] for call in found.calls] == ([5000, None] if many else [None])
+
+
+@pytest.mark.parametrize("slow", [False, True])
+def test_many_modes_are_searched_for_widely_unless_a_density_takes_long(slow, found, monkeypatch):
+    monkeypatch.setattr(module, "costly", lambda model: slow)
+    found.modes, found.unseen = 3.0, 0.1
+    rule: Any = best_rule(fit())
+    assert rule.estep.proposal.n_modes == (3 if slow else 24) and len(found.calls) == (1 if slow else 2)
+    assert rule.unseen is rule.rows["unseen"] and rule.unseen[0] == 0.1
+    found.unseen = 0.0
+    rule = best_rule(fit())
+    assert rule.estep.proposal.n_modes == 3 and len(found.calls) == (2 if slow else 3)
 
 
 @pytest.mark.parametrize(("n", "draws"), [(10, 4000), (20, 2500), (100, 446), (600, 100)])

@@ -3,6 +3,7 @@
 # Stand-ins take the place of fits and rules: pyright sees other types.
 # pyright: reportArgumentType=false, reportAttributeAccessIssue=false
 
+import dataclasses
 from types import SimpleNamespace
 
 import numpy as np
@@ -187,6 +188,9 @@ def test_units_of_several_modes_are_counted():
     even, several = _weights(weighed([100, 100, 100], [0.1] * 3, np.array([1, 2, 3])))
     assert even.level == several.level == "pass" and several.name == "modes" and several.figure == 2.0
     assert len(_weights(weighed([100, 100], [0.1] * 2, np.array([1, 1])))) == 1
+    done = weighed([100, 100, 100], [0.1] * 3, np.array([1, 2, 3]))
+    done.rule = dataclasses.replace(done.rule, unseen=np.array([0.0, 0.0, 1.0]))
+    assert _weights(done)[1].level == "careful" and "There are more in 1 of them" in _weights(done)[1].sentence
     assert _weights(polish()) == []
 
 

@@ -170,6 +170,37 @@ def test_four_latents_by_quadrature_or_by_draws(n, one, params):
     assert abs(float(found) - sum(one.exact(y.ravel(), params))) < 3 * found.se
 
 
+def test_more_modes_than_usual_are_searched_for_and_told():
+    """Two crescents a unit have up to four modes; a frequency has more than are ever found."""
+
+    class Crescents(mx.AbstractModel):
+        def log_joint(self, params, z, y):
+            return Bent().log_joint(params, z[:2], y[0]) + Bent().log_joint(params, z[2:], y[1])
+
+        def init_latents(self, key, params, y):
+            return jnp.concatenate([Bent().init_latents(key, params, one) for one in y])
+
+    class Frequency(mx.AbstractModel):
+        """y_t ~ N(cos(z t), 0.7), z ~ N(0, 6)."""
+
+        def log_joint(self, params, z, y):
+            return jnp.sum(normal(y, jnp.cos(z * jnp.arange(1.0, 6.0)), 0.7)) + normal(z, params["mu"], 6.0)
+
+        def init_latents(self, key, params, y):
+            return jnp.asarray(0.5)
+
+    for seed in range(2):
+        y = ILL_BEHAVED["bent"][2](np.random.default_rng(seed))
+        y = np.concatenate([y, y[::-1] + 1]).reshape(-1, 2)
+        fit = at(Crescents(), y, {"mu": 0.5})
+        found, rule = loglik(fit), best_rule(fit)
+        assert rule.modes is not None and rule.modes.max() == 4 and not found.message
+        assert abs(float(found) - sum(Bent.exact(y.ravel(), {"mu": 0.5}))) < 4 * found.se
+    z, t = np.random.default_rng(0).normal(0, 6, (8, 1)), np.arange(1, 6)
+    fit = at(Frequency(), np.cos(z * t) + 0.7 * np.random.default_rng(1).normal(size=(8, 5)), {"mu": 0.0})
+    assert "more modes than were found" in loglik(fit).message
+
+
 def test_more_than_four_latents_are_sampled_from_a_mixture():
     class Effects(mx.AbstractModel):
         """y ~ N(Z z, I), z ~ N(mu, I) in five dimensions: a Gaussian marginal."""

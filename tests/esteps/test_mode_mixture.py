@@ -39,8 +39,8 @@ def modes(model, n_modes=3, seed=0):
     proposal = ModeMixture(n_modes)
     target = lambda x: model.log_joint({}, x[0], 0.0)  # noqa: E731
     starts = tuple(jnp.ravel(model.init_latents(jax.random.key(k), {}, jnp.zeros(()))) for k in (0, 1))
-    normal = jax.random.normal(jax.random.key(seed), (1,))
-    found, mass, count = jax.jit(lambda normal: proposal._modes(target, starts, normal))(normal)
+    normal = jax.random.normal(jax.random.key(seed), (1, 1))
+    found, mass, count, _ = jax.jit(lambda normal: proposal._modes(target, starts, normal))(normal)
     return np.asarray(found.at[:, 0]), np.asarray(mass), int(count), found
 
 
@@ -60,7 +60,7 @@ def test_every_search_finds_the_mode_that_lies_where_it_starts():
 
 def test_modes_are_searched_for_from_the_means_of_components_too():
     target = lambda x: Peaks((0.0, 7.0, 30.0), (0.5, 0.2, 0.3), 0.1).log_joint({}, x[0], 0.0)  # noqa: E731
-    start, normal = jnp.zeros(1), jnp.ones(1)
+    start, normal = jnp.zeros(1), jnp.ones((1, 1))
     few = ModeMixture(3, searches=1)
     found = jax.jit(lambda means: few._modes(target, (start, start), normal, means))(jnp.array([[6.9], [30.1]]))
     np.testing.assert_allclose(np.sort(np.asarray(found[0].at[:, 0])), [0.0, 7.0, 30.0], atol=1e-3)

@@ -54,22 +54,44 @@ def test_distinct_modes_have_the_masses_of_their_gaussians(d):
         # From there only hopeless starts: where the density is minus infinity, or not a number.
         return jnp.where(i == 0, jnp.full(d, 0.3), jnp.where(i == 1, first + 6.1, jnp.where(i == 2, 1e200, jnp.nan)))
 
-    found, masses = jax.jit(lambda e: find_modes(target, place, e, 5, 3))(jnp.ones(d))
+    found, masses, unseen = jax.jit(lambda e: find_modes(target, place, e, 5, 3))(jnp.ones(d))
     np.testing.assert_allclose(found.at[:2], places, atol=1e-6)
     np.testing.assert_allclose(np.exp(masses), [0.3, 0.7, 0.0], atol=1e-6)
     np.testing.assert_allclose(found.root[:2], scales[:, None, None] * np.eye(d), atol=1e-6)
+    assert unseen == pytest.approx(2 / 5)  # each was found once
+
+
+def test_searches_go_on_until_each_of_several_modes_was_found_often():
+    """Five peaks, of which the first three searches find three."""
+    places = jnp.array([0.0, 6.0, 12.0, 18.0, 24.0])
+
+    def target(x):
+        return jax.nn.logsumexp(-((x[0] - places) ** 2) / 0.02)
+
+    def found(k, most):
+        return jax.jit(lambda e: find_modes(target, lambda i, first, root: places[i % 5][None] + 0.05, e, 3, k, most))(
+            jnp.ones(1)
+        )
+
+    modes, masses, unseen = found(8, 60)
+    assert np.sum(masses > -np.inf) == 5 and unseen == 0
+    np.testing.assert_allclose(np.sort(modes.at[:5, 0]), places, atol=1e-4)
+    assert found(8, 0)[2] == 1.0 and np.sum(found(8, 0)[1] > -np.inf) == 3
+    assert found(4, 60)[2] == 1.0  # there is one more than slots
+    single = jax.jit(lambda e: find_modes(lambda x: -x @ x, lambda i, first, root: first + i, e, 3, 2, 60))(jnp.ones(2))
+    assert single[2] == 0 and np.sum(single[1] > -np.inf) == 1
 
 
 @pytest.mark.parametrize("d", [1, 2, 4])
-def test_starts_are_told_a_step_of_one_standard_deviation(d):
+def test_starts_are_told_the_curvature_where_the_first_ended(d):
     curvature = np.diag(10.0 ** np.arange(d)) + 0.4 * (1 - np.eye(d))
     steps = []
 
-    def place(i, first, step):
-        jax.debug.callback(lambda i, step: steps.append((int(i), np.asarray(step))), i, step)
+    def place(i, first, root):
+        jax.debug.callback(lambda i, root: steps.append((int(i), np.asarray(root))), i, root)
         return jnp.zeros(d) + i
 
     jax.jit(lambda e: find_modes(lambda x: -x @ curvature @ x / 2, place, e, 3, 2))(jnp.ones(d))[1].block_until_ready()
     jax.effects_barrier()
-    for step in [step for i, step in steps if i > 0]:
-        assert step @ curvature @ step == pytest.approx(1.0)
+    for root in [root for i, root in steps if i > 0]:
+        np.testing.assert_allclose(root @ root.T, curvature, rtol=1e-6)

@@ -191,8 +191,13 @@ def _weights(done: Polish) -> list[Check]:
         sentence = f"The importance weights of unit {worst} have an effective size of {ess[worst]:.1f} of {draws} draws."
     out.append(Check("weights", float(ess[worst]), NAN, float(FEW), level, sentence))
     if several:
+        lost = 0 if done.rule.unseen is None else int(np.sum(done.rule.unseen > 0))
         sentence = f"The posteriors of {several} units have several modes; draws come from all that were found."
-        out.append(Check("modes", float(several), NAN, NAN, "pass", sentence))
+        if lost:
+            sentence += (
+                f" There are more in {lost} of them, or may be: estimates and likelihood are of a part of these posteriors."
+            )
+        out.append(Check("modes", float(several), NAN, NAN, "careful" if lost else "pass", sentence))
     return out
 
 

@@ -193,8 +193,9 @@ def _grid_of_four(fit: Fit, rule: Rule) -> Rule | None:
     """A quadrature over four latents at the means and scales of proposals for draws; None where it cannot be trusted, or costs
     more than draws."""
     nodes, finer, _ = FOUR
-    afforded = latent_size(fit) == 4 and fit._model().n * finer**4 <= FEW_POINTS
-    if not (afforded and isinstance(rule.estep, ImportanceSampling)) or rule.modes is None or rule.modes.max() > 1:
+    if not isinstance(rule.estep, ImportanceSampling) or rule.modes is None or rule.modes.max() > 1:
+        return None
+    if latent_size(fit) != 4 or fit._model().n * finer**4 > FEW_POINTS:
         return None
     own = {name: rule.rows[name][:, 0] for name in ("mean", "cholesky")}
     return Rule(Quadrature(nodes, held=True), own, 1, nodes**4 * 6, rule.modes, rule.away, finer)
@@ -247,11 +248,9 @@ def _by_importance(
         )
     if n_draws is None:
         n_draws = int(np.clip(2_000_000 // rung(n), 2_000, 32_000))
-    estep = ImportanceSampling(max(n_draws // replicates, 20), ModeMixture(), quasi=True)
-    if rule is None or not isinstance(rule.estep, ImportanceSampling):
-        rows = proposals(fit, estep, params)
-    else:
-        rows = rule.rows
+    draws = rule.estep if rule is not None and isinstance(rule.estep, ImportanceSampling) else None
+    estep = ImportanceSampling(max(n_draws // replicates, 20), draws.proposal if draws else ModeMixture(), quasi=True)
+    rows = rule.rows if draws and rule is not None else proposals(fit, estep, params)
     width = _width(fit, estep)
 
     def visited(keys: range, units: np.ndarray) -> tuple[np.ndarray, dict[str, np.ndarray]]:
@@ -291,6 +290,11 @@ def _by_importance(
         message += ("; " if message else "") + (
             f"the weights of {len(bad)} units are so uneven (Pareto k up to {shape:.2f}, effective size {size:.1f}) "
             "that the error itself is too small"
+        )
+    if lost := int(np.sum(rows.get("unseen", np.zeros(1)) > 0)):
+        message += ("; " if message else "") + (
+            f"the posteriors of {lost} units have more modes than were found ({int(rows['modes'].max())}), or may have: without "
+            "the others a likelihood is too low"
         )
     return LogLikelihood(values, se, "importance sampling", message)
 

@@ -36,6 +36,8 @@ NODES: dict[int, tuple[tuple[int, int, float | None], ...]] = {
 COARSE: dict[int, tuple[tuple[int, int, float | None], ...]] = {1: ((11, 15, None),), 2: ((7, 11, None),), 3: ((5, 7, None),)}
 #: and searches for modes of theirs: from the starts, and from five standard deviations to both sides; rounds of draws after them
 SEARCHES, ROUNDS = 5, 2
+#: of posteriors with more modes than usual, or of which some were hardly found
+WIDE = ModeMixture(n_modes=24, most=400)
 #: points over all units that a quadrature may have
 AFFORDABLE = 50_000_000
 #: draws a replicate over all units, the least and the most a unit has, and replicates
@@ -59,7 +61,8 @@ class Rule:
     Attributes:
         estep, rows: see `each_unit`. replicates: independent sets of noise; one where the rule is deterministic.
         width: numbers a unit holds. modes, away: of each unit, how many modes its posterior was found to have, and how far
-            from its mode the search ended, in standard deviations; None where no search was made. finer: nodes of a
+            from its mode the search ended, in standard deviations; None where no search was made. unseen: the share of
+            searches that ended where hardly another did, one where there are more modes than draws come from. finer: nodes of a
             quadrature that this one is to agree with.
     """
 
@@ -70,6 +73,7 @@ class Rule:
     modes: np.ndarray | None = None
     away: np.ndarray | None = None
     finer: int = 0
+    unseen: np.ndarray | None = None
 
     @property
     def deterministic(self) -> bool:
@@ -132,7 +136,11 @@ def best_rule(
         rows = proposals(fit, grid, params) if single is None else single
         return Rule(grid, rows, 1, nodes**size * (size + 2), modes, away, finer)
     rows = rows if some is None else proposals(fit, importance, params, key=key)
-    rule = Rule(importance, rows, REPLICATES, draws * (size + 3), modes, away)
+    if rows["unseen"].max() > 0 and not costly(problem.model):
+        importance = dataclasses.replace(importance, proposal=WIDE)
+        rows = proposals(fit, importance, params, key=key)
+        modes, away = rows["modes"], rows["away"]
+    rule = Rule(importance, rows, REPLICATES, draws * (size + 3), modes, away, unseen=rows["unseen"])
     return rule if size <= 20 or _even(fit, rule, params) else _by_draws(fit, size, draws)
 
 

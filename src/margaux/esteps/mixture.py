@@ -12,7 +12,7 @@ from jaxtyping import Array, Float
 
 from ..numerics import triangular
 from ..numerics.arrays import mapped_as
-from ..numerics.gaussian import Mode, find_modes, normals
+from ..numerics.gaussian import NEGLIGIBLE, Mode, find_modes, normals
 from ..numerics.sampling import pareto_shape
 from ..problem.mixed import AbstractMixed, mixed
 from ..problem.model import AbstractPopulation, for_searches
@@ -21,12 +21,13 @@ from .proposals import LOG_2PI, AbstractProposal
 
 #: successive draws come from the Gaussians (0), Student's t with four degrees of freedom (1), and the population (2)
 PARTS, WITH_POPULATION = (0, 0, 1, 0, 0), (0, 0, 1, 0, 2)
+GOLDEN = (math.sqrt(5) - 1) / 2
 #: scale of the t, in units of the Gaussians
 STRETCH = 2.0
 #: starts of the search for more modes: this many standard deviations away, and mirrored in zero
 FAR = (5.0, -5.0, 20.0, -20.0, 80.0, -80.0)
-#: modes with less than this share of the mass are left out
-NEGLIGIBLE = 1e-6
+#: directions of further searches, and times as many searches as usual until each of several modes was found often
+DIRECTIONS, MORE = 16, 5
 #: rounds in which moments are learned, and draws in each
 ROUNDS, TRIAL = 3, 256
 
@@ -43,13 +44,14 @@ class ModeMixture(AbstractProposal):
     Of a population that is a mixture modes are searched for from the mean of each of its components, too.
 
     Args:
-        n_modes: components at most. searches: for modes, the first from the model's own start, nine at most. rounds: in which
-            moments are learned.
+        n_modes: components at most. searches: for modes, the first from the model's own start. most: searches where several modes
+            are found, until each was found often; five times as many by default. rounds: in which moments are learned.
     """
 
     n_modes: int = eqx.field(static=True, default=3)
     searches: int | Array | np.ndarray = eqx.field(converter=np.asarray, default=3 + len(FAR))
     rounds: int | Array | np.ndarray = eqx.field(converter=np.asarray, default=ROUNDS)
+    most: int | Array | np.ndarray | None = eqx.field(converter=lambda n: None if n is None else np.asarray(n), default=None)
 
     @property
     def extra(self):
@@ -62,13 +64,14 @@ class ModeMixture(AbstractProposal):
         trial = normals(jax.random.fold_in(key, 1), TRIAL, d + self.extra, start.dtype, True)
         starts = start, flat_start(jax.random.fold_in(key, 3), model, params, y)
         means = mapped_as(y, model.component_means(params, y)) if isinstance(model, AbstractMixed) and mixed(model) else None
-        modes, mass, count = self._modes(target, starts, trial[0, :d], means)
+        modes, mass, count, unseen = self._modes(target, starts, trial[:DIRECTIONS, :d], means)
         row = {
             "mean": modes.at,
             "cholesky": modes.root,
             "log_share": jax.nn.log_softmax(mass),
             "away": modes.away[0],
             "modes": count.astype(mass.dtype),
+            "unseen": unseen,
         }
 
         def moments(_, row):
@@ -80,29 +83,37 @@ class ModeMixture(AbstractProposal):
         return jax.lax.fori_loop(0, self.rounds, moments, row)
 
     def _modes(
-        self, target, starts: tuple[Array, Array], normal: Array, means: Float[Array, "c d"] | None = None
-    ) -> tuple[Mode, Array, Array]:
-        """Distinct modes (K, ...), the first from the first of the starts, others also from far away in a normal direction and
-        from the given means; their log masses (minus infinity: none); how many."""
+        self, target, starts: tuple[Array, Array], normal: Float[Array, "m d"], means: Float[Array, "c d"] | None = None
+    ) -> tuple[Mode, Array, Array, Array]:
+        """Distinct modes (K, ...), the first from the first of the starts, others also from far away in normal directions and
+        from the given means; their log masses (minus infinity: none); how many; and see `find_modes`."""
         start, other = starts
-        reach = jnp.asarray((0.0, 0.0, 0.0, *FAR), start.dtype)
-
-        def place(i, first, step):
-            near = jnp.where(i == 0, start, jnp.where(i == 1, other, -first))
-            at = jnp.where(i < 3, near, first + reach[i] * step)
-            return at if means is None else jnp.where(i < self.searches, at, means[i - self.searches])
-
+        reach, directions = jnp.asarray(FAR, start.dtype), normal / jnp.sqrt(jnp.sum(normal**2, axis=1, keepdims=True))
         searches = self.searches if means is None else self.searches + len(means)
-        modes, mass = find_modes(target, place, normal, searches, self.n_modes)
+
+        def place(i, first, root):
+            near = jnp.where(i == 0, start, jnp.where(i == 1, other, -first))
+            turn, far = jnp.divmod(jnp.maximum(i - 3, 0), len(FAR))
+            # The first direction as far as `FAR` says, others up to half as near and sixteen times as far.
+            length = reach[far] * jnp.where(turn == 0, 1.0, 2.0 ** (5 * ((turn * GOLDEN) % 1.0) - 1))
+            direction = directions[turn % len(directions)]
+            step = triangular.solve_transposed(root, direction)
+            step = jnp.where(jnp.isfinite(step), step, direction)
+            at = jnp.where(i < 3, near, first + length * step)
+            own = (i >= self.searches) & (i < searches)
+            return at if means is None else jnp.where(own, means[i - self.searches], at)
+
+        most = MORE * searches if self.most is None else self.most
+        modes, mass, unseen = find_modes(target, place, start, searches, self.n_modes, most)
         kept = mass > jnp.max(mass) + np.log(NEGLIGIBLE)
         kept = kept | (~jnp.any(kept) & (jnp.arange(self.n_modes) == 0))
-        return modes, jnp.where(kept, mass, -jnp.inf), jnp.sum(kept)
+        return modes, jnp.where(kept, mass, -jnp.inf), jnp.sum(kept), unseen
 
     def blank(self, d: int) -> dict[str, np.ndarray]:
         """A row of the shapes of those that `init` makes for d latents."""
         k = self.n_modes
         means = {"mean": np.zeros((k, d)), "cholesky": np.zeros((k, d, d)), "log_share": np.zeros(k)}
-        return means | {"away": np.zeros(()), "modes": np.zeros(())}
+        return means | {"away": np.zeros(()), "modes": np.zeros(()), "unseen": np.zeros(())}
 
     def follow(self, model, params, row, y):
         return row
@@ -115,7 +126,7 @@ class ModeMixture(AbstractProposal):
         # Draws go to the components by rank within each run of five, in proportions that are then counted, not estimated.
         rank = (jnp.arange(m) // len(PARTS) + 0.5) / -(-m // len(PARTS))
         ends = jnp.cumsum(jnp.exp(row["log_share"]))
-        own = jnp.minimum(jnp.sum(rank[:, None] > ends / ends[-1], axis=1), self.n_modes - 1)
+        own = jnp.minimum(jnp.sum(rank[:, None] > ends / ends[-1], axis=1), len(ends) - 1)
         # Chi-squared with four degrees of freedom is minus twice the log of a product of two uniforms, which normals of some
         # eight standard deviations at most make without another formula for the tail.
         chi = -2 * jnp.sum(jnp.log(jax.lax.erfc(pair * -math.sqrt(0.5)) / 2), axis=1)
@@ -136,7 +147,7 @@ class ModeMixture(AbstractProposal):
             share = jnp.log(jnp.mean(own_kinds, axis=1, dtype=x.dtype))
             return jnp.stack([gauss, student]) + (share - jnp.sum(jnp.log(jnp.diagonal(root))))[:, None]
 
-        parts = jax.vmap(component)(jnp.arange(self.n_modes), row["mean"], row["cholesky"]).reshape(-1, m)
+        parts = jax.vmap(component)(jnp.arange(len(ends)), row["mean"], row["cholesky"]).reshape(-1, m)
         if population is not None:
             square = jnp.sum(_whiten(root, (x - mean).T) ** 2, axis=0)
             share = np.log(np.mean(pattern == 2)) - jnp.sum(jnp.log(jnp.diagonal(root)))

@@ -11,13 +11,14 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, PRNGKeyArray, Scalar
 
-from . import triangular
 from .arrays import mapped_as
 
 #: a mode is found where Newton's step is shorter than this, in posterior standard deviations
 FOUND = 1e-4
 #: modes closer than this, in standard deviations, are one
 APART = 1.0
+#: modes with less than this share of the mass are left out; how often one is to be found: from more than one direction
+NEGLIGIBLE, ENOUGH = 1e-6, 4
 #: turns that a search has at most, and one for a further mode: where a density falls as fast as an exponential of an exponential,
 #: the way back takes one for each power of e
 MOST, FURTHER = 200, 50
@@ -84,72 +85,87 @@ def find_mode(logdensity: Callable[[Float[Array, " d"]], Scalar], start: Float[A
 
 def find_modes(
     logdensity: Callable[[Float[Array, " d"]], Scalar],
-    place: Callable[[Array, Float[Array, " d"], Float[Array, " d"]], Float[Array, " d"]],
-    direction: Float[Array, " d"],
+    place: Callable[[Array, Float[Array, " d"], Float[Array, "d d"]], Float[Array, " d"]],
+    like: Float[Array, " d"],
     searches: int | Array | np.ndarray,
     k: int,
-) -> tuple[Mode, Float[Array, " k"]]:
-    """Distinct modes (k, ...), the first where the first search ended, whatever that is, and their log masses: minus infinity
-    where there is none.
+    most: int | Array | np.ndarray = 0,
+) -> tuple[Mode, Float[Array, " k"], Scalar]:
+    """Distinct modes (k, ...), the first where the first search ended, whatever that is; their log masses, minus infinity where
+    there is none; and the share of searches that ended where fewer than `ENOUGH` did, which are a sign that there are more modes
+    that nobody has found, or one where there were more than k.
 
     Searches are made one after the other by one loop, so that units beside each other do not wait for the slowest of each; one
     that comes within `APART` of a mode that is known ends there.
 
     Args:
-        place: where a search starts, from its number, where the first ended, and a step of one standard deviation there in
-            the given direction.
+        place: where a search starts, from its number, where the first ended, and the Cholesky factor of the curvature there.
+        like: an array of the shape of a point. most: searches where several modes are found, until each was found often enough.
     """
-    d, dtype = direction.size, direction.dtype
-    zero, slots = jnp.zeros(d, dtype), np.arange(k)
-    direction = direction / jnp.sqrt(jnp.sum(direction**2))
-    begin, turn = _newton(logdensity, direction, measured=True)
+    d, dtype = like.size, like.dtype
+    zero, slots, eye = jnp.zeros(d, dtype), np.arange(k), jnp.eye(d, dtype=dtype)
+    begin, turn = _newton(logdensity, like, measured=True)
     nothing = _Known(
         jnp.zeros((k, d), dtype),
-        jnp.broadcast_to(jnp.eye(d, dtype=dtype), (k, d, d)),
+        jnp.broadcast_to(eye, (k, d, d)),
         jnp.full(k, -jnp.inf, dtype),
         jnp.full(k, jnp.inf, dtype),
         jnp.full(k, -jnp.inf, dtype),
+        jnp.zeros(k, dtype),
     )
 
     def go_on(state):
-        i, count, climb, known, step = state
+        i, count, climb, known, first, met = state
         climb, away, root = turn(climb)
         _, at, damping, (value, _, curvature) = climb
         gap = at - known.at
         near = known.is_one & (jnp.einsum("ki,kij,kj->k", gap, known.curvature, gap) < APART**2)
-        most = jnp.where(i == 0, MOST, FURTHER)
-        done = (away <= FOUND) | (damping >= HOPELESS) | (count >= most) | ((i > 0) & jnp.any(near))
+        longest = jnp.where(i == 0, MOST, FURTHER)
+        done = (away <= FOUND) | (damping >= HOPELESS) | (count >= longest) | ((i > 0) & jnp.any(near))
         near = near | ((known.mass > -jnp.inf) & (jnp.einsum("ki,ij,kj->k", gap, curvature, gap) < APART**2))
         mass = value - jnp.sum(jnp.log(jnp.diagonal(root)))
         new = (away < APART) & jnp.isfinite(mass) & ~jnp.any(near)
         # The first stays whatever it is, so that every unit has a proposal; then the slot of least mass, if that is less.
         slot = jnp.where(i == 0, 0, jnp.argmin(jnp.where(slots == 0, jnp.inf, known.mass)))
         put = done & ((i == 0) | (new & (mass > known.mass[slot]) & (k > 1)))
-        found = _Known(at, curvature, value, away, jnp.where(jnp.isfinite(mass), mass, -1e300))
-        known = jax.tree.map(lambda old, one: jnp.where(put, old.at[slot].set(one), old), known, found)
-        toward = triangular.solve_transposed(root, direction)
-        step = jnp.where(done & (i == 0), jnp.where(jnp.isfinite(toward), toward, direction), step)
+        times = known.times + (done & (i > 0) & near)
+        found = _Known(at, curvature, value, away, jnp.where(jnp.isfinite(mass), mass, -1e300), jnp.ones((), dtype))
+        known = jax.tree.map(lambda old, one: jnp.where(put, old.at[slot].set(one), old), known._replace(times=times), found)
+        met = met + (done & ((i == 0) | new))
+        first = jnp.where(done & (i == 0), root, first)
         i = jnp.where(done, i + 1, i)
-        following = begin(place(i, known.at[0], step))
+        following = begin(place(i, known.at[0], first))
         climb = jax.tree.map(lambda fresh, old: jnp.where(done, fresh, old), following, climb)
-        return i, jnp.where(done, -1, count + 1), climb, known, step
+        return i, jnp.where(done, -1, count + 1), climb, known, first, met
 
-    first = mapped_as(direction, (0, -1, begin(place(jnp.asarray(0), zero, zero)), nothing, zero))
-    known = jax.lax.while_loop(lambda state: state[0] < searches, go_on, first)[3]
+    def unfinished(state):
+        i, _, _, known, _, met = state
+        return (i < searches) | ((i < most) & (known.rare > 0) & (met <= k))
+
+    start = mapped_as(like, (0, -1, begin(place(jnp.asarray(0), zero, eye)), nothing, eye, jnp.zeros((), dtype)))
+    i, _, _, known, _, met = jax.lax.while_loop(unfinished, go_on, start)
     roots = jax.vmap(_inverse_root)(known.curvature)
     masses = known.value + jnp.sum(jnp.log(jnp.diagonal(roots, axis1=1, axis2=2)), axis=1) + d / 2 * math.log(2 * math.pi)
     masses = jnp.where(jnp.isfinite(masses), masses, -1e300)
-    return Mode(known.at, roots, known.value, known.away), jnp.where(known.mass > -jnp.inf, masses, -jnp.inf)
+    unseen = jnp.where(met > k, 1.0, known.rare / i)
+    return Mode(known.at, roots, known.value, known.away), jnp.where(known.mass > -jnp.inf, masses, -jnp.inf), unseen
 
 
 class _Known(NamedTuple):
-    """Modes that were found (k, ...), or one; `mass` is minus infinity where there is none."""
+    """Modes that were found (k, ...), or one; `mass` is minus infinity where there is none; `times`, how often."""
 
     at: Array
     curvature: Array
     value: Array
     away: Array
     mass: Array
+    times: Array
+
+    @property
+    def rare(self) -> Array:
+        """Searches that ended at those of several modes of some mass where few did."""
+        counted = self.mass > jnp.max(self.mass) + np.log(NEGLIGIBLE)
+        return jnp.where(jnp.sum(counted) > 1, jnp.sum(jnp.where(counted & (self.times < ENOUGH), self.times, 0.0)), 0.0)
 
     @property
     def is_one(self) -> Array:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import operator
 from collections.abc import Callable
 from typing import Any
 
@@ -38,7 +40,7 @@ def _derivatives(function: Callable[[Array, Any], Array], order: int) -> Callabl
         found = _derivatives(function, order + 1)(x, data)
         step = _materialised(tangents[0])
         # Term by term: products and sums of vectors this short take longer than they do.
-        moved = tuple(sum(slope[..., i] * step[i] for i in range(len(x))) for slope in found[1:])
+        moved = tuple(functools.reduce(operator.add, [slope[..., i] * step[i] for i in range(len(x))]) for slope in found[1:])
         if not all(_is_nothing(leaf) for leaf in jax.tree.leaves(tangents[1], is_leaf=_is_nothing)):
             beside = jax.tree.map(_materialised, tangents[1], is_leaf=_is_nothing)
             own = jax.jvp(lambda data: _computed(function, order, x, data), (data,), (beside,))[1]

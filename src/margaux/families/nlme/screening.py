@@ -149,7 +149,8 @@ def likelihood(fit: Fit, replicates: int = REPLICATES, proposal: ModeMixture | N
         if value.se <= ERROR:
             return float(value)
         rule = dataclasses.replace(rule, rows=None)
-    estep = ImportanceSampling(DRAWS, ModeMixture(), quasi=True)
+    own = rule.estep.proposal if isinstance(rule.estep, ImportanceSampling) else ModeMixture()
+    estep = ImportanceSampling(DRAWS, own, quasi=True)
     rows = proposals(fit, estep) if rule.rows is None else rule.rows
     while True:
         value = loglik(fit, estep=estep, replicates=replicates, rows=rows)
