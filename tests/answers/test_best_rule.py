@@ -4,6 +4,7 @@
 # pyright: reportArgumentType=false, reportAttributeAccessIssue=false, reportCallIssue=false, reportOptionalMemberAccess=false, reportOptionalSubscript=false
 
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
