@@ -82,9 +82,9 @@ def loglik(
     each posterior has one mode and the rule agrees with a finer and with a finer and wider one; otherwise "importance": draws
     from a mixture over the modes of each unit (`margaux.esteps.ModeMixture`), `replicates` independent randomisations of a
     quasi-Monte-Carlo rule, more of them for the units that need it until the error is below `tol`, or `.message` says that it
-    is not. The error is the
-    delta method's over replicates. `estep` puts another importance sampler in its place, with draws (and `rows`, see `proposals`)
-    of its own. "quadrature" and "laplace" (one node, of unknown error) whatever the posterior looks like,
+    is not, or that modes may be missing. The error is the delta method's over replicates. `estep` puts another importance sampler
+    in its place, with draws (and `rows`, see `proposals`) of its own. "quadrature" and "laplace" (one node, of unknown error)
+    whatever the posterior looks like,
     "exact": enumeration alone. "harmonic", "student" and "annealed": see `margaux.answers.evidence`.
 
     Args:

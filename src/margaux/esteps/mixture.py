@@ -21,11 +21,12 @@ from .proposals import LOG_2PI, AbstractProposal
 
 #: successive draws come from the Gaussians (0), Student's t with four degrees of freedom (1), and the population (2)
 PARTS, WITH_POPULATION = (0, 0, 1, 0, 0), (0, 0, 1, 0, 2)
-GOLDEN = (math.sqrt(5) - 1) / 2
 #: scale of the t, in units of the Gaussians
 STRETCH = 2.0
 #: starts of the search for more modes: this many standard deviations away, and mirrored in zero
 FAR = (5.0, -5.0, 20.0, -20.0, 80.0, -80.0)
+#: whose multiples fill the unit interval evenly: by how much further searches start nearer or farther
+GOLDEN = (math.sqrt(5) - 1) / 2
 #: directions of further searches, and times as many searches as usual until each of several modes was found often
 DIRECTIONS, MORE = 16, 5
 #: rounds in which moments are learned, and draws in each
