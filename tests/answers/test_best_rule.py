@@ -53,7 +53,7 @@ def fit(n=100, model=None, estep=None):
 @pytest.fixture
 def found(monkeypatch):
     """Latents a unit, modes that are found, and what proposals are asked for."""
-    state = SimpleNamespace(size=1, modes=1.0, unseen=0.0, even=True, trouble=False, calls=[])
+    state = SimpleNamespace(size=1, modes=1.0, unseen=0.0, even=True, trouble=False, calls=[], suspects=0)
 
     def proposals(fit, estep, params=None, units=None, key=0):
         state.calls.append((type(estep).__name__, params, None if units is None else len(units), key))
@@ -62,11 +62,24 @@ def found(monkeypatch):
             return {"mean": "of the quadrature", "cholesky": "of the quadrature"}
         modes = np.ones(n)
         modes[7] = state.modes
+        return rows(n, modes)
+
+    def rows(n, modes):
         return {"modes": modes, "away": np.arange(n) / 10, "mean": np.arange(3.0 * n).reshape(n, 3), "cholesky": np.ones((n, 3)),
                 "unseen": np.full(n, state.unseen)}  # fmt: skip
 
+    def widely(fit, rows, params, key, units):
+        state.calls.append(("widely", params, len(units), key))
+        return rows | {"mean": np.zeros((len(rows["mean"]), module.WIDE.n_modes))}
+
+    def with_hidden(fit, rows, params, key):
+        return widely(fit, rows, params, key, np.arange(state.suspects)) if state.suspects else rows
+
     monkeypatch.setattr(module, "latent_size", lambda fit: state.size)
     monkeypatch.setattr(module, "proposals", proposals)
+    monkeypatch.setattr(module, "suspects", lambda fit, rows, params, asked: asked[: state.suspects])
+    monkeypatch.setattr(module, "with_hidden", with_hidden)
+    monkeypatch.setattr(module, "widely", widely)
     monkeypatch.setattr(module, "_even", lambda fit, rule, params: state.even)
     monkeypatch.setattr(module, "continuous_trouble", lambda fit: state.trouble)
     return state
@@ -117,6 +130,25 @@ def test_many_modes_are_searched_for_widely_unless_a_density_takes_long(slow, fo
     found.unseen = 0.0
     rule = best_rule(fit())
     assert rule.estep.proposal.n_modes == 3 and len(found.calls) == (2 if slow else 3)
+
+
+@pytest.mark.parametrize(("n", "calls"), [
+    (100, [("ImportanceSampling", None), ("widely", 2)]),
+    (10_000, [("ImportanceSampling", 5000), ("ImportanceSampling", None), ("widely", 2)]),
+])  # fmt: skip
+@pytest.mark.parametrize("modes", [1.0, 3.0])
+def test_modes_may_be_where_other_units_have_theirs(n, calls, modes, found):
+    """Looked for once: what was searched widely is not searched again, and one mode is for a quadrature."""
+    found.suspects, found.modes, found.unseen = 2, modes, 0.1
+    rule: Any = best_rule(fit(n))
+    assert [call[:3:2] for call in found.calls] == calls
+    if modes == 1:
+        assert isinstance(rule.estep, mx.Quadrature)
+    else:
+        assert rule.estep.proposal is module.WIDE and rule.unseen is rule.rows["unseen"]
+    found.calls.clear()
+    best_rule(fit(n), proposal=ModeMixture(n_modes=2))
+    assert ("widely", 2) not in [call[:3:2] for call in found.calls]
 
 
 @pytest.mark.parametrize(("n", "draws"), [(10, 4000), (20, 2500), (100, 446), (600, 100)])

@@ -78,6 +78,14 @@ def test_searches_go_on_until_each_of_several_modes_was_found_often():
     np.testing.assert_allclose(np.sort(modes.at[:5, 0]), places, atol=1e-4)
     assert found(8, 0)[2] == 1.0 and np.sum(found(8, 0)[1] > -np.inf) == 3
     assert found(4, 60)[2] == 1.0  # there is one more than slots
+    heights = jnp.array([0.0, 0.0, -40.0, -50.0, -60.0])  # and where three of the five do not count, two slots do
+
+    def uneven(x):
+        return jax.nn.logsumexp(heights - (x[0] - places) ** 2 / 0.02)
+
+    low = jax.jit(lambda e: find_modes(uneven, lambda i, first, root: places[i % 5][None], e, 25, 2))(jnp.ones(1))
+    np.testing.assert_allclose(np.sort(low[0].at[:, 0]), [0.0, 6.0], atol=1e-4)
+    assert low[2] == 0
     single = jax.jit(lambda e: find_modes(lambda x: -x @ x, lambda i, first, root: first + i, e, 3, 2, 60))(jnp.ones(2))
     assert single[2] == 0 and np.sum(single[1] > -np.inf) == 1
 

@@ -19,6 +19,7 @@ from ..numerics.ladder import rung
 from ..numerics.sampling import HEAVY
 from ..problem.mixed import mixed
 from ..problem.model import AbstractConcave, AbstractConjugate, AbstractDiscrete, AbstractModel, costly
+from .hidden import WIDE, suspects, widely, with_hidden
 from .posterior import latent_size, proposals
 
 if TYPE_CHECKING:
@@ -36,8 +37,6 @@ NODES: dict[int, tuple[tuple[int, int, float | None], ...]] = {
 COARSE: dict[int, tuple[tuple[int, int, float | None], ...]] = {1: ((11, 15, None),), 2: ((7, 11, None),), 3: ((5, 7, None),)}
 #: and searches for modes of theirs: from the starts, and from five standard deviations to both sides; rounds of draws after them
 SEARCHES, ROUNDS = 5, 2
-#: of posteriors with more modes than usual, or of which some were hardly found
-WIDE = ModeMixture(n_modes=24, most=400)
 #: points over all units that a quadrature may have
 AFFORDABLE = 50_000_000
 #: draws a replicate over all units, the least and the most a unit has, and replicates
@@ -124,6 +123,10 @@ def best_rule(
         return Rule(grid, proposals(fit, grid, params), 1, nodes**size * (size + 2), finer=finer)
     some, several = sample(problem.n), mixed(problem.model)
     rows = proposals(fit, importance, params, some, key)
+    if proposal is None and some is not None and len(suspects(fit, rows, params, some)):
+        rows, some = proposals(fit, importance, params, key=key), None
+    if proposal is None and some is None:
+        rows = with_hidden(fit, rows, params, key)
     modes, away = (rows[name] if some is None else rows[name][some] for name in ("modes", "away"))
     if affordable and (modes.max() == 1 or several):
         grid = Quadrature(nodes, held=True, reach=reach)
@@ -136,10 +139,12 @@ def best_rule(
         rows = proposals(fit, grid, params) if single is None else single
         return Rule(grid, rows, 1, nodes**size * (size + 2), modes, away, finer)
     rows = rows if some is None else proposals(fit, importance, params, key=key)
-    if rows["unseen"].max() > 0 and not costly(problem.model):
-        importance = dataclasses.replace(importance, proposal=WIDE)
-        rows = proposals(fit, importance, params, key=key)
+    wide = np.shape(rows["mean"])[1] == WIDE.n_modes
+    if rows["unseen"].max() > 0 and not wide and not costly(problem.model):
+        rows, wide = widely(fit, rows, params, key, np.flatnonzero(rows["unseen"])), True
         modes, away = rows["modes"], rows["away"]
+    if wide:
+        importance = dataclasses.replace(importance, proposal=WIDE)
     rule = Rule(importance, rows, REPLICATES, draws * (size + 3), modes, away, unseen=rows["unseen"])
     return rule if size <= 20 or _even(fit, rule, params) else _by_draws(fit, size, draws)
 

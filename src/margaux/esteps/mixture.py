@@ -47,12 +47,14 @@ class ModeMixture(AbstractProposal):
     Args:
         n_modes: components at most. searches: for modes, the first from the model's own start. most: searches where several modes
             are found, until each was found often; five times as many by default. rounds: in which moments are learned.
+        places: points of the latents' space (p, d), where other units have their modes: every second search starts there.
     """
 
     n_modes: int = eqx.field(static=True, default=3)
     searches: int | Array | np.ndarray = eqx.field(converter=np.asarray, default=3 + len(FAR))
     rounds: int | Array | np.ndarray = eqx.field(converter=np.asarray, default=ROUNDS)
     most: int | Array | np.ndarray | None = eqx.field(converter=lambda n: None if n is None else np.asarray(n), default=None)
+    places: Float[Array, "p d"] | np.ndarray | None = None
 
     @property
     def extra(self):
@@ -86,7 +88,7 @@ class ModeMixture(AbstractProposal):
     def _modes(
         self, target, starts: tuple[Array, Array], normal: Float[Array, "m d"], means: Float[Array, "c d"] | None = None
     ) -> tuple[Mode, Array, Array, Array]:
-        """Distinct modes (K, ...), the first from the first of the starts, others also from far away in normal directions and
+        """Distinct modes (K, ...), that of most mass first, searched for from the starts, from far away in normal directions and
         from the given means; their log masses (minus infinity: none); how many; and see `find_modes`."""
         start, other = starts
         reach, directions = jnp.asarray(FAR, start.dtype), normal / jnp.sqrt(jnp.sum(normal**2, axis=1, keepdims=True))
@@ -101,11 +103,16 @@ class ModeMixture(AbstractProposal):
             step = triangular.solve_transposed(root, direction)
             step = jnp.where(jnp.isfinite(step), step, direction)
             at = jnp.where(i < 3, near, first + length * step)
+            if self.places is not None:
+                at = jnp.where((i >= 3) & (i % 2 == 1), jnp.asarray(self.places, at.dtype)[(i // 2) % len(self.places)], at)
             own = (i >= self.searches) & (i < searches)
             return at if means is None else jnp.where(own, means[i - self.searches], at)
 
         most = MORE * searches if self.most is None else self.most
         modes, mass, unseen = find_modes(target, place, start, searches, self.n_modes, most)
+        best = jnp.argmax(mass)
+        order = jnp.arange(self.n_modes).at[0].set(best).at[best].set(0)
+        modes, mass = jax.tree.map(lambda leaf: leaf[order], modes), mass[order]
         kept = mass > jnp.max(mass) + np.log(NEGLIGIBLE)
         kept = kept | (~jnp.any(kept) & (jnp.arange(self.n_modes) == 0))
         return modes, jnp.where(kept, mass, -jnp.inf), jnp.sum(kept), unseen

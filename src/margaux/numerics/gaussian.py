@@ -93,7 +93,7 @@ def find_modes(
 ) -> tuple[Mode, Float[Array, " k"], Scalar]:
     """Distinct modes (k, ...), the first where the first search ended, whatever that is; their log masses, minus infinity where
     there is none; and the share of searches that ended where fewer than `ENOUGH` did, which are a sign that there are more modes
-    that nobody has found, or one where there were more than k.
+    that nobody has found, or one where there were more than k that count.
 
     Searches are made one after the other by one loop, so that units beside each other do not wait for the slowest of each; one
     that comes within `APART` of a mode that is known ends there.
@@ -115,7 +115,7 @@ def find_modes(
     )
 
     def go_on(state):
-        i, count, climb, known, first, met = state
+        i, count, climb, known, first, lost = state
         climb, away, root = turn(climb)
         _, at, damping, (value, _, curvature) = climb
         gap = at - known.at
@@ -128,26 +128,27 @@ def find_modes(
         # The first stays whatever it is, so that every unit has a proposal; then the slot of least mass, if that is less.
         slot = jnp.where(i == 0, 0, jnp.argmin(jnp.where(slots == 0, jnp.inf, known.mass)))
         put = done & ((i == 0) | (new & (mass > known.mass[slot]) & (k > 1)))
+        # What has no slot: the mode itself, or whose slot it takes.
+        lost = jnp.where(done & (i > 0) & new, jnp.maximum(lost, jnp.minimum(mass, known.mass[slot])), lost)
         times = known.times + (done & (i > 0) & near)
         found = _Known(at, curvature, value, away, jnp.where(jnp.isfinite(mass), mass, -1e300), jnp.ones((), dtype))
         known = jax.tree.map(lambda old, one: jnp.where(put, old.at[slot].set(one), old), known._replace(times=times), found)
-        met = met + (done & ((i == 0) | new))
         first = jnp.where(done & (i == 0), root, first)
         i = jnp.where(done, i + 1, i)
         following = begin(place(i, known.at[0], first))
         climb = jax.tree.map(lambda fresh, old: jnp.where(done, fresh, old), following, climb)
-        return i, jnp.where(done, -1, count + 1), climb, known, first, met
+        return i, jnp.where(done, -1, count + 1), climb, known, first, lost
 
     def unfinished(state):
-        i, _, _, known, _, met = state
-        return (i < searches) | ((i < most) & (known.rare > 0) & (met <= k))
+        i, _, _, known, _, lost = state
+        return (i < searches) | ((i < most) & (known.rare > 0) & (lost <= known.least))
 
-    start = mapped_as(like, (0, -1, begin(place(jnp.asarray(0), zero, eye)), nothing, eye, jnp.zeros((), dtype)))
-    i, _, _, known, _, met = jax.lax.while_loop(unfinished, go_on, start)
+    start = mapped_as(like, (0, -1, begin(place(jnp.asarray(0), zero, eye)), nothing, eye, jnp.full((), -jnp.inf, dtype)))
+    i, _, _, known, _, lost = jax.lax.while_loop(unfinished, go_on, start)
     roots = jax.vmap(_inverse_root)(known.curvature)
     masses = known.value + jnp.sum(jnp.log(jnp.diagonal(roots, axis1=1, axis2=2)), axis=1) + d / 2 * math.log(2 * math.pi)
     masses = jnp.where(jnp.isfinite(masses), masses, -1e300)
-    unseen = jnp.where(met > k, 1.0, known.rare / i)
+    unseen = jnp.where(lost > known.least, 1.0, known.rare / i)
     return Mode(known.at, roots, known.value, known.away), jnp.where(known.mass > -jnp.inf, masses, -jnp.inf), unseen
 
 
@@ -162,9 +163,14 @@ class _Known(NamedTuple):
     times: Array
 
     @property
+    def least(self) -> Array:
+        """The log mass from which on a mode counts."""
+        return jnp.max(self.mass) + np.log(NEGLIGIBLE)
+
+    @property
     def rare(self) -> Array:
         """Searches that ended at those of several modes of some mass where few did."""
-        counted = self.mass > jnp.max(self.mass) + np.log(NEGLIGIBLE)
+        counted = self.mass > self.least
         return jnp.where(jnp.sum(counted) > 1, jnp.sum(jnp.where(counted & (self.times < ENOUGH), self.times, 0.0)), 0.0)
 
     @property

@@ -1,0 +1,118 @@
+"""Modes that no search from a unit's own neighbourhood meets."""
+
+from __future__ import annotations
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from scipy import special, stats
+
+import margaux as mx
+from helpers import normal
+from margaux.answers import best_rule, hidden
+from margaux.answers.hidden import LOOKS, WIDE, places, suspects, with_hidden
+from margaux.answers.likelihood import loglik
+from margaux.answers.posterior import proposals
+from margaux.esteps import ModeMixture
+from margaux.problem.model import AbstractConcave
+
+TIMES, POPULATION = np.arange(1, 6), 6.0
+
+
+class Frequency(mx.AbstractModel):
+    """y_t = cos(z t) + noise of a scale, z ~ N(mu, 6): narrow lobes all over the population."""
+
+    scale: float
+
+    def log_joint(self, params, z, y):
+        return jnp.sum(normal(y, jnp.cos(z * TIMES), self.scale)) + normal(z, params["mu"], POPULATION)
+
+    def init_latents(self, key, params, y):
+        return jnp.asarray(0.5)
+
+
+class Line(Frequency):
+    """The same with a straight line, whose posteriors are Gaussians."""
+
+    def log_joint(self, params, z, y):
+        return jnp.sum(normal(y, z * TIMES, self.scale)) + normal(z, params["mu"], POPULATION)
+
+
+class Concave(Line, AbstractConcave):
+    @property
+    def concave(self):
+        return True
+
+
+def data(scale, seed, n=8):
+    rng = np.random.default_rng(seed)
+    z = rng.normal(0, POPULATION, (n, 1))
+    return np.cos(z * TIMES) + scale * rng.normal(size=(n, len(TIMES)))
+
+
+def at_zero(model, y):
+    params = {"mu": 0.0}
+    return mx.fit(model, y, mx.soul(), mx.MCMC(mx.ULA(1e-3)), params=params, n_iter=1, progress=False, throw=False).at(params)
+
+
+def exact(y, scale):
+    """By a fine grid."""
+    grid = np.linspace(-45, 45, 400_001)
+    prior = stats.norm.logpdf(grid, 0.0, POPULATION) + np.log(grid[1] - grid[0])
+    return np.array(
+        [special.logsumexp(stats.norm.logpdf(own, np.cos(grid[:, None] * TIMES), scale).sum(axis=1) + prior) for own in y]
+    )
+
+
+@pytest.mark.parametrize(("scale", "seed"), [(0.02, 0), (0.02, 1), (0.05, 0), (0.1, 2)])
+def test_a_side_lobe_is_not_taken_for_the_posterior(scale, seed):
+    """Searches from a unit's own start end up to 8,000 log units below its mode."""
+    y = data(scale, seed)
+    fit = at_zero(Frequency(scale), y)
+    rows = proposals(fit, mx.ImportanceSampling(2, ModeMixture()))
+    assert len(suspects(fit, rows, fit.params, np.arange(8))) == 8
+    found = loglik(fit)
+    error = found.per_unit - exact(y, scale)
+    assert np.abs(error).max() < 0.3 and np.median(np.abs(error)) < 0.05
+    assert "more modes than were found" in found.message
+
+
+def test_nothing_is_searched_for_where_one_mode_is_all():
+    y = data(0.3, 0)
+    for model in (Line(0.3), Concave(0.3)):
+        fit = at_zero(model, y)
+        rows = proposals(fit, mx.ImportanceSampling(2, ModeMixture()))
+        assert len(suspects(fit, rows, fit.params, np.arange(8))) == 0
+        assert with_hidden(fit, rows, fit.params, 0) is rows
+    single = at_zero(Frequency(0.3), y[:1])
+    rows = proposals(single, mx.ImportanceSampling(2, ModeMixture()))
+    assert len(suspects(single, rows, single.params, np.arange(1))) == 0
+    assert best_rule(single).modes is not None
+
+
+def test_units_that_are_no_suspects_keep_their_rows(monkeypatch):
+    y = data(0.05, 0)
+    fit = at_zero(Frequency(0.05), y)
+    rows = proposals(fit, mx.ImportanceSampling(2, ModeMixture()))
+    rows["unseen"][:] = 0
+    monkeypatch.setattr(hidden, "suspects", lambda *_: np.array([4]))
+    wide = with_hidden(fit, rows, fit.params, 0)
+    assert wide["mean"].shape == (8, WIDE.n_modes, 1) and wide["cholesky"].shape == (8, WIDE.n_modes, 1, 1)
+    others = np.delete(np.arange(8), 4)
+    for name, old in rows.items():
+        kept = wide[name][others]
+        np.testing.assert_array_equal(kept[:, : old.shape[1]] if old.ndim > 1 else kept, old[others])
+    assert np.all(np.isneginf(wide["log_share"][others, 3:])) and np.all(np.isfinite(wide["mean"]))
+    assert wide["modes"][4] > rows["modes"][4]
+
+
+def test_places_are_spread_as_modes_are():
+    rng = np.random.default_rng(0)
+    modes = rng.normal([0.0, 100.0], [1.0, 10.0], (500, 2))
+    modes[7] = np.inf
+    near, far = places(modes, 2000), places(modes, 2000, 64.0)
+    np.testing.assert_allclose(near.mean(axis=0), [0, 100], atol=1.0)
+    # The variances of a mode, and of a share of the difference of two: 1 + 2 / 3.
+    np.testing.assert_allclose(near.var(axis=0), [5 / 3, 500 / 3], rtol=0.15)
+    assert np.all(far.std(axis=0) > 4 * near.std(axis=0))
+    assert places(np.full((3, 2), np.nan), LOOKS).shape == (LOOKS, 2)
