@@ -9,11 +9,12 @@ from scipy import special, stats
 
 import margaux as mx
 from helpers import normal
-from margaux.answers import best_rule, hidden
-from margaux.answers.hidden import LOOKS, WIDE, places, suspects, with_hidden
+from margaux.answers import best_rule
+from margaux.answers.hidden import WIDE, with_hidden
 from margaux.answers.likelihood import loglik
 from margaux.answers.posterior import proposals
 from margaux.esteps import ModeMixture
+from margaux.esteps.elsewhere import against, places
 from margaux.problem.model import AbstractConcave
 
 TIMES, POPULATION = np.arange(1, 6), 6.0
@@ -70,7 +71,7 @@ def test_a_side_lobe_is_not_taken_for_the_posterior(scale, seed):
     y = data(scale, seed)
     fit = at_zero(Frequency(scale), y)
     rows = proposals(fit, mx.ImportanceSampling(2, ModeMixture()))
-    assert len(suspects(fit, rows, fit.params, np.arange(8))) == 8
+    assert np.all(rows["against"] > 0)
     found = loglik(fit)
     error = found.per_unit - exact(y, scale)
     assert np.abs(error).max() < 0.3 and np.median(np.abs(error)) < 0.05
@@ -82,20 +83,19 @@ def test_nothing_is_searched_for_where_one_mode_is_all():
     for model in (Line(0.3), Concave(0.3)):
         fit = at_zero(model, y)
         rows = proposals(fit, mx.ImportanceSampling(2, ModeMixture()))
-        assert len(suspects(fit, rows, fit.params, np.arange(8))) == 0
+        assert not rows["against"].any()
         assert with_hidden(fit, rows, fit.params, 0) is rows
     single = at_zero(Frequency(0.3), y[:1])
     rows = proposals(single, mx.ImportanceSampling(2, ModeMixture()))
-    assert len(suspects(single, rows, single.params, np.arange(1))) == 0
+    assert not rows["against"].any()
     assert best_rule(single).modes is not None
 
 
-def test_units_that_are_no_suspects_keep_their_rows(monkeypatch):
+def test_units_that_are_not_suspected_keep_their_rows():
     y = data(0.05, 0)
     fit = at_zero(Frequency(0.05), y)
     rows = proposals(fit, mx.ImportanceSampling(2, ModeMixture()))
-    rows["unseen"][:] = 0
-    monkeypatch.setattr(hidden, "suspects", lambda *_: np.array([4]))
+    rows |= {"unseen": np.zeros(8), "against": np.arange(8) == 4}
     wide = with_hidden(fit, rows, fit.params, 0)
     assert wide["mean"].shape == (8, WIDE.n_modes, 1) and wide["cholesky"].shape == (8, WIDE.n_modes, 1, 1)
     others = np.delete(np.arange(8), 4)
@@ -109,10 +109,21 @@ def test_units_that_are_no_suspects_keep_their_rows(monkeypatch):
 def test_places_are_spread_as_modes_are():
     rng = np.random.default_rng(0)
     modes = rng.normal([0.0, 100.0], [1.0, 10.0], (500, 2))
-    modes[7] = np.inf
     near, far = places(modes, 2000), places(modes, 2000, 64.0)
     np.testing.assert_allclose(near.mean(axis=0), [0, 100], atol=1.0)
     # The variances of a mode, and of a share of the difference of two: 1 + 2 / 3.
     np.testing.assert_allclose(near.var(axis=0), [5 / 3, 500 / 3], rtol=0.15)
     assert np.all(far.std(axis=0) > 4 * near.std(axis=0))
-    assert places(np.full((3, 2), np.nan), LOOKS).shape == (LOOKS, 2)
+
+
+def test_a_look_elsewhere_against_densities_of_known_shape():
+    def looked(logdensity, x):
+        return float(against(logdensity, jnp.zeros(2), 0.1 * jnp.eye(2), jnp.asarray(x)))
+
+    far = np.random.default_rng(1).normal(0, 5, (16, 2))
+    assert looked(lambda z: -50 * z @ z, far) == 0  # a Gaussian
+    assert looked(lambda z: -jnp.log1p(100 * z @ z), far) == 0  # heavy tails
+    assert looked(lambda z: jnp.where(z @ z < 1, -50 * z @ z, jnp.nan), far) == 0
+    assert looked(lambda z: -50 * z @ z + 1e-3 * z[0], 0.01 * far) == 0  # close by
+    assert looked(lambda z: jnp.logaddexp(-50 * z @ z, -50 * (z - 9) @ (z - 9)), [[8.0, 8.5], [1.0, 0.0]]) == 1
+    assert looked(lambda z: -jnp.abs(z[0] - 3), [[9.0, 0.0]]) == 0 and looked(lambda z: -jnp.abs(z[0] - 3), [[4.0, 0.0]]) == 1

@@ -229,7 +229,8 @@ def proposals(fit: Fit, estep: AbstractEStep, params: PyTree = None, units: np.n
         model, estep = settle((problem.model, estep.for_rows()), dtype)
 
         def visit(first: int) -> PyTree:
-            ids = chosen[np.minimum(np.arange(first, first + size), len(chosen) - 1)]
+            # Filled up by the first ones again: units are compared with those beside them.
+            ids = chosen[np.arange(first, first + size) % len(chosen)]
             made = _proposals(model, estep, at, _on_host(fit.data, dtype, ids - before), key_of(key))
             return jax.tree.map(lambda leaf: np.asarray(leaf)[: len(chosen) - first], made)
 
@@ -276,7 +277,8 @@ def _short(model: AbstractModel, estep: AbstractEStep, params: PyTree, data: PyT
 
 @compiled(small=_short)
 def _proposals(model, estep, params, data, key):
-    return jax.vmap(lambda y: estep.init(key, model, params, y))(data)
+    rows = jax.vmap(lambda y: estep.init(key, model, params, y))(data)
+    return estep.compared(model, params, rows, data)
 
 
 @compiled

@@ -43,6 +43,10 @@ class AbstractEStep(eqx.Module):
     def init(self, key: PRNGKeyArray, model: AbstractModel, params: Params, y: Unit) -> PyTree:
         """The row of one unit."""
 
+    def compared(self, model: Any, params: Params, rows: PyTree, data: PyTree) -> PyTree:
+        """The rows of units beside each other, with what those of others tell of one: for answers, not for iterations."""
+        return rows
+
     def prepared(self, problem: Any, params: Params, units: Callable[[Any], PyTree]) -> AbstractEStep:
         """With what is to be known of a model before anything is compiled: called once, on the host, with the data of units by
         their numbers.

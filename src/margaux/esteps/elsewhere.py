@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
+from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float
+from jaxtyping import Array, Float, Scalar
 
 from ..numerics import triangular
-from ..problem.model import leading, mapped
-from .base import AbstractEStep, continuous, flat_target
 
 #: how much of the way to the mode a place is set against, and the change of a log density, as a share, that is no rounding
 NEARER, CHANGE = 0.01, 1e-9
@@ -19,41 +18,25 @@ NEARER, CHANGE = 0.01, 1e-9
 CLOSE = 4.0
 
 
-class Elsewhere(AbstractEStep):
-    r"""No expectation, but a figure: at how many of the places $x_j$ the log density falls on the first part of the way to the
-    mode, $h(x_j) > h(x_j + \epsilon(\hat z - x_j))$, or is above that at the mode itself. With one mode, and level sets around it
-    that are convex, there is no such place.
+def places(modes: Any, count: int, farthest: float = 1.0) -> Any:
+    """Points (count, d) spread as the modes (n, d) of units are: from one of them in the direction that leads from a second to a
+    third, up to so many times as far; the same choice of units for the same numbers."""
+    rng = np.random.default_rng(count)
+    first, second, third = rng.integers(0, len(modes), (3, count))
+    reach = rng.uniform(size=(count, 1)) * farthest ** rng.uniform(size=(count, 1))
+    return modes[first] + reach.astype(modes.dtype) * (modes[third] - modes[second])
 
-    Rows are centres and Cholesky factors of covariances; places close to the centre say nothing.
 
-    Args:
-        places: points of the latents' space (p, d), alike for all units.
+def against(
+    logdensity: Callable[[Array], Scalar], centre: Float[Array, " d"], root: Float[Array, "d d"], x: Float[Array, "p d"]
+) -> Scalar:
+    r"""At how many of the places $x_j$ the log density falls on the first part of the way to the centre $m$,
+    $h(x_j) > h(x_j + \epsilon(m - x_j))$, or is above that at $m$ itself: at none if there is one mode, with convex level sets
+    around it. Places close to the centre, by the Cholesky factor of a covariance, do not count.
     """
-
-    may_be_padded: ClassVar[bool] = True
-    places: Float[Array, "p d"] | np.ndarray
-
-    def requires(self, model, latents):
-        return continuous(model, latents, "a look elsewhere")
-
-    def init(self, key, model, params, y):
-        raise TypeError("a look elsewhere starts from modes that are known: give their rows")
-
-    def noise(self, key, latents):
-        return ()
-
-    def expect(self, f, noise, model, params, rows, batch, k):
-        x = jnp.asarray(self.places)
-
-        def unit(row, y):
-            target, unravel = flat_target(model, params, y)
-            mode = row["mean"]
-            away = jnp.sum((triangular.inverse_root(row["cholesky"]) @ (x - mode).T) ** 2, axis=0)
-            at = jnp.concatenate([mode[None], x, x + NEARER * (mode - x)])
-            top, here, nearer = jnp.split(jax.vmap(target)(at), [1, 1 + len(x)])
-            slack = CHANGE * jnp.abs(here)
-            against = (here > nearer + slack) | ((here > top + slack) & jnp.isfinite(here))
-            return unravel(mode), jnp.sum(against & (away > CLOSE**2), dtype=x.dtype)
-
-        z, against = mapped(unit, leading(batch))(rows, batch)
-        return f(jax.tree.map(lambda leaf: leaf[None], z), jnp.ones_like(against)[None]), rows, {"against": against}
+    at = jnp.concatenate([centre[None], x, x + NEARER * (centre - x)])
+    top, here, nearer = jnp.split(jax.vmap(logdensity)(at), [1, 1 + len(x)])
+    slack = CHANGE * jnp.abs(here)
+    falls = (here > nearer + slack) | ((here > top + slack) & jnp.isfinite(here))
+    away = jnp.sum((triangular.inverse_root(root) @ (x - centre).T) ** 2, axis=0)
+    return jnp.sum(falls & (away > CLOSE**2), dtype=x.dtype)

@@ -98,6 +98,9 @@ class ImportanceSampling(AbstractEStep):
     def init(self, key, model, params, y):
         return self.proposal.init(key, model, params, y)
 
+    def compared(self, model, params, rows, data):
+        return self.proposal.compared(model, params, rows, data)
+
     def for_rows(self):
         return ImportanceSampling(2, self.proposal, control_variate=False)
 

@@ -15,8 +15,9 @@ from ..numerics.arrays import mapped_as
 from ..numerics.gaussian import NEGLIGIBLE, Mode, find_modes, normals
 from ..numerics.sampling import pareto_shape
 from ..problem.mixed import AbstractMixed, mixed
-from ..problem.model import AbstractPopulation, for_searches
+from ..problem.model import AbstractConcave, AbstractPopulation, for_searches, leading
 from .base import flat_start, flat_target
+from .elsewhere import against, places
 from .proposals import LOG_2PI, AbstractProposal
 
 #: successive draws come from the Gaussians (0), Student's t with four degrees of freedom (1), and the population (2)
@@ -29,6 +30,8 @@ FAR = (5.0, -5.0, 20.0, -20.0, 80.0, -80.0)
 GOLDEN = (math.sqrt(5) - 1) / 2
 #: directions of further searches, and times as many searches as usual until each of several modes was found often
 DIRECTIONS, MORE = 16, 5
+#: places at which each log density is looked at
+LOOKS = 16
 #: rounds in which moments are learned, and draws in each
 ROUNDS, TRIAL = 3, 256
 
@@ -75,6 +78,7 @@ class ModeMixture(AbstractProposal):
             "away": modes.away[0],
             "modes": count.astype(mass.dtype),
             "unseen": unseen,
+            "against": jnp.zeros_like(unseen),
         }
 
         def moments(_, row):
@@ -121,7 +125,16 @@ class ModeMixture(AbstractProposal):
         """A row of the shapes of those that `init` makes for d latents."""
         k = self.n_modes
         means = {"mean": np.zeros((k, d)), "cholesky": np.zeros((k, d, d)), "log_share": np.zeros(k)}
-        return means | {"away": np.zeros(()), "modes": np.zeros(()), "unseen": np.zeros(())}
+        return means | {name: np.zeros(()) for name in ("away", "modes", "unseen", "against")}
+
+    def compared(self, model, params, rows, data):
+        """With `against`: at how many places where other units have their modes a log density does not rise towards its own."""
+        if leading(data) == 1 or (isinstance(model, AbstractConcave) and model.concave):
+            return rows
+        centres, roots = rows["mean"][:, 0], rows["cholesky"][:, 0]
+        x = places(centres, LOOKS)
+        falls = jax.vmap(lambda centre, root, y: against(flat_target(model, params, y)[0], centre, root, x))
+        return rows | {"against": falls(centres, roots, data)}
 
     def follow(self, model, params, row, y):
         return row

@@ -34,6 +34,10 @@ class AbstractProposal(eqx.Module):
     def init(self, key: PRNGKeyArray, model: AbstractModel, params: Params, y: Unit) -> PyTree:
         """The row of one unit."""
 
+    def compared(self, model: AbstractModel, params: Params, rows: PyTree, data: PyTree) -> PyTree:
+        """Rows of units beside each other, with what one tells of another."""
+        return rows
+
     @abc.abstractmethod
     def follow(self, model: AbstractModel, params: Params, row: PyTree, y: Unit) -> PyTree:
         """The row at moved parameters, before an E-step draws."""
