@@ -18,7 +18,7 @@ from margaux.problem.model import leading, log_joints
 
 
 class Problem(NamedTuple):
-    """A model, its data, the start, the maximum, iterations, and by name the algorithm and E-step, with a model of its own or not."""
+    """A model, its data, the start, the maximum, iterations, and by name algorithm and E-step, perhaps with their own model."""
 
     model: Any
     data: Any
