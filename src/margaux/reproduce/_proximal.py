@@ -103,10 +103,10 @@ class SparseNetwork(AbstractNonSmooth):
         return {name: soft(weights, step * jnp.exp(-params[name] / weights.size**0.5)) for name, weights in z.items()}
 
     def init_latents(self, key, params, images):
-        keys = dict(zip(("hidden", "output"), jax.random.split(key), strict=True))
+        shapes = {"hidden": (images["x"].shape[1], 40), "output": (40, 2)}
         return {
-            name: jax.random.laplace(keys[name], shape, images["x"].dtype)
-            for name, shape in {"hidden": (images["x"].shape[1], 40), "output": (40, 2)}.items()
+            name: jax.random.laplace(own, shape, images["x"].dtype)
+            for own, (name, shape) in zip(jax.random.split(key), shapes.items(), strict=True)
         }
 
 
@@ -151,7 +151,8 @@ def maximum(y: np.ndarray, of: str) -> float:
         tails = np.logaddexp(stats.norm.logcdf(r * b - 1 / b) - r, stats.norm.logcdf(-r * b - 1 / b) + r)
         return -float(np.sum(tails - np.log(2 * b) + 0.5 / b**2))
 
-    return float(optimize.minimize_scalar(negative, bounds=(-5.0, 5.0), method="bounded", options={"xatol": 1e-9}).x)
+    found: Any = optimize.minimize_scalar(negative, bounds=(-5.0, 5.0), method="bounded", options={"xatol": 1e-9})
+    return float(found.x)
 
 
 #: theta of `regression`, by random-walk Metropolis chains in NumPy, to about 0.01: see tests/reproduce/test_proximal.py
