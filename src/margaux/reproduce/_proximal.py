@@ -130,10 +130,12 @@ def methods(h: float, smoothing: float, split: float, gain: float, n: int, model
 
 
 def problems() -> dict[str, Problem]:
-    """Two whose maxima are known in closed form, and the regression of the paper at its size, steps and start."""
+    """Two whose maxima are known in closed form; the regression of the paper at its size, by its steps and by shorter ones."""
     rng, model = np.random.default_rng(0), SparseLogistic()
-    ways = methods(0.05, 0.35, 0.01, 1 / 50, 50, model)
-    found = {"Laplace logistic": Problem(model, regression(), 0.0, LOGISTIC, 5000, ways)}
+    found = {
+        name: Problem(model, regression(), 0.0, LOGISTIC, 5000, methods(h, smoothing, 0.01, 1 / 50, 50, model))
+        for name, h, smoothing in (("Laplace logistic", 0.05, 0.35), ("Laplace logistic, short steps", 0.01, 0.05))
+    }
     for name, model, y in (
         ("Laplace place", Location(), rng.laplace(1.0, 1.0, 50) + rng.normal(size=50)),
         ("Laplace scale", Scale(), rng.laplace(0.0, 2.0, 50) + rng.normal(size=50)),

@@ -252,7 +252,7 @@ def main(out: Path, full: bool = False) -> None:
     tables["Laplace 4 against 9"]["published"] = pd.Series(PUBLISHED_SPARSE)
     for name, table in tables.items():
         print(f"\n{name}\n{table.round(4).fillna('').to_string()}", flush=True)
-        table.to_csv(out / f"successors_{name.replace(' ', '_')}.csv")
+        table.to_csv(out / f"successors_{name.replace(',', '').replace(' ', '_')}.csv")
     figure(tables).savefig(out / "successors.png", dpi=120)
     found = evidences(20 if full else 5)
     mean, sd = found.mean(axis=0), found.std(axis=0, ddof=1)
