@@ -245,13 +245,13 @@ def main(out: Path, full: bool = False) -> None:
     out.mkdir(parents=True, exist_ok=True)
     tables = {name: errors(problem, 40 if full else 10) for name, problem in problems().items()}
     tables["4 against 9"] = network(10 if full else 2, 500 if full else 150)
-    tables["4 against 9"]["published"] = pd.Series(PUBLISHED)
+    tables["4 against 9"]["published"] = tables["4 against 9"].index.map(PUBLISHED).fillna("")
     for name, problem in _proximal.problems().items():
         tables[name] = errors(problem, (40 if full else 10) if problem.n_iter < 5000 else 10 if full else 2)
     tables["Laplace 4 against 9"] = network(10 if full else 2, 500 if full else 150, sparse=True)
-    tables["Laplace 4 against 9"]["published"] = pd.Series(PUBLISHED_SPARSE)
+    tables["Laplace 4 against 9"]["published"] = tables["Laplace 4 against 9"].index.map(PUBLISHED_SPARSE).fillna("")
     for name, table in tables.items():
-        print(f"\n{name}\n{table.round(4).fillna('').to_string()}", flush=True)
+        print(f"\n{name}\n{table.round(4).to_string()}", flush=True)
         table.to_csv(out / f"successors_{name.replace(',', '').replace(' ', '_')}.csv")
     figure(tables).savefig(out / "successors.png", dpi=120)
     found = evidences(20 if full else 5)
