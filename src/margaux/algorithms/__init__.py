@@ -19,9 +19,12 @@ from .recipes import lbfgs as lbfgs
 from .recipes import mcem as mcem
 from .recipes import miso as miso
 from .recipes import misso as misso
+from .recipes import myipla as myipla
+from .recipes import mypgd as mypgd
 from .recipes import newton as newton
 from .recipes import online_em as online_em
 from .recipes import pgd as pgd
+from .recipes import pipgla as pipgla
 from .recipes import saem as saem
 from .recipes import sag as sag
 from .recipes import saga as saga

@@ -74,6 +74,9 @@ class AbstractAlgorithm(eqx.Module):
     def requires(self, problem: Problem) -> str | None:
         """Why this algorithm cannot work on the problem, or None."""
 
+    def check(self, estep: AbstractEStep) -> None:
+        """Raises: TypeError, ValueError: it cannot work with the E-step."""
+
     @abc.abstractmethod
     def init(self, problem: Problem, params: Params, per_unit: PyTree) -> PyTree:
         """State before the first iteration, given the shape of one unit's statistic."""

@@ -9,6 +9,10 @@ import jax
 import jax.numpy as jnp
 from jax.flatten_util import ravel_pytree
 
+from ..esteps import MCMC
+from ..kernels import MYULA, ProximalULA
+from ..kernels.base import move
+from ..problem.model import leading, mapped
 from ..problem.schedule import AbstractSchedule
 from .average import AbstractAverage
 from .base import AbstractRowless, summed
@@ -16,7 +20,10 @@ from .statistics import Score
 
 if TYPE_CHECKING:
     import numpy as np
-    from jaxtyping import Array
+    from jaxtyping import Array, PyTree
+
+#: kernel of the particles, and how it is written, by how g is met
+_KERNELS = {"envelope": (MYULA, "mx.MYULA(step, smoothing)"), "splitting": (ProximalULA, "mx.ProximalULA(step)")}
 
 
 class ParticleLangevin(AbstractRowless):
@@ -28,18 +35,43 @@ class ParticleLangevin(AbstractRowless):
     and its temperature: $\tau = 0$ (particle gradient descent), 1 / N (IPLA: the law of $\theta$
     concentrates on the maximiser as N grows), or fixed (slow-fast Langevin).
 
+    Of models with a non-smooth g (`margaux.AbstractNonSmooth`) the particles follow the envelope of g, by
+    `MCMC(MYULA(h, smoothing), n_chains=N)`, or its proximal map, by `MCMC(ProximalULA(h), n_chains=N)`. Scores are then taken
+    half-way between where a particle was before the map and where it is behind it: behind it, it may lie on the kink of g, where
+    a derivative is whatever the last bit of rounding makes of it.
+
     Args:
         step: h. noise: "none", "per particle" or "fixed". temperature: $\tau$ of "fixed".
+        nonsmooth: how a non-smooth g is met, "envelope" or "splitting".
     """
 
     step_size: AbstractSchedule
     noise: str = eqx.field(static=True)
     temperature: Array | np.ndarray
     average: AbstractAverage
+    nonsmooth: str | None = eqx.field(static=True)
 
-    def __init__(self, step: AbstractSchedule, noise: str, temperature: Array | np.ndarray, average: AbstractAverage) -> None:
+    def __init__(
+        self,
+        step: AbstractSchedule,
+        noise: str,
+        temperature: Array | np.ndarray,
+        average: AbstractAverage,
+        nonsmooth: str | None = None,
+    ) -> None:
         self.step_size, self.noise, self.temperature = step, noise, temperature
-        self.average = average
+        self.average, self.nonsmooth = average, nonsmooth
+
+    def check(self, estep):
+        if self.nonsmooth is None:
+            return
+        kind, shown = _KERNELS[self.nonsmooth]
+        kernel = estep.kernel if isinstance(estep, MCMC) else estep
+        if not isinstance(kernel, kind):
+            raise TypeError(
+                f"particles of this algorithm move by {kind.__name__}, those given by {type(kernel).__name__}: "
+                f"pass mx.MCMC({shown}, n_chains=N)"
+            )
 
     def requires(self, problem):
         return None
@@ -54,12 +86,14 @@ class ParticleLangevin(AbstractRowless):
         estep_rows, own_rows = visit.rows
         batch, k = visit.batch, visit.k
         b, chains = visit.size(problem), getattr(estep, "n_chains", 1)
-        estep = visit.counting(estep)
+        estep, split = visit.counting(estep), self.nonsmooth == "splitting"
 
         def f(z, w):
-            return Score().total(problem.model, params, z, w, batch)
+            return w if split else Score().total(problem.model, params, z, w, batch)
 
         score, estep_rows, info = estep.expect(f, visit.noise, problem.model, params, estep_rows, batch, k)
+        if split:
+            score = Score().total(problem.model, params, _halfway(estep_rows, b=leading(batch)), score, batch)
         score, info = summed(score, info, visit.axis)
         flat, unravel = ravel_pytree(params)
         h = self.step_size(k).astype(flat.dtype)
@@ -70,3 +104,9 @@ class ParticleLangevin(AbstractRowless):
             moved = moved + jnp.sqrt(2 * h * jnp.asarray(tau, flat.dtype)) * zeta
         params = problem.land(unravel(moved), h * problem.n)
         return params, state, (estep_rows, own_rows), {name: figure / b for name, figure in info.items()}
+
+
+def _halfway(rows: PyTree, b: int) -> PyTree:
+    """Latents (chains, b, ...) half-way between before and behind the last proximal map of `margaux.ProximalULA`."""
+    chain = mapped(lambda z, state: move(z, state["fall"] / 2), rows["kernel"]["fall"].shape[1])
+    return jax.tree.map(lambda leaf: jnp.moveaxis(leaf, 1, 0), mapped(chain, b)(rows["z"], rows["kernel"]))

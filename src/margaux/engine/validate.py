@@ -167,6 +167,7 @@ def check_model(problem: Problem, estep: AbstractEStep, algorithm: AbstractAlgor
     for part in (algorithm.requires(problem), estep.requires(model, latents)):
         if part is not None:
             raise TypeError(part)
+    algorithm.check(estep)
     _check_start(problem, params, unit, latents)
 
 

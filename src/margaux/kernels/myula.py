@@ -40,8 +40,12 @@ class MYULA(_AbstractProximalULA):
     + \sqrt{2\gamma}\,\xi$, for $\log p = \log p_{smooth} - g$ of a `margaux.AbstractNonSmooth` model. SOUL, section 4.2.
 
     Args:
-        step_size: $\gamma$; by default $0.5 / (\Lambda + 1/\lambda)$, with $\Lambda$ the curvature of the smooth part.
+        step_size: $\gamma$, at most $\lambda$; by default $0.5 / (\Lambda + 1/\lambda)$, with $\Lambda$ the curvature of the
+            smooth part.
         smoothing: $\lambda$, the envelope's; by default $1/\Lambda$, as that paper advises.
+
+    Raises:
+        ValueError: a smoothing that is not positive, or a step that exceeds it.
     """
 
     step_size: AbstractSchedule
@@ -55,6 +59,11 @@ class MYULA(_AbstractProximalULA):
         self.step_size, self.automatic = step_schedule(step_size, 0.5)
         if smoothing is not None and not smoothing > 0:
             raise ValueError(f"smoothing must be positive, got {smoothing}")
+        if smoothing is not None and not self.automatic and float(self.step_size(1)) > smoothing:
+            raise ValueError(
+                f"step_size {float(self.step_size(1)):g} exceeds smoothing {smoothing:g}: a step would go past the proximal "
+                "point, which the envelope draws towards; lower step_size to half of smoothing, or raise smoothing"
+            )
         self.smoothing = None if smoothing is None else np.asarray(float(smoothing))
         self.scaling = Scaling(None, self.automatic or smoothing is None)
         self.target_acceptance = None
@@ -75,7 +84,7 @@ class ProximalULA(_AbstractProximalULA):
     r"""Forward-backward Langevin: $z' = \mathrm{prox}_{\gamma g}(z + \gamma\nabla\log p_{smooth}(z) + \sqrt{2\gamma}\,\xi)$.
 
     (Salim and Richtarik 2020, "PSGLA".) Its states share the structure the prox imposes, such as exact
-    zeros, and it needs no envelope.
+    zeros, and it needs no envelope. "fall" of its state is the flat latent before the last map less that behind it.
 
     Args:
         step_size: $\gamma$; by default $0.5/\Lambda$.
@@ -91,9 +100,13 @@ class ProximalULA(_AbstractProximalULA):
         self.scaling = Scaling(None, relative)
         self.target_acceptance = None
 
+    def init(self, z):
+        return super().init(z) | {"fall": jnp.zeros_like(ravel_pytree(z)[0])}
+
     def step(self, noise, z, kstate, logdensity, scale):
         flat, unravel = ravel_pytree(z)
         gamma = self.scaling.scale(kstate, scale.astype(flat.dtype))
         gradient = jax.grad(lambda x: logdensity.smooth(unravel(x)))(flat)
         moved = flat + gamma * gradient + jnp.sqrt(2 * gamma) * noise
-        return logdensity.prox(unravel(moved), gamma), kstate, jnp.ones((), flat.dtype)
+        behind = logdensity.prox(unravel(moved), gamma)
+        return behind, kstate | {"fall": moved - ravel_pytree(behind)[0]}, jnp.ones((), flat.dtype)

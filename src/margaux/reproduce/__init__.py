@@ -41,7 +41,7 @@ EXPERIMENTS = {
     ),
     "successors": Experiment(
         "Kuntz, Lim and Johansen (2023), and later ones",
-        "SOUL beside particle methods: a hierarchy, Wisconsin, 4 against 9",
+        "SOUL beside particle methods: a hierarchy, Wisconsin, Laplace priors, 4 against 9",
         "10 runs, 2 splits, 150 iterations",
         "40 runs, 10 splits, 500 iterations",
     ),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 import equinox as eqx
 import jax
@@ -15,6 +15,17 @@ from margaux.algorithms.base import AbstractRowless, summed
 from margaux.algorithms.scaled import newton_step
 from margaux.algorithms.statistics import Score
 from margaux.problem.model import leading, log_joints
+
+
+class Problem(NamedTuple):
+    """A model, its data, the start, the maximum, iterations, and by name algorithm and E-step, perhaps with their own model."""
+
+    model: Any
+    data: Any
+    start: float
+    exact: float
+    n_iter: int
+    methods: dict[str, tuple]
 
 
 class ParticleNewton(AbstractRowless):
