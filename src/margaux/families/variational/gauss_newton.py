@@ -152,7 +152,7 @@ class Objective:
         return float(value), np.asarray(slope)
 
     def curved(self, flat: np.ndarray, own: dict[str, Any], along: np.ndarray) -> Float[np.ndarray, " p"]:
-        """C times a vector."""
+        """Minus the Hessian times a vector."""
         weights, own = self._placed(flat), settle(own, np.dtype(float))
         return np.asarray(_curved(self.network, self.likelihood, own, weights, self._data, self._placed(along)))
 
@@ -174,20 +174,13 @@ def _slope(network: Network, likelihood: AbstractLikelihood, own: dict, weights:
 
 
 @compiled
-def _curved(
-    network: Network, likelihood: AbstractLikelihood, own: dict, weights: PyTree, data: PyTree, along: PyTree
-) -> Array:  # fmt: skip
+def _curved(network: Network, likelihood: AbstractLikelihood, own: dict, weights: PyTree, data: PyTree, along: PyTree) -> Array:
+    def value(weights, unit):
+        return jnp.sum(unit["weight"] * likelihood.log_prob(own, network.outputs(weights, unit["x"]), unit["y"]))
+
     def add(total, unit):
-        outputs, moved = jax.jvp(lambda w: network.outputs(w, unit["x"]), (weights,), (along,))
-
-        def log_prob(f, y):
-            return likelihood.log_prob(own, f[None], y[None])[0]
-
-        def bend(f, y, df):
-            return -jax.jvp(lambda f: jax.grad(log_prob)(f, y), (f,), (df,))[1]
-
-        back = jax.vmap(bend)(outputs, unit["y"], moved) * unit["weight"][:, None]
-        return jax.tree.map(jnp.add, total, jax.vjp(lambda w: network.outputs(w, unit["x"]), weights)[1](back)[0]), None
+        bent = jax.jvp(lambda w: jax.grad(value)(w, unit), (weights,), (along,))[1]
+        return jax.tree.map(jnp.subtract, total, bent), None
 
     return ravel_pytree(jax.lax.scan(add, jax.tree.map(jnp.zeros_like, weights), data)[0])[0]
 
@@ -208,7 +201,8 @@ def mode(
     inverse: Callable[[np.ndarray], np.ndarray],
     close: float,
 ) -> Mode:
-    r"""The maximum of $\log p(y\mid w) - \tfrac12w^\top\Lambda w$ by Gauss and Newton's steps, each by conjugate gradients.
+    r"""The maximum of $\log p(y\mid w) - \tfrac12w^\top\Lambda w$ by Newton's steps, each by conjugate gradients that end where
+    the curvature is not positive (Steihaug 1983).
 
     Args:
         precision: the diagonal of the prior's. inverse: about that of the curvature of all. close: where `Mode.away` ends.
@@ -245,7 +239,10 @@ def _solved(product: Callable, right: np.ndarray, inverse: Callable) -> np.ndarr
         if not size > LEFT**2 * start:
             break
         image = product(along)
-        length = size / (along @ image)
+        curvature = along @ image
+        if not curvature > 0:
+            return x if np.any(x) else along
+        length = size / curvature
         x, left = x + length * along, left - length * image
         close = inverse(left)
         size, before = left @ close, size
