@@ -1,8 +1,9 @@
 r"""Laplace's approximation of a posterior of weights: a Gaussian at the mode whose precision is the Gauss-Newton curvature.
 
-What it predicts is by the network linearised at the mode, $f(x) + J(w-w^*)$: of that model the Gaussian is the posterior, and of
-the network itself its draws predict badly (Immer, Korzepa and Bauer 2021, "Improving predictions of Bayesian neural nets via local
-linearization"; Daxberger et al. 2021, "Laplace redux"). The mode and the scales of the prior and the noise are found in turn.
+What it predicts is by the network linearised at the mode, $f(x) + J(w-w^*)$: of that model the Gaussian is the posterior, and
+of the network itself its draws predict badly (Immer, Korzepa and Bauer 2021, "Improving predictions of Bayesian neural nets via
+local linearization"; Daxberger et al. 2021, "Laplace redux"). The mode and the scales of the prior and the noise are found in
+turn.
 """
 
 from __future__ import annotations
@@ -29,9 +30,9 @@ STRUCTURES, LAYERS = ("full", "kronecker", "diagonal"), ("all", "last")
 FULL, MOST = 2000, 10_000
 #: weights times observations up to which the mode is found anew for other scales
 AFFORDABLE = 500_000_000
-#: times that mode and scales are found in turn, at most, and what each has to add to the log evidence; how much higher the log
-#: posterior may be than at a mode that is found in between, and at the last one
-ROUNDS, SETTLED, ABOUT, CLOSE = 30, 1e-3, 1e-4, 1e-12
+#: times that mode and scales are found in turn, at most, and what each has to add to the log evidence, for every hundred
+#: weights; how much higher the log posterior may be than at a mode that is found in between, and at the last one
+ROUNDS, SETTLED, ABOUT, CLOSE = 20, 1e-3, 1e-4, 1e-12
 
 
 class Approximation(NamedTuple):
@@ -116,7 +117,8 @@ def approximate(objective: Objective, structure: str, prior: Prior, scales: Scal
 
     here, away, settled = evidence(flat, scales), np.inf, None
     if again:
-        best, settled = -np.inf, not (prior.free or scales.noise is not None)
+        best, gain = -np.inf, SETTLED * max(objective.size / 100, 1)
+        settled = not (prior.free or scales.noise is not None)
         inverse = here.gaussian(scales).times
         tried, kept = (flat, scales, inverse), (flat, scales, inverse)
         for _ in range(0 if settled else ROUNDS):
@@ -124,7 +126,7 @@ def approximate(objective: Objective, structure: str, prior: Prior, scales: Scal
             flat, _ = mode(objective, flat, own(scales), held(scales), inverse, ABOUT)
             here = evidence(flat, scales)
             value = here(scales)[0]
-            if settled := value < best + SETTLED:
+            if settled := value < best + gain:
                 break
             best, kept = value, (flat, scales, here.gaussian(scales).times)
             better = here.highest(scales)
@@ -227,6 +229,6 @@ def structure_of(network: Part, weights: PyTree, outputs: int, asked: str | None
         )
     if size * outputs > AT_ONCE:
         raise ValueError(
-            f"{size:,} weights and {outputs} outputs are too many for Jacobians of every observation; use layers=\"last\""
+            f'{size:,} weights and {outputs} outputs are too many for Jacobians of every observation; use layers="last"'
         )
     return found

@@ -5,9 +5,10 @@ At the mode w* of P weights with prior $N(0, \Lambda^{-1})$ and $H = C+\Lambda$ 
 $$\log p(y) \approx \log p(y\mid w^*) + \log p(w^*) + \tfrac P2\log2\pi - \tfrac12\log\det H
 = \log p(y\mid w^*) - \tfrac12w^{*\top}\Lambda w^* - \tfrac12\log\det(\Lambda^{-1/2}H\Lambda^{-1/2})$$
 
-(MacKay 1992, "A practical Bayesian framework for backpropagation networks"; Immer, Bauer, Fortuin, Raetsch and Khan 2021, "Scalable
-marginal likelihood estimation for model selection in deep learning"). With w* and the curvature of the data held it is concave in
-the logarithms of precisions and noise, since $\log\det(\sum_ke^{t_k}M_k)$ of positive $M_k$ is convex in t: there is one maximum.
+(MacKay 1992, "A practical Bayesian framework for backpropagation networks"; Immer, Bauer, Fortuin, Raetsch and Khan 2021,
+"Scalable marginal likelihood estimation for model selection in deep learning"). With w* and the curvature of the data held it is
+concave in the logarithms of precisions and noise, since $\log\det(\sum_ke^{t_k}M_k)$ of positive $M_k$ is convex in t: there is
+one maximum.
 """
 
 from __future__ import annotations
@@ -121,7 +122,7 @@ class Evidence:
             value, by_factors, by_noise = self(scales(logs))
             return -value, -np.concatenate([by_factors if free else [], [by_noise] if noisy else []])
 
-        begin = np.log(np.concatenate([start.factors if free else [], [start.noise] if noisy else []]).astype(float))
+        begin = np.log([*(start.factors if free else ()), *([start.noise] if start.noise is not None else [])])
         if not begin.size:
             return start
         bounds = [tuple(np.log(FACTORS))] * count + [tuple(np.log(np.multiply(NOISES, self.unit)))] * noisy

@@ -1,8 +1,9 @@
 r"""The Gauss-Newton curvature of a network's log-likelihood, and the mode of its weights.
 
-With $J_i$ (K, P) the Jacobian of the outputs of observation i in the weights and $\Lambda_i$ the curvature of $-\log p(y_i\mid f)$,
-it is $C = \sum_iJ_i^\top\Lambda_iJ_i$ (Schraudolph 2002, "Fast curvature matrix-vector products"): positive, and the Hessian
-itself where outputs are linear in the weights. Sums over observations are taken part by part.
+With $J_i$ (K, P) the Jacobian of the outputs of observation i in the weights and $\Lambda_i$ the curvature of
+$-\log p(y_i\mid f)$, it is $C = \sum_iJ_i^\top\Lambda_iJ_i$ (Schraudolph 2002, "Fast curvature matrix-vector products for
+second-order gradient descent"): positive, and the Hessian itself where outputs are linear in the weights. Sums over observations
+are taken part by part.
 """
 
 from __future__ import annotations
@@ -30,6 +31,8 @@ from .networks import ModuleNetwork, Network
 AT_ONCE = 20_000_000
 #: steps to a mode, halvings of one, and products of a step, at most; the share of the slope that a step leaves
 STEPS, HALVINGS, PRODUCTS, LEFT = 40, 20, 60, 1e-2
+#: weights times observations that all products of a search for a mode may pass through
+PASSED = 1_000_000_000
 
 
 class Part(Network):
@@ -213,9 +216,14 @@ def mode(
         return precision @ flat**2 / 2 - value, precision * flat - slope
 
     value, slope = at(flat)
-    away = np.inf
+    away, left = np.inf, max(PASSED // (objective.size * len(objective.y)), 10)
     for _ in range(STEPS):
-        step = -_solved(lambda v, flat=flat: objective.curved(flat, own, v) + precision * v, slope, inverse)
+        if left < 1:
+            break
+        step, used = _solved(
+            lambda v, flat=flat: objective.curved(flat, own, v) + precision * v, slope, inverse, min(PRODUCTS, left)
+        )
+        step, left = -step, left - used
         away = float(-slope @ step) / 2
         if not away > close:
             break
@@ -230,21 +238,21 @@ def mode(
     return Mode(flat, max(away, 0.0))
 
 
-def _solved(product: Callable, right: np.ndarray, inverse: Callable) -> np.ndarray:
-    """Of product(x) = right, by conjugate gradients in the metric of an approximate inverse."""
+def _solved(product: Callable, right: np.ndarray, inverse: Callable, most: int) -> tuple[np.ndarray, int]:
+    """Of product(x) = right, by conjugate gradients in the metric of an approximate inverse, and how many products it took."""
     x, left = np.zeros_like(right), right.copy()
     along = close = inverse(left)
     size = start = left @ close
-    for _ in range(PRODUCTS):
+    for count in range(most):
         if not size > LEFT**2 * start:
-            break
+            return x, count
         image = product(along)
         curvature = along @ image
         if not curvature > 0:
-            return x if np.any(x) else along
+            return x if count else along, count + 1
         length = size / curvature
         x, left = x + length * along, left - length * image
         close = inverse(left)
         size, before = left @ close, size
         along = close + size / before * along
-    return x
+    return x, most

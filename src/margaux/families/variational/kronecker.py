@@ -1,7 +1,7 @@
 r"""Kronecker factors of the Gauss-Newton curvature of dense layers.
 
-A layer gives $Wa_i$ of what it receives, $a_i$ (one below it where it has a bias), and $G_i$ (K, o) is the Jacobian of the outputs
-in what it gives. Its curvature $\sum_i(G_i^\top\Lambda_iG_i)\otimes(a_ia_i^\top)$ is taken for
+A layer gives $Wa_i$ of what it receives, $a_i$ (one below it where it has a bias), and $G_i$ (K, o) is the Jacobian of the
+outputs in what it gives. Its curvature $\sum_i(G_i^\top\Lambda_iG_i)\otimes(a_ia_i^\top)$ is taken for
 
 $$\Big(\sum_iG_i^\top\Lambda_iG_i\Big)\otimes\Big(\frac1n\sum_ia_ia_i^\top\Big)$$
 

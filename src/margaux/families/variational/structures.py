@@ -19,7 +19,7 @@ from jaxtyping import Float, Int
 
 
 class AbstractGaussian(eqx.Module):
-    r"""A Gaussian of the weights at `index`, with a root W of their covariance, $\Sigma = WW^\top$; `scale` is that of the prior."""
+    r"""A Gaussian of the weights at `index`, with a root W of their covariance, $\Sigma = WW^\top$; `scale` is the prior's."""
 
     index: eqx.AbstractVar[np.ndarray]
     scale: eqx.AbstractVar[np.ndarray]
