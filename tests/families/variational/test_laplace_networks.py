@@ -225,7 +225,7 @@ def test_what_else_it_answers(three):
 
 def test_a_linear_regression_forgets_exactly():
     x, y = regression()
-    settings = QUIET | {"network": linear(1), "prior": 2.0, "noise": 0.5, "noise_fixed": True, "standardize": False}
+    settings: dict = QUIET | {"network": linear(1), "prior": 2.0, "noise": 0.5, "noise_fixed": True, "standardize": False}
     forgot = mx.BayesianRegressor(**settings).fit(x, y).forget([0, 5])
     alone = mx.BayesianRegressor(**settings).fit(np.delete(x, [0, 5], axis=0), np.delete(y, [0, 5]))
     np.testing.assert_allclose(forgot.params_["weight"], alone.params_["weight"], atol=1e-8)
@@ -261,7 +261,7 @@ def test_bad_settings_are_refused(three):
     fails("Gaussian prior", TypeError, prior=Laplace(0.1))
     fails("method", method="ivon", structure="full")
     weights = {"a": np.zeros((3, 2)), "b": np.zeros(3)}
-    own = {"network": lambda w, x: x @ w["a"].T + w["b"], "weights": weights}
+    own: dict = {"network": lambda w, x: x @ w["a"].T + w["b"], "weights": weights}
     fails("layers are known", layers="last", **own)
     fails("dense layers", structure="kronecker", **own)
     found = mx.BayesianClassifier(**(QUIET | own)).fit(x, y)

@@ -74,8 +74,9 @@ class BayesianClassifier(Classifier, BayesianNetwork):
         classes_, `params_` and `stderr_` (posterior means and standard deviations by tensor), `elbo_`, `history_` (an epoch a
         row), `n_iter_`, `converged_` (false where the log score held out still rose), `message_`, `certificate_`, `result_`,
         `members_` (the estimators of an ensemble, of which the figures above are those of the first, but for `elbo_`, their
-        mean, and `converged_`), `log_evidence_` and `structure_` (of Laplace's approximation, which has no `elbo_`), `temperature_`, `temperatures_` (what each temperature and prior scored of observations held out,
-        the plain posterior first; empty where T is given), and what `WeightPosterior` says.
+        mean, and `converged_`), `log_evidence_` and `structure_` (of Laplace's approximation, which has no `elbo_`),
+        `temperature_`, `temperatures_` (what each temperature and prior scored of observations held out, the plain posterior
+        first; empty where T is given), and what `WeightPosterior` says.
 
     Raises:
         ValueError, TypeError: bad settings or input, by `fit`, before anything is compiled.
