@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import margaux as mx
-from margaux.families.variational import influence
+from margaux.families.variational import gauss_newton, influence
 from margaux.families.variational.forgetting import remaining
 from margaux.families.variational.posterior import GaussianPosterior
 
@@ -95,7 +95,7 @@ def test_by_weights_and_by_outputs_it_is_the_same(temperature):
     scaled, few = model._scaled(x), slice(0, 10)
     with jax.enable_x64(True):
         whole = influence.covariances(model._model, model._params, scaled, curvature)
-        jacobian = np.asarray(influence._jacobians(model._model, model._params["mean"], scaled))
+        jacobian = np.asarray(gauss_newton.jacobians(model._model.network, model._params["mean"], scaled))
         inverse = np.linalg.inv(np.einsum("nkp,nkl,nlq->pq", jacobian, curvature, jacobian) + np.eye(jacobian.shape[2]))
         np.testing.assert_allclose(whole, np.einsum("nkp,pq,nlq->nkl", jacobian, inverse, jacobian), atol=1e-9)
         by_outputs = influence.covariances(model._model, model._params, scaled[few], curvature[few])

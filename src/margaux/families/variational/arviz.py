@@ -104,7 +104,7 @@ def outputs_of(fitted: WeightPosterior, draws: dict[str, np.ndarray], x: PyTree)
     dtype = fitted._dtype
     with precision(dtype):
         weights = jax.tree.unflatten(structure, [jnp.asarray(leaf[0], dtype) for leaf in draws.values()])
-        network, x = settle((fitted._model.network, x), dtype)
+        network, x = settle((getattr(fitted, "_network_of_draws", fitted._model.network), x), dtype)
         out = _outputs(network, weights, x)
         out = out.reshape(*out.shape[:2], -1)
         return np.asarray(out, float)

@@ -30,7 +30,8 @@ from .architectures import named
 from .bound import Bound, one_dimensional
 from .choosing import Tempered
 from .draws import as_draws, default_draws
-from .ensemble import ENSEMBLE, Ensembled, shuffled
+from .ensemble import ENSEMBLE, shuffled
+from .laplace import LAPLACE, Laplacian
 from .likelihoods import AbstractLikelihood
 from .networks import as_network
 from .observations import Scaling, columns, inputs
@@ -47,7 +48,7 @@ ITERATIONS = 3000
 SEARCHED, SMALL = 2000, 0.03
 
 
-class BayesianNetwork(Ensembled, Tempered, Stored, Judged, Conventional, abc.ABC):
+class BayesianNetwork(Laplacian, Tempered, Stored, Judged, Conventional, abc.ABC):
     """What both estimators share: settings, the fit, saving."""
 
     def __init__(
@@ -58,7 +59,7 @@ class BayesianNetwork(Ensembled, Tempered, Stored, Judged, Conventional, abc.ABC
         antithetic: bool = False, batch_size: int = 128, n_blocks: int | None = None, epochs: int | None = None,
         average: AbstractAverage | None = None, standardize: bool = True, early_stopping: bool = False,
         validation_fraction: float = 0.1, n_iter_no_change: int = 5, rows: str | Path = "device", random_state: int = 0,
-        dtype: DTypeLike | None = None, verbose: bool = True,
+        dtype: DTypeLike | None = None, verbose: bool = True, structure: str | None = None, layers: str = "all",
     ) -> None:  # fmt: skip
         self.network, self.weights, self.method, self.step = network, weights, method, step
         self.spread, self.sigma, self.prior, self.temperature = spread, sigma, prior, temperature
@@ -67,6 +68,7 @@ class BayesianNetwork(Ensembled, Tempered, Stored, Judged, Conventional, abc.ABC
         self.standardize, self.early_stopping = standardize, early_stopping
         self.validation_fraction, self.n_iter_no_change = validation_fraction, n_iter_no_change
         self.rows, self.random_state, self.dtype, self.verbose = rows, random_state, dtype, verbose
+        self.structure, self.layers = structure, layers
 
     # -- what the outcome decides ---------------------------------------------------------------
 
@@ -109,6 +111,7 @@ class BayesianNetwork(Ensembled, Tempered, Stored, Judged, Conventional, abc.ABC
         if self.early_stopping and checkpoint is not None:
             raise ValueError("a checkpoint does not hold what early stopping has seen; pass one of the two")
         whole("random_state", self.random_state, 0)
+        self._check_laplace()
         keep_compilations()
         X, y, shared = pooled(X, y)
         x = inputs(X)
@@ -121,7 +124,7 @@ class BayesianNetwork(Ensembled, Tempered, Stored, Judged, Conventional, abc.ABC
         self._scaling = Scaling.of(x, self.standardize)
         choice = self._choice(x, outcome, shared)
         settings = dataclasses.replace(self._settings(len(x), choice), checkpoint=checkpoint, shared=shared)
-        self.members_ = ()
+        self.members_, self._approximation = (), None
         fitted = self._fitted_members if self.method == ENSEMBLE else self._fitted
         return fitted(x, outcome, choice, settings, held, patience)
 
@@ -130,6 +133,8 @@ class BayesianNetwork(Ensembled, Tempered, Stored, Judged, Conventional, abc.ABC
         held: tuple[np.ndarray, np.ndarray] | None = None, patience: int | None = None,
     ) -> Any:  # fmt: skip
         """The estimator fitted to observations whose scaling is known."""
+        if self.method == LAPLACE:
+            return self._fitted_mode(x, outcome, choice, settings, held)
         network, weights = self._network(settings.dtype)
         prior = self._prior(choice.candidate.prior, weights)
         draws = default_draws(network, weights, prior) if self.draws is None else as_draws(self.draws)
@@ -186,7 +191,7 @@ class BayesianNetwork(Ensembled, Tempered, Stored, Judged, Conventional, abc.ABC
     @property
     def _method(self) -> str | AbstractAlgorithm:
         """The one that was asked for, or by default IVON, where it can be and its step is its own."""
-        if self.method not in (None, ENSEMBLE):
+        if self.method not in (None, ENSEMBLE, LAPLACE):
             return self.method
         return "ivon" if self.spread == "weight" and self.step is None else "adam"
 
@@ -239,8 +244,10 @@ class BayesianNetwork(Ensembled, Tempered, Stored, Judged, Conventional, abc.ABC
     def _card(self) -> Card | None:
         if not hasattr(self, "result_"):
             return None
-        table, temperature = self.summary(), f"{self.temperature_:g}"
-        figures = {"observations": self.n_observations_, "iterations": self.n_iter_, "temperature": temperature}
+        table = self.summary()
+        figures = {"observations": self.n_observations_, "iterations": self.n_iter_}
+        figures |= {"temperature": f"{self.temperature_:g}"} if self._approximation is None else {
+            "log evidence": f"{self.log_evidence_:.6g}"}  # fmt: skip
         return Card(type(self).__name__, self.message_, self.converged_, table, len(table), figures)
 
     @property

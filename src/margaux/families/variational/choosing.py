@@ -18,6 +18,7 @@ from .bound import is_one_layer
 from .draws import as_draws, default_draws
 from .evaluation import outputs_of_draws
 from .fan_in import fan_in
+from .laplace import LAPLACE
 from .likelihoods import Categorical
 from .observations import Scaling
 from .priors import AbstractWeightPrior, Normal
@@ -59,6 +60,8 @@ class Tempered:
         """
         me: Any = self
         given = None if self.prior is None else "fan-in" if isinstance(self.prior, str) and self.prior == "fan-in" else "given"
+        if me.method == LAPLACE:
+            return dataclasses.replace(kept_plain(""), said="")
         if self.temperature != "auto":
             temperature: Any = self.temperature
             is_number = isinstance(temperature, int | float | np.number) and not isinstance(temperature, bool)

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 #: categories that a column of text may have, to be one-hot encoded
 CATEGORIES = 50
 NETWORKS, SPREADS = ("tanh", "relu"), ("weight", "tensor", "all")
-METHODS = ("ivon", "adam", "adagrad", "momentum", "bbb", "sag", "saga", "misso", "ensemble")
+METHODS = ("ivon", "adam", "adagrad", "momentum", "bbb", "sag", "saga", "misso", "ensemble", "laplace")
 LIKELIHOODS = ("gaussian", "poisson")
 
 Network = Annotated[str, typer.Option(help="tanh or relu: a hidden layer of 100 units.", autocompletion=words(*NETWORKS))]
@@ -214,10 +214,11 @@ NAMES = {
 
 def answer(fitted: BayesianNetwork, sample: Sample, title: str) -> Answer:
     """What is said and written of a fitted network: its weights by tensor, scores and predictions by part of the sample."""
+    from .laplace import LAPLACE
     from .watching import FELL
 
     weights, scores = fitted.summary().rename_axis("tensor"), scored(fitted, sample).rename_axis("score")
-    rows, elbo = sample.held if sample.held.any() else ~sample.held, fitted.elbo_
+    rows = sample.held if sample.held.any() else ~sample.held
     tables = {
         "predictions": lambda: predicted(fitted, sample),
         "history": lambda: fitted.history_.set_index("epoch"),
@@ -227,9 +228,11 @@ def answer(fitted: BayesianNetwork, sample: Sample, title: str) -> Answer:
     }
     if len(fitted.temperatures_):
         tables["temperatures"] = lambda: fitted.temperatures_.set_index("temperature")
-    facts = {
-        "elbo": elbo,
-        "elbo_se": elbo.se,
+    if fitted.method == LAPLACE:
+        facts: dict[str, Any] = {"log_evidence": fitted.log_evidence_}
+    else:
+        facts = {"elbo": fitted.elbo_, "elbo_se": fitted.elbo_.se}
+    facts |= {
         "scores": {part: dict(scores[part]) for part in scores},
         "weights": nested(weights),
         "n_observations": fitted.n_observations_,
@@ -263,12 +266,15 @@ def scored(fitted: Any, sample: Sample) -> Any:
 
 def lines(fitted: BayesianNetwork) -> Iterator[str]:
     """The fit in a few sentences."""
-    elbo = fitted.elbo_
-    n_weights = sum(sd.size for sd in fitted.stderr_.values())
-    yield (
-        f"{fitted.n_observations_} observations of {fitted.n_features_in_} inputs, {n_weights} weights; "
-        f"ELBO {elbo:.2f} +- {elbo.se:.1g}, a lower bound of the log-likelihood; temperature {fitted.temperature_:g}"
-    )
+    from .laplace import LAPLACE
+
+    n_weights = fitted.signal_to_noise().size
+    if fitted.method == LAPLACE:
+        found = f"log evidence {fitted.log_evidence_:.2f}, by Laplace's approximation"
+    else:
+        elbo = fitted.elbo_
+        found = f"ELBO {elbo:.2f} +- {elbo.se:.1g}, a lower bound of the log-likelihood; temperature {fitted.temperature_:g}"
+    yield f"{fitted.n_observations_} observations of {fitted.n_features_in_} inputs, {n_weights} weights; {found}"
     if "noise" in fitted.params_:
         yield f"standard deviation of the outcome around its mean {fitted.params_['noise']:.4g}"
     yield fitted.message_
@@ -302,7 +308,8 @@ def figures(fitted: BayesianNetwork, x: Any, y: np.ndarray) -> dict[str, Any]:
     """Figures by name, of these observations; each is a function."""
     last = "reliability" if hasattr(fitted, "classes_") else "predictions"
     drawn = {name: getattr(fitted.plot, name) for name in ("elbo", "signal_to_noise")}
-    return drawn | {name: lambda name=name: getattr(fitted.plot, name)(x, y) for name in ("pruning", last)}
+    others = [last] if fitted.method == "laplace" else ["pruning", last]
+    return drawn | {name: lambda name=name: getattr(fitted.plot, name)(x, y) for name in others}
 
 
 #: of `margaux fit`

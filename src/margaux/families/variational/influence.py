@@ -34,13 +34,12 @@ from ...numerics.compiling import compiled
 from ...numerics.ladder import rung
 from ...numerics.precision import precision, settle
 from ...showing.parts import check_fitted
+from .gauss_newton import AT_ONCE, bent, jacobians, roots
 from .model import Variational
 from .tempering import log_scores
 
 #: weights, or outputs of all observations, whose covariance is written out, and numbers of a Jacobian, at most
 MOST, NUMBERS = 10_000, 200_000_000
-#: numbers of a Jacobian that are made at a time
-AT_ONCE = 20_000_000
 
 
 class Influential:
@@ -88,14 +87,14 @@ class Influential:
             def scores(outputs: np.ndarray) -> np.ndarray:
                 return log_scores(outputs, lambda one: model.likelihood.log_prob(own, jnp.asarray(one), jnp.asarray(y)))
 
-            slope, curvature = (np.asarray(leaf) for leaf in _bent(model, own, outputs, y))
+            slope, curvature = (np.asarray(leaf) for leaf in bent(model.likelihood, own, outputs, y))
             temperature = float(model.temperature)
             inner = covariances(model, params, me._scaled(x), curvature / temperature, me.verbose)
             before = scores(outputs)
             share = curvature @ inner / temperature
             step = np.linalg.solve(np.eye(share.shape[-1]) - share, slope[..., None] / temperature)
             moved = (inner @ step)[..., 0]
-            half = _roots(inner)
+            half = roots(inner)
             among = np.linalg.eigvalsh(half.transpose(0, 2, 1) @ curvature @ half / temperature)
             return pd.DataFrame(
                 {
@@ -158,12 +157,12 @@ def covariances(
             line.update(next(seen), "")
         ids = np.minimum(np.arange(first, first + rows), n - 1)
         part = jax.tree.map(lambda leaf: jnp.asarray(leaf[ids]), x)
-        return np.asarray(_jacobians(model, params["mean"], part))[: n - first].reshape(-1, size) / deviations
+        return np.asarray(jacobians(model.network, params["mean"], part))[: n - first].reshape(-1, size) / deviations
 
     try:
         if size <= n * k:
-            return _by_weights(jacobian, starts, _roots(curvature), size)
-        return _by_outputs(np.concatenate([jacobian(first) for first in starts]), _roots(curvature))
+            return _by_weights(jacobian, starts, roots(curvature), size)
+        return _by_outputs(np.concatenate([jacobian(first) for first in starts]), roots(curvature))
     finally:
         if line is not None:
             line.close()
@@ -199,23 +198,6 @@ def _by_outputs(every: Float[np.ndarray, "nk p"], roots: Float[np.ndarray, "n k 
     return blocks - white @ white.transpose(0, 2, 1)
 
 
-def _roots(matrices: Float[np.ndarray, "n k k"]) -> Float[np.ndarray, "n k k"]:
-    """R of each matrix, with R R' = it."""
-    values, vectors = np.linalg.eigh(matrices)
-    return vectors * np.sqrt(np.maximum(values, 0.0))[:, None, :]
-
-
-@compiled
-def _jacobians(model: Variational, means: PyTree, x: PyTree) -> Array:
-    """(n, k, P) of the outputs in the weights."""
-    flat, unravel = ravel_pytree(means)
-
-    def one(x):
-        return jax.jacrev(lambda w: model.network.outputs(unravel(w), jax.tree.map(lambda leaf: leaf[None], x))[0])(flat)
-
-    return jax.vmap(one)(x)
-
-
 @compiled
 def _prior_curvature(model: Variational, params: dict[str, PyTree]) -> Array:
     """Second derivatives (P,) of the divergence in the means of independent weights."""
@@ -226,19 +208,3 @@ def _prior_curvature(model: Variational, params: dict[str, PyTree]) -> Array:
         return model.prior.divergence(model.posterior, model.natural(params) | {"mean": unravel(flat)}, noise)
 
     return jax.jvp(jax.grad(divergence), (flat,), (jnp.ones_like(flat),))[1]
-
-
-@compiled
-def _bent(model: Variational, own: dict[str, Any], outputs: Array, y: Array) -> tuple[Array, Array]:
-    """Slopes (n, k) and curvatures (n, k, k) of the log-likelihood of outputs (m, n, k), averaged over draws."""
-
-    def log_prob(f, y):
-        return model.likelihood.log_prob(own, f[None], y[None])[0]
-
-    def draw(total, f):
-        slope, hessian = jax.vmap(jax.grad(log_prob))(f, y), jax.vmap(jax.hessian(log_prob))(f, y)
-        return (total[0] + slope, total[1] - hessian), None
-
-    m, n, k = outputs.shape
-    total, _ = jax.lax.scan(draw, (jnp.zeros((n, k)), jnp.zeros((n, k, k))), outputs)
-    return total[0] / m, total[1] / m

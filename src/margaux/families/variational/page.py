@@ -13,6 +13,7 @@ from ...answers.fit_page import call
 from ...showing import convergence, estimates, facts, reproducing
 from ...showing.figures import drawn
 from ...showing.page import Paragraph, Part, Section, Verdict, attempt, framed, number, section
+from .laplace import LAPLACE
 
 if TYPE_CHECKING:
     from .estimator import BayesianNetwork
@@ -21,6 +22,11 @@ if TYPE_CHECKING:
 #: observations that scores are taken of, weights up to which pruning is tried, and shares of them
 OBSERVATIONS, WEIGHTS, SHARES = 2000, 200_000, (0.0, 0.25, 0.5, 0.75, 0.9, 0.95)
 WORDS = "A neural network whose weights have independent Gaussian posteriors, by maximising the evidence bound."
+NARROW = (
+    "Variational posteriors are usually narrower than the truth: standard deviations are a lower guide to what is not known.",
+    "A Gaussian at one mode knows of no other, and is as wide as the log posterior bends there.",
+)
+AT_MODE = "A neural network whose weights have a Gaussian posterior at their mode, by Laplace's approximation."
 
 
 def heading(model: Any) -> tuple[str, str]:
@@ -38,14 +44,16 @@ def sections(model: Any, command: str | None = None) -> list[Section]:
     if not hasattr(model, "history_"):
         return _variational(model, command)
     fit = model.result_
-    extra = [Verdict("told", "Variational posteriors are usually narrower than the truth: standard deviations are a lower "
-                             "guide to what is not known.")]  # fmt: skip
+    by_mode = model.method == LAPLACE
+    extra = [Verdict("told", NARROW[by_mode])]
+    words = AT_MODE if by_mode else WORDS
+    found = [("Log evidence", number(model.log_evidence_, 7)), ("Structure", model.structure_)] if by_mode else []
     return [
         section("fitted", "What was fitted", facts.facts(
-            ("Model", type(model).__name__), ("In words", WORDS), ("Observations", f"{model.n_observations_:,}"),
+            ("Model", type(model).__name__), ("In words", words), ("Observations", f"{model.n_observations_:,}"),
             ("Inputs", f"{model.n_features_in_:,}"), ("Classes", facts.listed(list(getattr(model, "classes_", [])))),
             ("Weights", f"{model.signal_to_noise().size:,}"), ("Method", _method(model)), ("Step", _step(model)),
-            ("Epochs", len(model.history_)), ("Temperature", f"{model.temperature_:g}"), *facts.running(fit))),
+            ("Epochs", len(model.history_)), ("Temperature", f"{model.temperature_:g}"), *found, *facts.running(fit))),
         ending(fit, model.message_, model.converged_, extra),
         section(estimates.ID, "Estimates: the posterior of the weights", _weights(model)),
         section(convergence.ID, convergence.TITLE, _course(model)),
@@ -58,6 +66,8 @@ def sections(model: Any, command: str | None = None) -> list[Section]:
 
 def _method(model: BayesianNetwork) -> str:
     method = model._method
+    if model.method == LAPLACE:
+        return f"{LAPLACE}, the mode by {method}"
     if model.members_:
         return f"{len(model.members_)} posteriors by {method}"
     return method if isinstance(method, str) else type(method).__name__
@@ -89,6 +99,8 @@ def _weights(model: BayesianNetwork) -> list[Part]:
 def _temperatures(model: BayesianNetwork) -> list[Part]:
     """What each temperature scored of observations held out, where one was chosen."""
     if not len(model.temperatures_):
+        if model.method == LAPLACE:
+            return [Paragraph("Posterior standard deviations are of each weight alone; weights are correlated.")]
         return [Paragraph(f"The divergence from the prior has weight {model.temperature_:g}.")]
     caption = (
         f"Mean log score of observations held out by temperature; {model.temperature_:g} was chosen. Differences are from it."
@@ -100,12 +112,14 @@ def _temperatures(model: BayesianNetwork) -> list[Part]:
 
 def _course(model: BayesianNetwork) -> list[Part]:
     history = model.history_
-    first, last = (number(float(-history["elbo"].iloc[i]), 4) for i in (0, -1))
+    what, by_mode = history.columns[1], model.method == LAPLACE
+    first, last = (number(float(-history[what].iloc[i]), 4) for i in (0, -1))
+    title, name = ("Log posterior", "log posterior") if by_mode else ("Evidence bound", "ELBO")
     mark = "good" if model.converged_ else "careful"
-    told: list[Part] = [Verdict(mark, f"Evidence bound: minus the ELBO an observation went from {first} to {last} in "
+    told: list[Part] = [Verdict(mark, f"{title}: minus the {name} an observation went from {first} to {last} in "
                                       f"{len(history):,} epochs. {model.message_}")]  # fmt: skip
-    alt = f"Negative ELBO an observation over {len(history):,} epochs, from {first} to {last}."
-    caption = "Negative evidence bound an observation, by epoch" + (
+    alt = f"Negative {name} an observation over {len(history):,} epochs, from {first} to {last}."
+    caption = f"Negative {title.lower()} an observation, by epoch" + (
         ", of the fit and held out." if "validation" in history else "."
     )
     return [*told, *attempt("The plot of the bound", lambda: drawn(model.plot.elbo, alt, caption))]
@@ -171,6 +185,8 @@ def _scores(model: Any) -> list[Part]:
         seen = attempt("The plot of predictions", lambda: drawn(
             lambda: plots.predictions(x, y), f"{len(y):,} observed outcomes {last} against predicted means.",
             "Observed outcomes against predicted means, with two standard deviations."))  # fmt: skip
+    if model.method == LAPLACE:
+        return [note, *scores, *seen]
     if model.signal_to_noise().size > WEIGHTS:
         return [
             note,

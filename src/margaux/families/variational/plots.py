@@ -45,15 +45,16 @@ class BayesianPlots:
         self._fitted = fitted
 
     def elbo(self, ax: Axes | None = None) -> Axes:
-        """Negative ELBO an observation by epoch, of the fit (the mean over its draws) and of observations held out.
+        """Negative ELBO an observation by epoch, of the fit (the mean over its draws) and of observations held out; of Laplace's
+        approximation the negative log posterior (up to a constant) of the way to its mode.
 
         The axis is logarithmic where the values are positive and span more than a factor of five.
         """
         history = self._fitted.history_
         axis = single(ax, 6.0, 3.6)
-        epoch, shown = history["epoch"].to_numpy(), [name for name in ("elbo", "validation") if name in history]
+        epoch, shown = history["epoch"].to_numpy(), list(history.columns[1:])
         for name, colour in zip(shown, (BLUE, ORANGE), strict=False):
-            label = {"elbo": "fit", "validation": "held out"}[name]
+            label = "held out" if name == "validation" else "fit"
             there = history[name].notna()
             marker = "o" if there.sum() < 30 else None
             axis.plot(epoch[there], -history[name][there], color=colour, marker=marker, ms=3, lw=1.4, label=label)
@@ -68,7 +69,8 @@ class BayesianPlots:
             told = f"best held out: {-history['validation'].iloc[best]:.3f} at epoch {epoch[best]:g}"
             axis.plot(epoch[best], -history["validation"].iloc[best], "o", ms=7, mfc="none", color=ORANGE, label=told)
             axis.legend(frameon=False, fontsize=8)
-        axis.set(xlabel="epoch", ylabel="negative ELBO an observation")
+        what = "ELBO" if "elbo" in history else "log posterior"
+        axis.set(xlabel="epoch", ylabel=f"negative {what} an observation")
         axis.grid(color="0.92", which="both", lw=0.6)
         return axis
 

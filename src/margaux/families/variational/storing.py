@@ -16,6 +16,7 @@ from ...engine import storage
 from ...showing.parts import check_fitted
 from . import priors
 from .draws import DRAWS
+from .laplace import restored, stored
 from .model import Variational
 from .observations import Scaling
 from .posterior import GaussianPosterior
@@ -41,6 +42,8 @@ def write(path: str | Path, estimator: Any) -> None:
             "n_observations_",
             "n_features_in_",
             "step_",
+            "log_evidence_",
+            "structure_",
             "curvature_",
         ),
     )
@@ -48,6 +51,7 @@ def write(path: str | Path, estimator: Any) -> None:
         raise ValueError(
             f"a file cannot hold the prior {type(model.prior).__name__}; use one of margaux.families.variational.priors"
         )
+    kinds, parts = stored(estimator._approximation)
     header = {
         "kind": KIND,
         "estimator": type(estimator).__name__,
@@ -70,8 +74,9 @@ def write(path: str | Path, estimator: Any) -> None:
         "draws": next(name for name, draws in DRAWS.items() if type(draws) is type(model.draws)),
         "params": sorted(estimator._params),
         "members": len(estimator.members_),
+        "laplace": kinds,
     }
-    arrays = _posterior("", estimator)
+    arrays = _posterior("", estimator) | parts
     for j, member in enumerate(estimator.members_):
         arrays |= _posterior(f"member{j}/", member)
     arrays |= storage.flatten("scaling", tuple(estimator._scaling))
@@ -121,7 +126,7 @@ def read(path: str | Path, cls: Any, network: Any, weights: PyTree) -> Any:
         member = copy.copy(out)
         member.method, member.random_state = None, out.random_state + j
         members.append(_take(f"member{j}/", member, model, template, arrays, dtype))
-    out.members_ = tuple(members)
+    out.members_, out._approximation = tuple(members), restored(out, header.get("laplace", []), arrays)
     return out
 
 

@@ -1,0 +1,304 @@
+r"""Bayesian networks by Laplace's approximation, `method="laplace"`: how they are fitted, and what they answer.
+
+The mode is that of weights with prior N(0, 1/d) for those of a unit of d inputs, whose precisions are multiplied by a factor for
+each layer (`prior=None`; one for all with `prior=Normal(learned=True)`, and none with a prior that is given). Training at a
+temperature of next to zero ends near it, and Newton's steps at it; factors and noise are those of the highest evidence. That has
+many maxima: fits begin with wider and wider priors as long as the evidence rises. `log_evidence_` is of the observations as they
+were given, with all constants; `structure_` says how the precision was written; weights that are held have a standard deviation
+of zero.
+
+Predictions are those of the network linearised at the mode: of numbers in closed form, of classes and counts by 256 draws of the
+outputs, the same whatever else is predicted. On one split each of `benchmarks/networks.py` they are worse than the default's: log
+scores of -0.237 and -0.230 on two moons, -0.251 and -0.074 on digits, where they are too little sure (calibration errors of 0.157
+and 0.019). Checkpoints are one for each start, `fit-0.npz` and so on.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
+
+import equinox as eqx
+import jax
+import numpy as np
+from jaxtyping import PyTree
+from threadpoolctl import threadpool_limits
+
+from ...answers.certificate import Certificate, Check
+from ...engine.outcome import FitError
+from ...engine.validate import whole
+from ...numerics.naming import path_name
+from ...numerics.precision import precision
+from .approximation import LAYERS, STRUCTURES, Approximation, Found, approximate, drawn, free_part, structure_of
+from .bound import Bound
+from .draws import Shared, is_linear
+from .ensemble import Ensembled
+from .evaluation import outputs_of_draws
+from .evidence import Prior, Scales
+from .gauss_newton import Linearised, Objective
+from .likelihoods import AbstractLikelihood, Gaussian
+from .model import Variational
+from .networks import Network
+from .posterior import GaussianPosterior
+from .priors import ByTensor, Normal
+from .structures import KINDS, Joint
+from .training import train
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from .tempering import Choice
+    from .training import Settings
+
+LAPLACE = "laplace"
+#: the temperature at which a posterior of weights is a point, its deviation there, and draws of outputs by default
+COLD, TINY, DRAWS = 1e-8, 1e-6, 256
+#: factors of the prior's precisions that fits begin with, one after the other as long as the evidence rises: it has many maxima
+STARTS = (1.0, 0.1, 0.01, 0.001)
+#: how much higher the log posterior may be than where the mode was taken
+NEAR = 0.05
+#: what is said of structures, and of scales
+NAMES = {"full": "in full", "kronecker": "by Kronecker factors of its layers", "diagonal": "by its diagonal"}
+UNSETTLED = "The scales of the prior and the noise still changed from one mode to the next."
+SETTLED, ONCE = "The scales of the prior and the noise have settled.", "The scales were chosen once, at the end of the training."
+#: settings of variational posteriors, and what they have to be
+FOREIGN = {"spread": "weight", "sigma": None, "draws": None, "n_draws": 1, "antithetic": False, "average": None,
+           "early_stopping": False}  # fmt: skip
+
+
+class Laplacian(Ensembled):
+    """An estimator that may be a Laplace approximation."""
+
+    method: Any
+    structure: str | None
+    layers: str
+    prior: Any
+    structure_: str
+    log_evidence_: float
+    _scales: Scales
+    _approximation: Approximation | None = None
+
+    def _check_laplace(self) -> None:
+        """Raises: ValueError: settings that do not go with the method."""
+        me: Any = self
+        if self.layers not in LAYERS:
+            raise ValueError(f'layers must be "all" or "last", got {self.layers!r}')
+        if self.structure is not None and self.structure not in STRUCTURES:
+            raise ValueError(f"structure must be one of {', '.join(map(repr, STRUCTURES))} or None, got {self.structure!r}")
+        if self.method != LAPLACE:
+            if self.structure is not None or self.layers != "all":
+                raise ValueError('structure and layers are settings of method="laplace"; leave them out, or pass it')
+            return
+        for name, only in FOREIGN.items():
+            if getattr(self, name) != only:
+                raise ValueError(f'{name} is a setting of variational posteriors; leave it at {only!r} with method="laplace"')
+        if me.temperature not in ("auto", 1):
+            raise ValueError(
+                f'temperature = {me.temperature!r} does not go with method="laplace", whose evidence is that of temperature 1; '
+                "leave it out: the scales of the prior are chosen by the evidence"
+            )
+
+    def _fitted_mode(self, x: np.ndarray, outcome: np.ndarray, choice: Choice, settings: Settings, held: Any = None) -> Any:
+        """The estimator with a Gaussian at the mode of its weights, whose neighbourhood is found by training at zero temperature.
+
+        Raises:
+            FitError: the training failed.
+        """
+        me: Any = self
+        network, weights = me._network(settings.dtype)
+        likelihood: AbstractLikelihood = me._likelihood()
+        part, free = free_part(network, weights, self.layers)
+        structure = structure_of(part, free, me._n_outputs(), self.structure)
+        prior = self._prior_of(weights, free)
+        starts, noise = self._starts(prior), float(me.noise) if likelihood.start() else None
+        begin = None
+        if settings.begin is not None:  # where the fit to more observations ended
+            starts, noise, means = [self._scales.factors], self._scales.noise, settings.begin[0]
+            begin = (means, jax.tree.map(lambda leaf: np.full(np.shape(leaf), TINY), means), {})
+        fixed = likelihood if noise is None else Gaussian(noise, learned=False)
+        own = dataclasses.replace(
+            settings, method="adam", spread="all", sigma=TINY, temperature=COLD, falling=settings.step is None, begin=begin
+        )
+        apart, scaled = None if held is None else (me._scaled(held[0]), held[1]), me._scaled(x)
+        unit, best = float(np.std(outcome)) if noise else 1.0, cast(Any, None)
+        for j, factors in enumerate(starts):
+            scales = Scales(factors, noise)
+            cold = ByTensor(list(np.sqrt(COLD) * prior.of_tensors(scales)))
+            place = settings.checkpoint and Path(settings.checkpoint)
+            own.checkpoint = place and place.with_name(f"{place.stem}-{j}{place.suffix}")
+            trained = train(network, weights, fixed, cold, Shared(), scaled, outcome, own, apart)
+            if trained.fit.result.failed:
+                raise FitError(trained.fit)
+            means: Any = trained.fit.params["mean"]
+            means = jax.tree.map(lambda leaf: np.asarray(leaf, float), means)
+            # Of matrices this small several threads wait for each other longer than they work.
+            with precision(np.dtype(float)), threadpool_limits(1, user_api="blas"):
+                objective = Objective(*free_part(network, means, self.layers), likelihood, scaled, outcome)
+                found = approximate(objective, structure, prior, scales, unit)
+            if me.verbose:
+                print(f"prior precisions from {factors[0]:g}: log evidence {found.log_evidence:.6g}", file=sys.stderr)
+            if best is not None and found.log_evidence <= best[2].log_evidence:
+                break
+            best = trained, objective, found, means
+        trained, objective, found, means = best
+        fit = trained.fit
+        self._take_mode(objective, found, prior, eqx.combine(found.approximation.weights, means), settings.n_blocks)
+        self.n_observations_, self._data, self._held_out = len(x), (x, outcome), held
+        me._choice_made, me.temperature_, me.temperatures_ = choice, 1.0, choice.table
+        me.result_, me.step_, me.curvature_, me.n_iter_ = fit, trained.step, trained.curvature, fit.n_iter
+        me.history_ = trained.history.rename(columns={"elbo": "log_posterior"})
+        return self
+
+    def _starts(self, prior: Prior) -> list[np.ndarray]:
+        """Factors of the prior's precisions that are tried in turn. One layer has one mode; and the evidence of the last layer
+        alone does not know what the weights before it cost."""
+        layers, deep = len(prior.names), self.layers == "all"
+        return [np.full(layers, start) for start in (STARTS if prior.free and layers > 1 and deep else STARTS[:1])]
+
+    def _prior_of(self, weights: PyTree, free: PyTree) -> Prior:
+        """What is given, or else N(0, 1/d) by layer, each with a factor that the evidence chooses.
+
+        Raises:
+            ValueError, TypeError: it is not Gaussian.
+        """
+        me: Any = self
+        given = me._prior("fan-in" if self.prior is None else "given", weights)
+        if isinstance(given, ByTensor) and len(given.scales) == len(jax.tree.leaves(weights)):
+            widths = np.array([float(scale) for scale in given.scales])
+        elif isinstance(given, Normal):
+            widths = np.full(len(jax.tree.leaves(weights)), float(given.scale))
+        else:
+            raise TypeError(
+                f"Laplace's approximation is by a Gaussian prior of the weights, and {type(given).__name__} is none of these; "
+                "pass a number, or margaux.families.variational.priors.Normal or ByTensor (one scale for each tensor)"
+            )
+        layers = jax.tree_util.tree_flatten_with_path(weights, is_leaf=is_linear)[0]
+        groups = [np.full(len(jax.tree.leaves(layer)), j) for j, (_, layer) in enumerate(layers)]
+        names = tuple(path_name(path) or "the weights" for path, _ in layers)
+        members = np.concatenate(groups)
+        if self.prior is not None:
+            members, names = np.zeros_like(members), ("all layers",)
+        sizes = [0 if leaf is None else np.size(leaf) for leaf in jax.tree.structure(weights).flatten_up_to(free)]
+        return Prior(widths, members, np.array(sizes), names, self.prior is None or getattr(given, "learned", False))
+
+    def _take_mode(self, objective: Objective, found: Found, prior: Prior, means: PyTree, n_blocks: int) -> None:
+        """Keep what was found, and say how."""
+        me: Any = self
+        double, n, made = np.dtype(float), len(objective.y), found.approximation
+        variances = jax.tree.map(np.asarray, objective.tree(made.posterior.variances()))
+        deviations = eqx.combine(jax.tree.map(np.sqrt, variances), jax.tree.map(np.zeros_like, means))
+        network = me._network(double)[0]
+        model = Variational(network, objective.likelihood, ByTensor(list(prior.of_tensors(found.scales))), GaussianPosterior(), n,
+                            n_blocks)  # fmt: skip
+        logs = jax.tree.map(lambda leaf: np.log(np.maximum(leaf, TINY)), deviations)
+        params = {"mean": means, "log_sigma": logs}
+        if found.scales.noise is not None:
+            params["log_noise"] = np.log(found.scales.noise)
+        self._keep(model, params, double)
+        self._deviations, self._approximation, self._scales = deviations, made, found.scales
+        self.structure_, self.log_evidence_ = made.structure, found.log_evidence - n * np.log(me._unit())
+        told = f"A Gaussian at the mode of {objective.size:,} weights, its precision {NAMES[made.structure]}"
+        checks = (_check_of_mode(found.away), _check_of_scales(found))
+        trouble = [check.sentence for check in checks if check.level != "pass"]
+        me.message_ = " ".join([f"{told}; the log evidence is {self.log_evidence_:.6g}.", *trouble])
+        me.converged_, me._certificate = found.away < NEAR and found.settled is not False, Certificate(checks)
+
+    def _unit(self) -> float:
+        """What an outcome of one is, in the terms in which outcomes were given."""
+        return getattr(self, "_y_scale", (0.0, 1.0))[1]
+
+    # -- answers --------------------------------------------------------------------------------
+
+    def _moments(self, x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Means (n, k) and covariances (n, k, k) of the outputs."""
+        assert self._approximation is not None
+        with precision(np.dtype(float)):
+            zeros = jax.tree.map(np.zeros_like, self._means)
+            outputs = outputs_of_draws(self._model.network, self._means, zeros, x, 1, 0, np.dtype(float))[0]
+        return outputs, self._approximation.moments(x, outputs)
+
+    def _outputs(self, x: Any, n_draws: int, random_state: int) -> np.ndarray:
+        if self._approximation is None:
+            return super()._outputs(x, n_draws, random_state)
+        return drawn(*self._moments(x), n_draws, random_state)
+
+    def _number(self, n_draws: int | None, otherwise: int = 30) -> int:
+        """Of draws that predictions are averaged over."""
+        if n_draws is None:
+            return otherwise if self._approximation is None else DRAWS
+        return whole("n_draws", n_draws, 1)
+
+    def _scored(self, x: Any, y: np.ndarray) -> dict[str, Any]:
+        """The ELBO an observation, where there is one."""
+        return {} if self._approximation is not None else {"elbo": self._elbo_of(x, y)}
+
+    def _elbo_of(self, x: Any, y: np.ndarray, random_state: int = 0) -> Bound:
+        if self._approximation is not None:
+            raise ValueError("Laplace's approximation is no bound of the evidence: log_evidence_ has it")
+        return super()._elbo_of(x, y, random_state)
+
+    @property
+    def _network_of_draws(self) -> Network:
+        """That whose outputs at draws of the weights are the model's."""
+        network = self._model.network
+        return network if self._approximation is None else Linearised(network, self._means)
+
+    def posterior_draws(self, n_draws: int = 1000, random_state: int = 0) -> dict[str, np.ndarray]:
+        if self._approximation is None:
+            return super().posterior_draws(n_draws, random_state)
+        means = jax.tree.map(lambda leaf: np.broadcast_to(leaf, (n_draws, *leaf.shape)), self._means)
+        every = eqx.combine(self._approximation.draws(n_draws, random_state), means)
+        return {name: leaf[None] for name, leaf in self._named(every).items()}
+
+    def pruned(self, share: float) -> Any:
+        if self._approximation is not None:
+            raise ValueError(
+                "weights of Laplace's approximation depend on each other, and none can be left out alone; prune a variational fit"
+            )
+        return super().pruned(share)
+
+    def influence(self, n_draws: int = 100, random_state: int = 0) -> pd.DataFrame:
+        if self._approximation is not None and self.layers == "last":
+            raise ValueError('influence is on all weights, and those of one layer alone are free; fit with layers="all"')
+        return super().influence(n_draws, random_state)
+
+
+def _check_of_mode(away: float) -> Check:
+    if away < NEAR:
+        return Check("mode", away, np.nan, NEAR, "pass", "The mode was found.")
+    said = f"The log posterior is about {away:.2g} higher elsewhere than where the mode was taken: raise epochs=."
+    return Check("mode", away, np.nan, NEAR, "careful", said)
+
+
+def _check_of_scales(found: Found) -> Check:
+    said = [UNSETTLED, *found.said] if found.settled is False else found.said
+    if said:
+        return Check("scales", np.nan, np.nan, np.nan, "careful", " ".join(said))
+    return Check("scales", np.nan, np.nan, np.nan, "pass", ONCE if found.settled is None else SETTLED)
+
+
+def stored(made: Approximation | None) -> tuple[list[str], dict[str, np.ndarray]]:
+    """What a file holds of it: kinds of its parts, and their arrays."""
+    if made is None:
+        return [], {}
+    names = {kind: name for name, kind in KINDS.items()}
+    arrays = {
+        f"laplace/{j}/{field.name}": getattr(part, field.name)
+        for j, part in enumerate(made.posterior.parts)
+        for field in dataclasses.fields(part)
+    }
+    return [names[type(part)] for part in made.posterior.parts], arrays
+
+
+def restored(estimator: Any, kinds: list[str], arrays: dict[str, np.ndarray]) -> Approximation | None:
+    """That of `stored`, for an estimator whose network and means are there."""
+    if not kinds:
+        return None
+    parts = [
+        KINDS[kind](**{field.name: arrays[f"laplace/{j}/{field.name}"] for field in dataclasses.fields(KINDS[kind])})
+        for j, kind in enumerate(kinds)
+    ]
+    network, weights = free_part(estimator._model.network, estimator._means, estimator.layers)
+    return Approximation(network, weights, Joint(tuple(parts)), estimator.structure_)
