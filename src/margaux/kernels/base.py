@@ -33,6 +33,11 @@ class AbstractKernel(eqx.Module):
     #: whether it accepts or rejects, and so keeps its target exactly
     adjusted: eqx.AbstractClassVar[bool]
 
+    @property
+    def brings_prior(self) -> bool:
+        """Whether it adds the prior's score to a target that is the likelihood."""
+        return False
+
     @abc.abstractmethod
     def init(self, z: Latents) -> PyTree:
         """Adaptation state of one chain."""
@@ -59,6 +64,10 @@ class AbstractKernel(eqx.Module):
         A part of `refresh`, for whom changes the target between two steps.
         """
         return kstate
+
+    def refused(self, z: Latents, logdensity: LogDensity) -> str | None:
+        """Why no chain of this kernel can start at z, or None; asked on the host, once, of the first unit before a fit."""
+        return None
 
     @abc.abstractmethod
     def step(
@@ -98,6 +107,15 @@ def _uniform(key: PRNGKeyArray, count: int, dtype: Any) -> Float[Array, " count"
 
 class AbstractProximalKernel(AbstractKernel):
     """A kernel whose target must also have `smooth` and `prox`: models of `margaux.AbstractNonSmooth`."""
+
+
+class AbstractPriorKernel(AbstractKernel):
+    """A kernel that brings the score of the latents' prior, for a target that is the likelihood: models of
+    `margaux.AbstractLikelihood`."""
+
+    @property
+    def brings_prior(self):
+        return True
 
 
 class AbstractSubsamplingKernel(AbstractKernel):
