@@ -97,8 +97,8 @@ def loglik(
     """
     if isinstance(model := fit._model().model, AbstractLikelihood):
         raise TypeError(
-            f"the prior of {type(model).__name__} is known by its score alone, not by its density, so that no marginal likelihood "
-            "is, nor AIC or BIC"
+            f"the prior of {type(model).__name__} is known by its score alone, not by its density, and so no marginal "
+            "likelihood is, nor AIC or BIC"
         )
     if estep is not None:
         width = _width(fit, estep)

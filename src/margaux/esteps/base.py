@@ -39,8 +39,8 @@ class AbstractEStep(eqx.Module):
     def requires(self, model: AbstractModel, latents: Latents) -> str | None:
         """Why this E-step cannot serve the model (with `latents` the shape of one unit's), or None."""
 
-    def refused(self, model: AbstractModel, params: Params, z: Latents, y: Unit) -> str | None:
-        """Why this E-step cannot start at latents z of one unit, or None; asked on the host, of the first unit before a fit."""
+    def refused(self, model: AbstractModel, params: Params, z: Latents, y: Unit, k: int = 1, reach: float = 1.0) -> str | None:
+        """Why this E-step cannot be at latents z of one unit, or None: see `margaux.AbstractKernel.refused`."""
         return None
 
     @abc.abstractmethod

@@ -124,13 +124,13 @@ class MCMC(AbstractEStep):
                 )
         if isinstance(self.kernel, AbstractPriorKernel) and not isinstance(model, AbstractLikelihood):
             return (
-                f"{type(self.kernel).__name__} brings a prior of its own, and log_joint of {type(model).__name__} is taken to hold "
-                "one already, which would count beside it; inherit from margaux.AbstractLikelihood, with the likelihood alone"
+                f"{type(self.kernel).__name__} brings a prior of its own, and log_joint of {type(model).__name__} holds one "
+                "already, which would count beside it; inherit from margaux.AbstractLikelihood, with the likelihood alone"
             )
         return lacks_prior(model, self)
 
-    def refused(self, model, params, z, y):
-        return self.kernel.refused(z, Target(for_searches(model), params, y))
+    def refused(self, model, params, z, y, k=1, reach=1.0):
+        return self.kernel.refused(z, Target(for_searches(model), params, y), k, reach)
 
     def init(self, key, model, params, y):
         z = mapped(lambda c: model.init_latents(jax.random.fold_in(key, c), params, y), self.n_chains)(jnp.arange(self.n_chains))

@@ -4,20 +4,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, PyTree, Scalar
+from jaxtyping import Array, Scalar
 
 from ..problem.schedule import AbstractSchedule
 from .base import AbstractPriorKernel, LogDensity, flat_size, normal_like
 from .scaling import EVERY, FIRST, FORGET, Scaling, step_schedule
-
-if TYPE_CHECKING:
-    from jaxtyping import Float
 
 #: the default step in units of 1 / (L_y + weight L / eps + 1 / smoothing): just below the third that the theorem asks for, and
 #: the step beyond which chains of Gaussian targets diverge
@@ -31,13 +28,13 @@ class PlugAndPlayULA(AbstractPriorKernel):
     + \frac\delta\lambda(\Pi_C(z) - z) + \sqrt{2\delta}\,\xi$
 
     (Laumont et al. 2022, algorithm 1). If $D_\epsilon(z)$ is the mean of $x\sim p$ given $z = x + N(0,\epsilon I)$, then
-    $(D_\epsilon(z)-z)/\epsilon = \nabla\log p_\epsilon(z)$, with $p_\epsilon$ the prior p smoothed by that noise: the chain's target
-    is $p(y\mid z,\theta)\,p_\epsilon(z)^\alpha$, times the tail of C. It is for a `margaux.AbstractLikelihood` model, whose
+    $(D_\epsilon(z)-z)/\epsilon = \nabla\log p_\epsilon(z)$, with $p_\epsilon$ the prior p smoothed by that noise: the target is
+    $p(y\mid z,\theta)\,p_\epsilon(z)^\alpha$, times the tail of C. It is for a `margaux.AbstractLikelihood` model, whose
     `log_joint` is the likelihood alone and whose latent is one array.
 
-    With L a Lipschitz constant of the residual $D_\epsilon(z)-z$, and $L_y$ of the likelihood's gradient, the paper's theorem asks
-    for $\delta < 1/[3(L_y + \alpha L/\epsilon + 1/\lambda)]$ (without C, no $1/\lambda$). Both are found by power iteration where
-    the chain is, as it moves; a `lipschitz` that is known is better, for what is found is a lower bound.
+    With L a Lipschitz constant of the residual $D_\epsilon(z)-z$, and $L_y$ of the likelihood's gradient, the paper's theorem
+    asks for $\delta < 1/[3(L_y + \alpha L/\epsilon + 1/\lambda)]$ (without C, no $1/\lambda$). Both are found by power iteration
+    where the chain is, as it moves; a `lipschitz` that is known is better, for what is found is a lower bound.
 
     Args:
         denoiser: D, a function of jax that maps an array like the latent to one of its shape; an `equinox.Module` with weights,
@@ -115,8 +112,7 @@ class PlugAndPlayULA(AbstractPriorKernel):
         size, dtype = flat_size(z)
         state: dict[str, Any] = {"scaling": self.scaling.init(z)}
         if self._follows and self.lipschitz is None:
-            start = jnp.cos(jnp.arange(1, size + 1, dtype=dtype) ** 2).reshape(jnp.shape(z))
-            state |= {"direction": start / jnp.linalg.norm(start), "lipschitz": jnp.zeros((), dtype)}
+            state |= {"direction": _direction(z), "lipschitz": jnp.zeros((), dtype)}
         return state | ({"noise": jnp.zeros(size, dtype)} if self.averaged else {})
 
     def noise(self, key, z):
@@ -154,7 +150,7 @@ class PlugAndPlayULA(AbstractPriorKernel):
             kstate = kstate | {"noise": noise}
         return z + gamma * drift + spread.reshape(z.shape), kstate, jnp.ones((), dtype)
 
-    def refused(self, z, logdensity):
+    def refused(self, z, logdensity, k=1, reach=1.0):
         if not isinstance(z, jax.Array):
             return "PlugAndPlayULA moves one array, which the denoiser takes; return one from init_latents"
         try:
@@ -163,24 +159,25 @@ class PlugAndPlayULA(AbstractPriorKernel):
             return f"the denoiser fails on an array of shape {z.shape} and type {z.dtype}: {str(error).splitlines()[0]}"
         if getattr(made, "shape", None) != z.shape:
             return f"the denoiser maps shape {z.shape} to {getattr(made, 'shape', type(made).__name__)}; it must keep the shape"
+        if not np.all(np.isfinite(eqx.filter_jit(self.denoiser)(z))):
+            return f"the denoiser is not finite at latents that lie between {z.min():.3g} and {z.max():.3g}"
         try:
-            finite, rough, own = jax.device_get(_constants(self, logdensity, z))
+            own = float(_stretch(self, z) if self.lipschitz is None else self.lipschitz)
         except Exception as error:
             return (
                 "the denoiser cannot be differentiated, by which its Lipschitz constant is measured: pass lipschitz=, that of "
                 f"D(z) - z ({str(error).splitlines()[0]})"
             )
-        if not finite:
-            return f"the denoiser is not finite at the starting latents, which lie between {z.min():.3g} and {z.max():.3g}"
         if self.automatic:
             return None
+        rough = float(_curvature(logdensity, z))
         total, tail = (float(part) for part in self._total(rough, own))
-        first = float(self.step_size(1))
-        if first * total <= STABLE:
+        step = float(self.step_size(k))
+        if step * total <= reach * STABLE:
             return None
         return (
-            f"step_size = {first:.3g} is above {STABLE / total:.3g} = 2/(L_y + weight L/eps + 1/smoothing), beyond which chains "
-            f"diverge: L_y = {rough:.3g} is the Lipschitz constant of the likelihood's gradient, L = {own:.3g} that of the "
+            f"step_size = {step:.3g} is too long: beyond {STABLE / total:.3g} = 2/(L_y + weight L/eps + 1/smoothing) chains "
+            f"diverge. L_y = {rough:.3g} is the Lipschitz constant of the likelihood's gradient, L = {own:.3g} that of the "
             f"denoiser's residual, 1/smoothing = {tail:.3g}. The theorem asks for less than {1 / (3 * total):.3g}; leave "
             "step_size out to have it followed"
         )
@@ -213,16 +210,22 @@ class PlugAndPlayULA(AbstractPriorKernel):
 
 
 @eqx.filter_jit
-def _constants(kernel: PlugAndPlayULA, logdensity: LogDensity, z: Array) -> PyTree:
-    """Whether D(z) is finite, and the Lipschitz constants L_y and L near z."""
+def _curvature(logdensity: LogDensity, z: Array) -> Scalar:
+    """L_y near z."""
     scaling = Scaling(None, relative=True)
-    rough = scaling.refresh(z, scaling.init(z), logdensity)["curvature"]
-    if kernel.lipschitz is None:
-        v = jnp.cos(jnp.arange(1, z.size + 1, dtype=z.dtype) ** 2).reshape(z.shape)
-        own = kernel._stretched(z, v / jnp.linalg.norm(v), jnp.zeros((), z.dtype), jnp.asarray(FIRST))[1]
-    else:
-        own = jnp.asarray(kernel.lipschitz, z.dtype)
-    return jnp.all(jnp.isfinite(kernel.denoiser(z))), rough, own
+    return scaling.refresh(z, scaling.init(z), logdensity)["curvature"]
+
+
+@eqx.filter_jit
+def _stretch(kernel: PlugAndPlayULA, z: Array) -> Scalar:
+    """L near z."""
+    return kernel._stretched(z, _direction(z), jnp.zeros((), z.dtype), jnp.asarray(FIRST))[1]
+
+
+def _direction(z: Array) -> Array:
+    """Orthogonal to no singular vector in practice."""
+    start = jnp.cos(jnp.arange(1, z.size + 1, dtype=z.dtype) ** 2).reshape(z.shape)
+    return start / jnp.linalg.norm(start)
 
 
 class _Function(eqx.Module):
@@ -234,13 +237,13 @@ class _Function(eqx.Module):
         return self.function(z)
 
 
-def _positive(name: str, value: Any) -> Float[np.ndarray, ""]:
+def _positive(name: str, value: Any) -> np.ndarray:
     if isinstance(value, bool) or np.ndim(value) or not (np.isreal(value) and 0 < value < math.inf):
         raise ValueError(f"{name} must be a positive number, got {value!r}")
     return np.asarray(float(value))
 
 
-def _box(bounds: Any) -> Float[np.ndarray, "2"]:
+def _box(bounds: Any) -> np.ndarray:
     box = np.asarray(bounds, float)
     if box.shape != (2,) or not box[0] < box[1] or np.any(np.isnan(box)):
         raise ValueError(f"bounds must be two numbers (low, high), low below high; got {bounds!r}")
