@@ -1,5 +1,7 @@
 """Plug-and-play Langevin steps: posteriors and estimates that are known exactly, and what is refused."""
 
+from typing import Any
+
 import equinox as eqx
 import jax
 import jax.numpy as jnp
@@ -214,6 +216,13 @@ def halve(z):
     return z / 2
 
 
+def on_the_host(z) -> Any:
+    return np.asarray(z) / 2
+
+
+WRONG: Any = "tv"
+
+
 class Whole(mx.AbstractModel):
     def log_joint(self, params, z, y):
         return -jnp.sum((y["y"] - z) ** 2 + z**2) / 2 + params["log_sigma2"]
@@ -232,10 +241,10 @@ class Whole(mx.AbstractModel):
         (lambda: mx.PlugAndPlayULA(halve, 0.1, step_size=-1.0), ValueError, "step_size"),
         (lambda: mx.PlugAndPlayULA(halve, 0.1, bounds=(1.0, 0.0)), ValueError, "bounds"),
         (lambda: mx.PlugAndPlayULA(halve, 0.1, smoothing=1.0), ValueError, "bounds"),
-        (lambda: mx.PlugAndPlayULA("tv", 0.1), TypeError, "function"),
+        (lambda: mx.PlugAndPlayULA(WRONG, 0.1), TypeError, "function"),
         (bad(lambda fit: fit(mx.PlugAndPlayULA(lambda z: z[:2], 0.1))), ValueError, r"maps shape \(3,\) to \(2,\)"),
         (bad(lambda fit: fit(mx.PlugAndPlayULA(lambda z: z * jnp.nan, 0.1))), ValueError, "not finite"),
-        (bad(lambda fit: fit(mx.PlugAndPlayULA(lambda z: np.asarray(z), 0.1))), ValueError, "denoiser fails"),
+        (bad(lambda fit: fit(mx.PlugAndPlayULA(on_the_host, 0.1))), ValueError, "denoiser fails"),
         # L_y = 1, L = 1/2, eps = 0.1: 2 / 6 is the limit, 1 / 18 the theorem's.
         (bad(lambda fit: fit(mx.PlugAndPlayULA(halve, 0.1, step_size=0.4))), ValueError, r"beyond 0\.333 .* less than 0\.0556"),
         (bad(lambda fit: fit(mx.PlugAndPlayULA(halve, 0.1), Whole())), TypeError, "count beside it"),

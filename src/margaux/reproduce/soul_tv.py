@@ -41,9 +41,7 @@ def blur(side: int = SIDE, width: int = WIDTH) -> tuple[Any, Any]:
     transfer = np.fft.rfft2(np.roll(kernel, (-(width // 2), -(width // 2)), axis=(0, 1)))
 
     def convolve(x, spectrum):
-        seen = jnp.fft.rfft2(x)
-        # Of the type of x, whichever it is in a fit: derivatives do not mix two.
-        return jnp.fft.irfft2(seen * spectrum.astype(seen.dtype), x.shape).astype(x.dtype)
+        return jnp.fft.irfft2(jnp.fft.rfft2(x) * spectrum, x.shape).astype(x.dtype)
 
     return lambda x: convolve(x, transfer), lambda x: convolve(x, transfer.conj())
 

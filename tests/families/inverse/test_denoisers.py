@@ -1,5 +1,7 @@
 """Denoisers in closed form and trained, and the restoration of images by them."""
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -7,7 +9,7 @@ import pytest
 from scipy import signal
 
 import margaux as mx
-from margaux.families.inverse.convolutional import ConvolutionalDenoiser, convolution_norm, train
+from margaux.families.inverse.convolutional import convolution_norm, train
 from margaux.families.inverse.denoisers import GaussianDenoiser, MixtureDenoiser
 from margaux.families.inverse.restoring import restore
 
@@ -50,8 +52,8 @@ def test_norms_of_convolutions_are_bounds_and_tight():
     for k in range(2 * side * side):
         image = np.zeros((2, side, side))
         image.flat[k] = 1.0
-        out = [sum(signal.correlate2d(image[a], kernel[:, :, a, b], mode="same") for a in range(2)) for b in range(3)]
-        columns.append(np.concatenate([part.ravel() for part in out]))
+        seen = [[signal.correlate2d(image[a], kernel[:, :, a, b], mode="same") for a in range(2)] for b in range(3)]
+        columns.append(np.sum(seen, axis=1).ravel())
     exact = np.linalg.norm(np.array(columns).T, 2)
     assert exact <= convolution_norm(kernel) < 1.1 * exact
 
@@ -99,7 +101,6 @@ def test_training_is_the_same_again_and_another_bound_is_kept(pictures):
     first, again = (train(pictures[:1], 0.01, **settings) for _ in range(2))
     np.testing.assert_array_equal(first.filters[1], again.filters[1])
     assert train(pictures[:1], 0.01, lipschitz=0.5, **settings).lipschitz == pytest.approx(0.5)
-    assert isinstance(train(pictures[:1], 0.01, lipschitz=None, **settings), ConvolutionalDenoiser)
 
 
 def test_inpainting_by_a_trained_denoiser(pictures, trained):
@@ -122,7 +123,7 @@ def gaussian_restored(noise_sd, **settings):
     A, eps = rng.normal(size=(120, 60)), 0.2
     y = A @ rng.normal(size=60) + 0.7 * rng.normal(size=120)
     kernel = mx.PlugAndPlayULA(GaussianDenoiser(0.0, 1.0, eps), eps)
-    return A, y, restore(A, y, kernel, noise_sd=noise_sd, dtype="float64", **settings)
+    return A, y, restore(A, y, kernel, noise_sd=noise_sd, **settings)
 
 
 def test_restoration_is_the_conjugate_posterior():
@@ -150,6 +151,9 @@ def halve(z):
     return z / 2
 
 
+WRONG: Any = mx.MALA()
+
+
 @pytest.mark.parametrize(
     ("call", "error", "words"),
     [
@@ -162,7 +166,7 @@ def halve(z):
         (lambda: GaussianDenoiser(0.0, -1.0, 0.1), ValueError, "variance"),
         (lambda: GaussianDenoiser(0.0, 1.0, 0.0), ValueError, "eps"),
         (lambda: MixtureDenoiser([0.5, 0.6], [[0.0], [1.0]], [1.0, 1.0], 0.1), ValueError, "sum to one"),
-        (lambda: restore(np.eye(3), np.ones(3), mx.MALA()), TypeError, "bring a prior"),
+        (lambda: restore(np.eye(3), np.ones(3), WRONG), TypeError, "bring a prior"),
         (lambda: restore(np.eye(3), np.ones(3), mx.PlugAndPlayULA(halve, 0.1), noise_sd=0.0), ValueError, "noise_sd"),
         (lambda: restore(np.eye(3), np.ones(3), mx.PlugAndPlayULA(halve, 0.1), n_draws=5), ValueError, "n_draws"),
         (lambda: restore(np.eye(3), np.ones(3), mx.PlugAndPlayULA(halve, 0.1), start=np.ones(4)), ValueError, "start"),

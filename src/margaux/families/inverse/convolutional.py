@@ -24,6 +24,8 @@ SIDE, COARSE, FINE = 3, 8, 64
 class ConvolutionalDenoiser(eqx.Module):
     r"""$D(z) = z + R(z)$ of grey images (height, width), R layers of 3 x 3 convolutions with ReLUs between them.
 
+    R is computed in single precision, whatever the type of z: convolutions in double take many times as long on a CPU.
+
     Attributes:
         filters: (3, 3, in, out) of each layer. biases: (out,). lipschitz: a bound of R's Lipschitz constant, the product of the
             norms of its convolutions (Ryu et al. 2019; Sedghi, Gupta and Long 2019).
@@ -33,7 +35,7 @@ class ConvolutionalDenoiser(eqx.Module):
     biases: tuple[Array | np.ndarray, ...]
 
     def __call__(self, z: Float[Array, "height width"]) -> Float[Array, "height width"]:
-        return z + _layers(self.filters, self.biases, z[None])[0]
+        return z + _layers(self.filters, self.biases, z[None].astype(jnp.float32))[0].astype(z.dtype)
 
     @property
     def lipschitz(self) -> float:
@@ -138,14 +140,20 @@ def _patches(rng: np.random.Generator, images: list[np.ndarray], count: int, sid
     out = np.empty((count, side, side), np.float32)
     for piece, i in zip(out, rng.choice(len(images), count, p=places / places.sum()), strict=True):
         row, column = (rng.integers(size - side + 1) for size in images[i].shape)
-        cut = np.rot90(images[i][row : row + side, column : column + side], rng.integers(4))
+        cut = np.rot90(images[i][row : row + side, column : column + side], int(rng.integers(4)))
         piece[:] = cut.T if rng.integers(2) else cut
     return out
 
 
 @eqx.filter_jit
 def _step(
-    free: Any, state: Any, vectors: Any, clean: Array, noise: Array, most: float | None, optimiser: optax.GradientTransformation
+    free: Any,
+    state: Any,
+    vectors: Any,
+    clean: Array | np.ndarray,
+    noise: Array | np.ndarray,
+    most: float | None,
+    optimiser: optax.GradientTransformation,
 ) -> tuple[Any, Any, Any, Array]:
     """One of the optimiser, on the squared error in units of the noise's."""
 
