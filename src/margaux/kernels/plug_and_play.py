@@ -92,7 +92,8 @@ class PlugAndPlayULA(AbstractPriorKernel):
             raise TypeError(f"denoiser must be a function of an array, got {denoiser!r}")
         self.step_size, self.automatic = step_schedule(step_size, SAFE)
         # A function is no leaf that a program can take; a module's weights are.
-        self.denoiser: Any = denoiser if isinstance(denoiser, eqx.Module) else _Function(denoiser)
+        made: Any = denoiser if isinstance(denoiser, eqx.Module) else _Function(denoiser)
+        self.denoiser = made
         self.eps, self.weight = _positive("eps", eps), _positive("weight", weight)
         self.bounds = None if bounds is None else _box(bounds)
         if smoothing is not None and bounds is None:
