@@ -150,8 +150,8 @@ def _step(
     free: Any,
     state: Any,
     vectors: Any,
-    clean: Array | np.ndarray,
-    noise: Array | np.ndarray,
+    clean: Any,
+    noise: Any,
     most: float | None,
     optimiser: optax.GradientTransformation,
 ) -> tuple[Any, Any, Any, Array]:
