@@ -4,6 +4,9 @@ Problems like those of Laumont, De Bortoli, Almansa, Delon, Durmus and Pereyra (
 blur with noise at a blurred signal-to-noise ratio of 30 dB, and inpainting of 80% of the pixels, the others with noise of 5/255,
 with which chains mix in minutes (less noise, shorter steps). Their denoiser had been trained on a database of photographs; this
 one is trained here, on the two that ship with scikit-learn, and never sees the three images.
+
+Total variation, its weight by SOUL, is the better with so small a denoiser: its mode is ahead of the posterior mean by 1.5 to 1.8 dB
+in deblurring and by half a dB in inpainting. What the denoiser adds is a posterior with standard deviations.
 """
 
 from __future__ import annotations
@@ -21,7 +24,7 @@ from margaux.families.inverse.estimator import SparseInverse
 from margaux.families.inverse.priors import TotalVariation2D
 from margaux.families.inverse.restoring import Restored, restore
 from margaux.kernels import PlugAndPlayULA
-from margaux.reproduce.soul_tv import IMAGES, SIDE, blur, blurred, image
+from margaux.reproduce.soul_tv import IMAGES, blur, blurred, image
 
 #: standard deviation of the noise that the denoiser removes, and the power of its prior, the best of 1, 3 and 10 for a
 #: photograph of the training set
@@ -117,9 +120,7 @@ def main(out: Path, full: bool = False) -> None:
     D = denoiser()
     print(f"denoiser: {time.perf_counter() - began:.0f} s, Lipschitz constant of its residual at most {D.lipschitz:.3f}")
     n_draws = 40_000 if full else 5000
-    head = (
-        f"{'problem':12}{'image':12}{'start':>8}{'TV mode':>9}{'TV mean':>9}{'PnP mean':>10}{'TV s':>8}{'PnP s':>8}{'drift':>7}"
-    )
+    head = f"{'problem':12}{'image':12}{'start':>8}{'TV mode':>9}{'PnP mean':>10}{'TV s':>8}{'PnP s':>8}{'drift':>7}"
     print(f"PSNR in dB, seconds\n{head}")
     for problem, make in (("deblurring", deblurring), ("inpainting", inpainting)):
         figure = Figure(figsize=(15, 3 * len(IMAGES)), layout="constrained")
@@ -129,12 +130,11 @@ def main(out: Path, full: bool = False) -> None:
             data = make(truth)
             began = time.perf_counter()
             model = total_variation(data, 3000 if full else 1000)
-            tv_mean = model.result_.latents(n_draws=1000)["mean"].reshape(SIDE, SIDE)
             tv_seconds, began = time.perf_counter() - began, time.perf_counter()
             found = plug_and_play(data, D, n_draws)
             seconds = time.perf_counter() - began
-            figures = [psnr(e, truth) for e in (_filled(data.shown), model.x_, tv_mean, found.mean)]
-            told = f"{figures[0]:8.2f}{figures[1]:9.2f}{figures[2]:9.2f}{figures[3]:10.2f}"
+            figures = [psnr(e, truth) for e in (_filled(data.shown), model.x_, found.mean)]
+            told = f"{figures[0]:8.2f}{figures[1]:9.2f}{figures[2]:10.2f}"
             print(f"{problem:12}{name:12}{told}{tv_seconds:8.0f}{seconds:8.0f}{found.drift:7.2f}", flush=True)
             shown = [
                 (data.shown, "data"),
