@@ -5,8 +5,8 @@ blur with noise at a blurred signal-to-noise ratio of 30 dB, and inpainting of 8
 with which chains mix in minutes (less noise, shorter steps). Their denoiser had been trained on a database of photographs; this
 one is trained here, on the two that ship with scikit-learn, and never sees the three images.
 
-Total variation, its weight by SOUL, is the better with so small a denoiser: its mode is ahead of the posterior mean by 1.5 to 1.8 dB
-in deblurring and by half a dB in inpainting. What the denoiser adds is a posterior with standard deviations.
+Total variation, its weight by SOUL, is the better with so small a denoiser: its mode is ahead of the posterior mean by 1.5 to 1.8
+dB in deblurring and by half a dB in inpainting. What the denoiser adds is a posterior with standard deviations.
 """
 
 from __future__ import annotations
@@ -124,7 +124,7 @@ def main(out: Path, full: bool = False) -> None:
     print(f"PSNR in dB, seconds\n{head}")
     for problem, make in (("deblurring", deblurring), ("inpainting", inpainting)):
         figure = Figure(figsize=(15, 3 * len(IMAGES)), layout="constrained")
-        axes = figure.subplots(len(IMAGES), 5)
+        axes = figure.subplots(len(IMAGES), 5, squeeze=False)
         for row, name in zip(axes, IMAGES, strict=True):
             truth = image(name)
             data = make(truth)
