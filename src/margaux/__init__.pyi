@@ -58,13 +58,21 @@ from .kernels import (
     EllipticalSlice,
     IndependenceMH,
     LeimkuhlerMatthews,
+    PlugAndPlayULA,
     ProximalULA,
     RandomWalk,
     UnadjustedHMC,
     Underdamped,
 )
 from .numerics.structures import Band, Blocks
-from .problem.model import AbstractConjugate, AbstractDiscrete, AbstractExponentialFamily, AbstractModel, AbstractStructured
+from .problem.model import (
+    AbstractConjugate,
+    AbstractDiscrete,
+    AbstractExponentialFamily,
+    AbstractLikelihood,
+    AbstractModel,
+    AbstractStructured,
+)
 from .problem.penalty import L1, L2, ElasticNet, Huber, NoPenalty
 from .problem.schedule import Constant, ConstantThenDecay, Growth, Polynomial
 from .problem.space import Ball, Box, Positive, PositiveDefinite, Product, Real, Simplex
@@ -82,6 +90,7 @@ __all__ = [
     "AbstractEStep",
     "AbstractExponentialFamily",
     "AbstractKernel",
+    "AbstractLikelihood",
     "AbstractModel",
     "AbstractStructured",
     "Algorithm",
@@ -127,6 +136,7 @@ __all__ = [
     "NoPenalty",
     "Noise",
     "PLNPCA",
+    "PlugAndPlayULA",
     "PolyakRuppert",
     "Polynomial",
     "Positive",

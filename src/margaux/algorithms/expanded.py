@@ -10,7 +10,7 @@ from jax.flatten_util import ravel_pytree
 from jaxtyping import Array, PyTree
 
 from ..esteps import MCMC
-from ..problem.model import leading, log_joints
+from ..problem.model import AbstractLikelihood, leading, log_joints
 from ..problem.penalty import NoPenalty
 from ..problem.schedule import AbstractSchedule
 from .average import AbstractAverage
@@ -45,6 +45,8 @@ class ExpandedAscent(AbstractRowless):
     average: AbstractAverage
 
     def requires(self, problem):
+        if isinstance(problem.model, AbstractLikelihood):
+            return f"the prior of {type(problem.model).__name__} has no place and scale that could be moved: leave expanded out"
         if isinstance(problem.penalty, NoPenalty):
             return None
         return f"{type(problem.penalty).__name__} is about parameters as they are: leave expanded out"

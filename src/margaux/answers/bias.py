@@ -15,6 +15,7 @@ from ..engine.settings import FitSettings
 from ..esteps import MCMC
 from ..kernels.coupling import halved
 from ..numerics.inverse import absolute
+from ..numerics.precision import default_dtype, precision, settle
 from ..problem.schedule import AbstractSchedule
 from .certificate import Check
 
@@ -31,6 +32,8 @@ BATCHES = 20
 SHARE, SETS, MATTERS = 0.2, 4, 0.25
 #: transitions of all units together that a set has at least
 LEAST = 2000
+#: share of the longest stable step that a chain may have at the estimate
+NEAR = 0.9
 
 
 class Shifted(AbstractSchedule):
@@ -179,6 +182,30 @@ def kernel_bias(fit: Fit) -> Check | None:
         sentence = f"What the bias of the kernel, which is not adjusted, does cannot be told ({told}): look at fit.bias_probe()."
         return Check("kernel bias", figure, noise, MATTERS, "careful", sentence)
     return Check("kernel bias", figure, noise, MATTERS, "pass", f"The kernel's bias is small: {told}.")
+
+
+def stable_step(fit: Fit) -> Check | None:
+    """Whether chains that bring their prior are stable at the estimate: at the edge a noise level settles where they just are."""
+    if not isinstance(fit.estep, MCMC) or not fit.estep.kernel.brings_prior or fit.rows is None:
+        return None
+    dtype = default_dtype(None)
+    with precision(dtype):
+        model, estep, params, z, y = settle(
+            (
+                fit._model().model,
+                fit.estep,
+                fit.params,
+                jax.tree.map(lambda leaf: leaf[0, 0, 0], fit.rows["z"]),
+                jax.tree.map(lambda leaf: np.asarray(leaf[0]), fit.data),
+            ),
+            dtype,
+        )
+        trouble = estep.refused(model, params, z, y, fit.n_iter, NEAR)
+    if trouble is None:
+        return Check("step", float("nan"), float("nan"), float("nan"), "pass", "The chain's step is stable at the estimate.")
+    return Check(
+        "step", float("nan"), float("nan"), float("nan"), "failed", f"The chain is not stable at the estimate: {trouble}."
+    )
 
 
 def _transitions(fit: Any) -> int:

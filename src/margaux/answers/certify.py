@@ -14,7 +14,7 @@ from ..numerics.gaussian import FOUND
 from ..numerics.ladder import rung
 from ..numerics.sampling import HEAVY
 from .approximated import correction
-from .bias import kernel_bias
+from .bias import kernel_bias, stable_step
 from .certificate import Certificate, Check, Level
 from .diagnostics import trace_checks
 from .likelihood import LogLikelihood, loglik
@@ -69,7 +69,7 @@ def certify(fit: Fit) -> Certificate:
     # Where the maximum has been found by other means, it is of no matter how the chains behaved.
     checks += [_of_no_matter(check) if settled else check for check in trace_checks(fit, done)]
     if not settled:
-        checks += [check for check in (kernel_bias(fit), *_chains(fit)) if check is not None]
+        checks += [check for check in (stable_step(fit), kernel_bias(fit), *_chains(fit)) if check is not None]
     return Certificate(tuple(checks))
 
 

@@ -11,6 +11,7 @@ from jaxtyping import PyTree
 
 from ..engine.share import alone
 from ..esteps import MCMC
+from ..esteps.mcmc import lacks_prior
 from ..kernels import AbstractKernel
 from ..numerics.compiling import compiled
 from ..numerics.keys import key_of
@@ -54,6 +55,8 @@ def continued(
     with precision(dtype):
         at = jax.tree.map(lambda leaf: jnp.asarray(leaf, dtype), fit.params if params is None else params)
         estep = MCMC(kernel or fit.estep.kernel, n_steps=1, burn_in=thin - 1, n_chains=fit.estep.n_chains)
+        if (trouble := lacks_prior(fit._model().model, estep)) is not None:
+            raise TypeError(trouble)
         model, estep = settle((fit._model().model, estep), dtype)
         alone(fit.share, "draws")
         data = settle(jax.tree.map(np.asarray, fit.data), dtype)

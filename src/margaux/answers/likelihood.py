@@ -12,7 +12,7 @@ from jaxtyping import PyTree
 from ..esteps import AbstractEStep, Exact, ImportanceSampling, Laplace, ModeMixture, Quadrature
 from ..numerics.ladder import rung
 from ..numerics.sampling import HEAVY, pooled
-from ..problem.model import AbstractDiscrete, costly
+from ..problem.model import AbstractDiscrete, AbstractLikelihood, costly
 from .evidence import annealed, harmonic_mean, student
 from .posterior import each_unit, latent_size, nothing, proposals
 from .rules import CORRECTED, TRIED, Rule, best_rule, weighted_draws
@@ -95,6 +95,11 @@ def loglik(
     Raises:
         ValueError: unknown method. TypeError: the model does not allow it. UndefinedDensity: a log density is NaN.
     """
+    if isinstance(model := fit._model().model, AbstractLikelihood):
+        raise TypeError(
+            f"the prior of {type(model).__name__} is known by its score alone, not by its density, and so no marginal "
+            "likelihood is, nor AIC or BIC"
+        )
     if estep is not None:
         width = _width(fit, estep)
         keys = range(first_key, first_key + replicates)

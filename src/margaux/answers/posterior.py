@@ -12,6 +12,7 @@ from jaxtyping import Array, PyTree
 
 from ..esteps import MCMC, AbstractEStep, Exact, ImportanceSampling, ModeMixture, Noise, Quadrature
 from ..esteps.held import PIECES, held
+from ..esteps.mcmc import lacks_prior
 from ..kernels.base import flat_size
 from ..numerics.arrays import taken
 from ..numerics.compiling import compiled, is_short, shapes_of
@@ -20,7 +21,7 @@ from ..numerics.ladder import rung
 from ..numerics.naming import named_values
 from ..numerics.precision import default_dtype, precision, settle
 from ..numerics.threads import side_by_side
-from ..problem.model import AbstractConcave, AbstractConjugate, AbstractDiscrete, AbstractModel, costly
+from ..problem.model import AbstractConcave, AbstractConjugate, AbstractDiscrete, AbstractLikelihood, AbstractModel, costly
 
 if TYPE_CHECKING:
     from ..engine.share import Share
@@ -54,7 +55,7 @@ def reference_estep(fit: Fit, n_draws: int) -> AbstractEStep:
     if isinstance(problem.model, AbstractDiscrete) or isinstance(estep, Quadrature):
         return estep if isinstance(estep, Exact | Quadrature) else Exact()
     size = latent_size(fit)
-    if size <= 20:
+    if size <= 20 and not isinstance(problem.model, AbstractLikelihood):
         return ImportanceSampling(n_draws, quasi=True, control_variate=False)
     if isinstance(problem.model, AbstractConjugate):
         return Exact(n_draws)
@@ -109,9 +110,11 @@ def each_unit(
             summed over units instead.
 
     Raises:
-        UndefinedDensity: a log density is NaN.
+        UndefinedDensity: a log density is NaN. TypeError: an E-step that lacks the prior of a likelihood.
     """
     problem, data, share = fit._model(), fit.data, fit.share
+    if (trouble := lacks_prior(problem.model, estep)) is not None:
+        raise TypeError(trouble)
     # Sums over units and determinants are taken in float64 where the backend has it.
     dtype = default_dtype(None)
     asked = np.arange(problem.n) if units is None else np.asarray(units)
@@ -220,6 +223,8 @@ def proposals(fit: Fit, estep: AbstractEStep, params: PyTree = None, units: np.n
     Those of other units than the given ones repeat the last of them.
     """
     dtype, problem, share = default_dtype(None), fit._model(), fit.share
+    if (trouble := lacks_prior(problem.model, estep)) is not None:
+        raise TypeError(trouble)
     asked = np.arange(problem.n) if units is None else np.asarray(units)
     chosen, before = _here(share, asked)
     chosen, back = _alike(problem.model, fit.data, chosen, before)

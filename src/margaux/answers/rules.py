@@ -18,7 +18,7 @@ from ..numerics.keys import key_of
 from ..numerics.ladder import rung
 from ..numerics.sampling import HEAVY
 from ..problem.mixed import mixed
-from ..problem.model import AbstractConcave, AbstractConjugate, AbstractDiscrete, AbstractModel, costly
+from ..problem.model import AbstractConcave, AbstractConjugate, AbstractDiscrete, AbstractLikelihood, AbstractModel, costly
 from .hidden import WIDE, widely, with_hidden
 from .posterior import latent_size, proposals
 
@@ -113,7 +113,8 @@ def best_rule(
     if size > TRIED and isinstance(fit.estep, Laplace):
         return laplace_rule(fit, params)
     draws = n_draws or int(np.clip(DRAWS // rung(problem.n), LEAST, MOST))
-    if size > TRIED or (isinstance(fit.estep, Exact) and continuous_trouble(fit)):
+    alone = isinstance(problem.model, AbstractLikelihood)  # whose prior is the kernel's
+    if size > TRIED or alone or (isinstance(fit.estep, Exact) and continuous_trouble(fit)):
         return _by_draws(fit, size, draws)
     importance = ImportanceSampling(draws, proposal or thorough(problem.model), quasi=True)
     nodes, finer, reach = (*quadratures(problem.model, size)[level:], (0, 0, None))[0]

@@ -14,6 +14,7 @@ from ..algorithms.average import AbstractAverage
 from ..algorithms.base import AbstractAlgorithm
 from ..algorithms.updates import Problem
 from ..esteps import AbstractEStep
+from ..esteps.mcmc import lacks_prior
 from ..numerics.compiling import compiled, shapes_of
 from ..numerics.keys import key_of
 from ..numerics.naming import path_name
@@ -164,14 +165,17 @@ def check_model(problem: Problem, estep: AbstractEStep, algorithm: AbstractAlgor
     if getattr(value, "shape", None) != ():
         shape = getattr(value, "shape", type(value).__name__)
         raise ValueError(f"{name}.log_joint returns shape {shape}; it must return a scalar: sum over the unit's observations")
-    for part in (algorithm.requires(problem), estep.requires(model, latents)):
+    for part in (algorithm.requires(problem), lacks_prior(model, estep), estep.requires(model, latents)):
         if part is not None:
             raise TypeError(part)
     algorithm.check(estep)
-    _check_start(problem, params, unit, latents)
+    z = _check_start(problem, params, unit)
+    if (trouble := estep.refused(model, params, z, unit)) is not None:
+        raise ValueError(trouble)
 
 
-def _check_start(problem: Problem, params: PyTree, unit: PyTree, latents: PyTree) -> None:
+def _check_start(problem: Problem, params: PyTree, unit: PyTree) -> PyTree:
+    """The first unit's starting latents."""
     model, name = problem.model, type(problem.model).__name__
     # One small program, of one unit: operation by operation this takes seconds.
     try:
@@ -193,6 +197,7 @@ def _check_start(problem: Problem, params: PyTree, unit: PyTree, latents: PyTree
                 f"the gradient of {name}.log_joint in {path_name(path) or 'the parameters'} is not finite at the start; "
                 "a square root or log at zero, or jnp.where around a NaN, is the usual cause"
             )
+    return z
 
 
 def check_key(key: int | Array) -> tuple[Any, int]:

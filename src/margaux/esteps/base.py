@@ -39,6 +39,10 @@ class AbstractEStep(eqx.Module):
     def requires(self, model: AbstractModel, latents: Latents) -> str | None:
         """Why this E-step cannot serve the model (with `latents` the shape of one unit's), or None."""
 
+    def refused(self, model: AbstractModel, params: Params, z: Latents, y: Unit, k: int = 1, reach: float = 1.0) -> str | None:
+        """Why this E-step cannot be at latents z of one unit, or None: see `margaux.AbstractKernel.refused`."""
+        return None
+
     @abc.abstractmethod
     def init(self, key: PRNGKeyArray, model: AbstractModel, params: Params, y: Unit) -> PyTree:
         """The row of one unit."""

@@ -10,10 +10,19 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import PyTree
 
-from ..kernels import MALA, AbstractBlockedKernel, AbstractKernel, AbstractProximalKernel, AbstractSubsamplingKernel
+from ..kernels import (
+    MALA,
+    AbstractBlockedKernel,
+    AbstractKernel,
+    AbstractPriorKernel,
+    AbstractProximalKernel,
+    AbstractSubsamplingKernel,
+)
 from ..kernels.base import gain
 from ..problem.model import (
     AbstractFactorised,
+    AbstractLikelihood,
+    AbstractModel,
     AbstractNonSmooth,
     AbstractShared,
     for_searches,
@@ -113,7 +122,15 @@ class MCMC(AbstractEStep):
                     f"{kernel} needs {' and '.join(parts)}, which {type(model).__name__} lacks; "
                     f"inherit from margaux.{capability.__name__}, or use margaux.MALA"
                 )
-        return None
+        if isinstance(self.kernel, AbstractPriorKernel) and not isinstance(model, AbstractLikelihood):
+            return (
+                f"{type(self.kernel).__name__} brings a prior of its own, and log_joint of {type(model).__name__} holds one "
+                "already, which would count beside it; inherit from margaux.AbstractLikelihood, with the likelihood alone"
+            )
+        return lacks_prior(model, self)
+
+    def refused(self, model, params, z, y, k=1, reach=1.0):
+        return self.kernel.refused(z, Target(for_searches(model), params, y), k, reach)
 
     def init(self, key, model, params, y):
         z = mapped(lambda c: model.init_latents(jax.random.fold_in(key, c), params, y), self.n_chains)(jnp.arange(self.n_chains))
@@ -232,6 +249,17 @@ class MCMC(AbstractEStep):
             return jax.tree.map(lambda *z: jnp.stack(z), *starts)
 
         return rows | {"z": mapped(unit, leading(batch))(noise["key"], batch)}
+
+
+def lacks_prior(model: AbstractModel, estep: AbstractEStep) -> str | None:
+    """Why expectations by an E-step would be those of a flat prior, or None."""
+    if not isinstance(model, AbstractLikelihood) or (isinstance(estep, MCMC) and estep.kernel.brings_prior):
+        return None
+    what = type(estep.kernel if isinstance(estep, MCMC) else estep).__name__
+    return (
+        f"log_joint of {type(model).__name__} is a likelihood alone, and {what} brings no prior; "
+        "use margaux.MCMC(margaux.PlugAndPlayULA(denoiser, eps=...))"
+    )
 
 
 def _reader(estep: MCMC, noise: PyTree, rows: PyTree) -> Any:

@@ -3,6 +3,7 @@
 from .alternating import Alternating as Alternating
 from .base import AbstractBlockedKernel as AbstractBlockedKernel
 from .base import AbstractKernel as AbstractKernel
+from .base import AbstractPriorKernel as AbstractPriorKernel
 from .base import AbstractProximalKernel as AbstractProximalKernel
 from .base import AbstractSubsamplingKernel as AbstractSubsamplingKernel
 from .blackjax import BlackJAX as BlackJAX
@@ -12,6 +13,7 @@ from .leimkuhler_matthews import LeimkuhlerMatthews as LeimkuhlerMatthews
 from .mala import MALA as MALA
 from .myula import MYULA as MYULA
 from .myula import ProximalULA as ProximalULA
+from .plug_and_play import PlugAndPlayULA as PlugAndPlayULA
 from .prior import CrankNicolson as CrankNicolson
 from .prior import EllipticalSlice as EllipticalSlice
 from .rwm import RandomWalk as RandomWalk

@@ -33,6 +33,11 @@ class AbstractKernel(eqx.Module):
     #: whether it accepts or rejects, and so keeps its target exactly
     adjusted: eqx.AbstractClassVar[bool]
 
+    @property
+    def brings_prior(self) -> bool:
+        """Whether it adds the prior's score to a target that is the likelihood."""
+        return False
+
     @abc.abstractmethod
     def init(self, z: Latents) -> PyTree:
         """Adaptation state of one chain."""
@@ -59,6 +64,11 @@ class AbstractKernel(eqx.Module):
         A part of `refresh`, for whom changes the target between two steps.
         """
         return kstate
+
+    def refused(self, z: Latents, logdensity: LogDensity, k: int = 1, reach: float = 1.0) -> str | None:
+        """Why no chain of this kernel can be at z in iteration k, or None; asked on the host, of the first unit, before a fit and
+        after it, then with `reach` for the share of the longest stable step that is allowed."""
+        return None
 
     @abc.abstractmethod
     def step(
@@ -98,6 +108,15 @@ def _uniform(key: PRNGKeyArray, count: int, dtype: Any) -> Float[Array, " count"
 
 class AbstractProximalKernel(AbstractKernel):
     """A kernel whose target must also have `smooth` and `prox`: models of `margaux.AbstractNonSmooth`."""
+
+
+class AbstractPriorKernel(AbstractKernel):
+    """A kernel that brings the score of the latents' prior, for a target that is the likelihood: models of
+    `margaux.AbstractLikelihood`."""
+
+    @property
+    def brings_prior(self):
+        return True
 
 
 class AbstractSubsamplingKernel(AbstractKernel):

@@ -12,6 +12,7 @@ from ..problem.schedule import AbstractSchedule
 from .alternating import Alternating
 from .base import AbstractKernel
 from .leimkuhler_matthews import LeimkuhlerMatthews
+from .plug_and_play import PlugAndPlayULA
 from .uhmc import UnadjustedHMC
 from .underdamped import Underdamped
 
@@ -34,6 +35,10 @@ class Halves(AbstractKernel):
     def __init__(self, inner: AbstractKernel, fine: bool) -> None:
         self.inner, self.fine = inner, fine
         self.step_size, self.target_acceptance = inner.step_size, None
+
+    @property
+    def brings_prior(self):
+        return self.inner.brings_prior
 
     def init(self, z):
         return self.inner.init(z)
@@ -76,7 +81,8 @@ def halved(kernel: AbstractKernel) -> tuple[AbstractKernel, AbstractKernel, int]
         half = eqx.tree_at(lambda k: k.step_size, kernel, _Half(kernel.step_size))
         fine = UnadjustedHMC(None, 2 * kernel.n_leapfrog)
         return kernel, eqx.tree_at(lambda k: (k.step_size, k.scaling), fine, (half.step_size, kernel.scaling)), 2
-    return Halves(kernel, fine=False), Halves(kernel, fine=True), 2 if isinstance(kernel, LeimkuhlerMatthews | Underdamped) else 1
+    second = isinstance(kernel, LeimkuhlerMatthews | Underdamped) or (isinstance(kernel, PlugAndPlayULA) and kernel.averaged)
+    return Halves(kernel, fine=False), Halves(kernel, fine=True), 2 if second else 1
 
 
 class _Half(AbstractSchedule):

@@ -25,6 +25,9 @@ from .model import (
     AbstractFactorised as AbstractFactorised,
 )
 from .model import (
+    AbstractLikelihood as AbstractLikelihood,
+)
+from .model import (
     AbstractModel as AbstractModel,
 )
 from .model import (

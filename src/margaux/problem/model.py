@@ -231,6 +231,14 @@ class AbstractNonSmooth(AbstractModel):
         r"""$\arg\min_x\, g(x) + |x - z|^2/(2\,\text{step})$, at the given parameters."""
 
 
+class AbstractLikelihood(AbstractModel):
+    r"""Latents whose prior has no parameters and is known by its score alone, which the kernel brings (`margaux.PlugAndPlayULA`).
+
+    `log_joint` is $\log p(y\mid z,\theta)$, every constant in $\theta$ included: the prior drops out of the score and of Louis'
+    information of $\theta$. The marginal likelihood itself stays unknown, with whatever needs the density of latents.
+    """
+
+
 class AbstractFactorised(AbstractModel):
     r"""$\log p(y, z\mid\theta) = \log p(z\mid\theta) + \sum_j \log p(y_j\mid z,\theta)$ over the rows of one unit's data.
 

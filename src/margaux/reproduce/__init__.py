@@ -51,6 +51,12 @@ EXPERIMENTS = {
         "9 values of theta",
         "25 values of theta, longer runs",
     ),
+    "pnp_ula": Experiment(
+        "Laumont, De Bortoli, Almansa, Delon, Durmus and Pereyra (2022)",
+        "section 4: deblurring and inpainting by a denoiser, beside total variation",
+        "chains of 5000 transitions, a quarter of an hour",
+        "chains of 40,000 transitions",
+    ),
     "saem_biased": Experiment(
         "Gruffaz, Kim, Durmus and Gardner (2024)",
         "SAEM along unadjusted chains: four experiments",

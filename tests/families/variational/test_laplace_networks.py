@@ -250,8 +250,9 @@ def test_bad_settings_are_refused(three):
     x, y = three
 
     def fails(match, error: type[Exception] = ValueError, **settings):
+        every: dict = QUIET | settings
         with pytest.raises(error, match=match):
-            mx.BayesianClassifier(**(QUIET | settings)).fit(x, y)
+            mx.BayesianClassifier(**every).fit(x, y)
 
     fails("structure must", structure="block")
     fails("layers must", layers="first")
@@ -261,10 +262,10 @@ def test_bad_settings_are_refused(three):
     fails("Gaussian prior", TypeError, prior=Laplace(0.1))
     fails("method", method="ivon", structure="full")
     weights = {"a": np.zeros((3, 2)), "b": np.zeros(3)}
-    own: dict = {"network": lambda w, x: x @ w["a"].T + w["b"], "weights": weights}
+    own: dict = QUIET | {"network": lambda w, x: x @ w["a"].T + w["b"], "weights": weights}
     fails("layers are known", layers="last", **own)
     fails("dense layers", structure="kronecker", **own)
-    found = mx.BayesianClassifier(**(QUIET | own)).fit(x, y)
+    found = mx.BayesianClassifier(**own).fit(x, y)
     assert found.structure_ == "full" and found.converged_
 
     class Twice(Tiny):
@@ -273,7 +274,8 @@ def test_bad_settings_are_refused(three):
 
     fails("several times", network=Twice(), structure="kronecker")
     with pytest.raises(ValueError, match="too large"):
-        mx.BayesianClassifier(**(QUIET | {"structure": "full"})).fit(np.ones((5, 200)), [0, 1, 2, 0, 1])
+        large: dict = QUIET | {"structure": "full"}
+        mx.BayesianClassifier(**large).fit(np.ones((5, 200)), [0, 1, 2, 0, 1])
 
 
 @pytest.mark.parametrize("kind", ["separated", "zeros", "wide", "constant column"])

@@ -11,12 +11,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.experimental import sparse as jsparse
-from jaxtyping import Array, Scalar
+from jaxtyping import Array, PRNGKeyArray, Scalar
 from scipy import optimize, sparse
 from scipy.sparse import csgraph
 from threadpoolctl import threadpool_limits
 
-from ...problem.model import AbstractNonSmooth, AbstractPointwise, AbstractPredictive
+from ...problem.model import AbstractLikelihood, AbstractNonSmooth, AbstractPointwise, AbstractPredictive, Params, Unit
 from .priors import AbstractPrior
 
 
@@ -215,7 +215,36 @@ def norm_squared(operator: AbstractOperator, n_iter: int = 100) -> Array:
     return jax.lax.fori_loop(0, n_iter, turn, (start, jnp.zeros((), start.dtype)))[1]
 
 
-class LinearInverse(AbstractNonSmooth, AbstractPointwise, AbstractPredictive):
+class AbstractLinear(AbstractPointwise, AbstractPredictive):
+    r"""$y\sim N(Ax, \sigma^2 I)$ as one unit, whose data are `y` and whose latent is x; `log_sigma2` is a parameter where the
+    noise level is estimated."""
+
+    operator: eqx.AbstractVar[AbstractOperator]
+    start: eqx.AbstractVar[Array | np.ndarray]
+    noise_sd: eqx.AbstractVar[Array | np.ndarray | None]
+
+    def log_likelihood(self, params: Params, z: Array, y: Unit) -> Scalar:
+        """log p(y | x), with every constant."""
+        log_sigma2 = self._log_sigma2(params, z)
+        residual = y["y"] - self.operator(z)
+        return -jnp.sum(residual**2) / (2 * jnp.exp(log_sigma2)) - residual.size / 2 * (jnp.log(2 * jnp.pi) + log_sigma2)
+
+    def _log_sigma2(self, params: Params, z: Array) -> Any:
+        return params["log_sigma2"] if self.noise_sd is None else 2 * jnp.log(jnp.asarray(self.noise_sd, z.dtype))
+
+    def pointwise(self, params, z, y):
+        log_sigma2 = self._log_sigma2(params, z)
+        return -((y["y"] - self.operator(z)) ** 2) / (2 * jnp.exp(log_sigma2)) - (jnp.log(2 * jnp.pi) + log_sigma2) / 2
+
+    def simulate(self, key, params, z, y):
+        mean = self.operator(z)
+        return {"y": mean + jnp.exp(self._log_sigma2(params, z) / 2) * jax.random.normal(key, mean.shape, mean.dtype)}
+
+    def init_latents(self, key: PRNGKeyArray, params: Params, y: Unit) -> Array:
+        return jnp.asarray(self.start, y["y"].dtype)
+
+
+class LinearInverse(AbstractLinear, AbstractNonSmooth):
     r"""$y\sim N(Ax, \sigma^2 I)$ and $p(x\mid\theta) = e^{-\theta\phi(x)}/Z(\theta)$ (SOUL, section 4.2), as one unit.
 
     The parameters are `log_theta`, as in that section's code (the chain rule's factor $\theta$ is autodiff's), and
@@ -228,33 +257,41 @@ class LinearInverse(AbstractNonSmooth, AbstractPointwise, AbstractPredictive):
     operator: AbstractOperator
     prior: AbstractPrior
     start: Array | np.ndarray
-    noise_sd: Array | np.ndarray | None = None
+    noise_sd: Array | np.ndarray | None
+
+    def __init__(
+        self,
+        operator: AbstractOperator,
+        prior: AbstractPrior,
+        start: Array | np.ndarray,
+        noise_sd: Array | np.ndarray | None = None,
+    ) -> None:
+        self.operator, self.prior, self.start, self.noise_sd = operator, prior, start, noise_sd
 
     def log_smooth(self, params, z, y):
-        log_sigma2 = self._log_sigma2(params, z)
-        residual = y["y"] - self.operator(z)
-        return -jnp.sum(residual**2) / (2 * jnp.exp(log_sigma2)) - residual.size / 2 * (jnp.log(2 * jnp.pi) + log_sigma2)
-
-    def _log_sigma2(self, params, z):
-        return params["log_sigma2"] if self.noise_sd is None else 2 * jnp.log(jnp.asarray(self.noise_sd, z.dtype))
-
-    def pointwise(self, params, z, y):
-        log_sigma2 = self._log_sigma2(params, z)
-        return -((y["y"] - self.operator(z)) ** 2) / (2 * jnp.exp(log_sigma2)) - (jnp.log(2 * jnp.pi) + log_sigma2) / 2
-
-    def simulate(self, key, params, z, y):
-        mean = self.operator(z)
-        return {"y": mean + jnp.exp(self._log_sigma2(params, z) / 2) * jax.random.normal(key, mean.shape, mean.dtype)}
+        return self.log_likelihood(params, z, y)
 
     def log_joint(self, params, z, y):
         theta = jnp.exp(params["log_theta"])
-        return self.log_smooth(params, z, y) - theta * self.prior.value(z) - self.prior.log_normaliser(theta, z)
+        return self.log_likelihood(params, z, y) - theta * self.prior.value(z) - self.prior.log_normaliser(theta, z)
 
     def prox(self, params, z, step, y):
         return self.prior.prox(z, jnp.exp(params["log_theta"]) * step)
 
-    def init_latents(self, key, params, y):
-        return jnp.asarray(self.start, y["y"].dtype)
+
+class LinearLikelihood(AbstractLinear, AbstractLikelihood):
+    r"""$y\sim N(Ax, \sigma^2 I)$ alone, for a prior that the kernel brings: see `margaux.PlugAndPlayULA`.
+
+    Args:
+        operator: A. start: x to start from. noise_sd: $\sigma$; None for a parameter `log_sigma2`.
+    """
+
+    operator: AbstractOperator
+    start: Array | np.ndarray
+    noise_sd: Array | np.ndarray | None = None
+
+    def log_joint(self, params, z, y):
+        return self.log_likelihood(params, z, y)
 
 
 def maximum_a_posteriori(
