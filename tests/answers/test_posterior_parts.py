@@ -149,17 +149,21 @@ class Echo(eqx.Module):
     def init(self, key, model, params, y):
         return {"y": y, "mu": params["mu"], "key": jax.random.uniform(key)}
 
+    def compared(self, model, params, rows, data):
+        return rows | {"spread": jnp.broadcast_to(jnp.std(data), rows["y"].shape)}
+
     def for_rows(self):
         return self
 
 
-@pytest.mark.parametrize("most", [4, 5, 4096])
+@pytest.mark.parametrize("most", [3, 4, 5, 4096])
 def test_proposals_are_made_for_all_or_for_some_units(most, fit, monkeypatch):
     monkeypatch.setattr(module, "MOST", most)
     y = np.asarray(fit.data)
     rows = proposals(fit, Echo())
     np.testing.assert_array_equal(rows["y"], y)
     np.testing.assert_allclose(rows["mu"], 0.5)
+    assert np.all(rows["spread"] > 0.1)  # also where there is one left for the last block: others fill it up
     assert rows["mu"].shape == (N,)
     with jax.enable_x64(True):
         draws = {key: float(jax.random.uniform(jax.random.key(key))) for key in (0, 7)}
