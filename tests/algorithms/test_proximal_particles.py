@@ -171,6 +171,8 @@ def fitted(model, algorithm, kernel):
         (TypeError, "move by MYULA, those given by ULA", lambda: fitted(Scale(), mx.mypgd(0.01), mx.ULA(0.01))),
         (TypeError, "move by MYULA, those given by ProximalULA", lambda: fitted(Scale(), mx.myipla(0.01), mx.ProximalULA(0.01))),
         (TypeError, r"pass mx.MCMC\(mx.ProximalULA", lambda: fitted(Scale(), mx.pipgla(0.01), mx.MYULA(0.01, 0.1))),
+        (ValueError, "one for both: pass step=0.02", lambda: fitted(Scale(), mx.mypgd(0.02), mx.MYULA(0.0002, 0.1))),
+        (ValueError, "one for both", lambda: fitted(Scale(), mx.pipgla(0.02), mx.ProximalULA(0.01))),
         (TypeError, "those given by Quadrature", lambda: fitted(Scale(), mx.pipgla(0.01), None)),
         (TypeError, "log_smooth and prox, which Plain lacks", lambda: fitted(Plain(), mx.mypgd(0.01), mx.MYULA(0.01, 0.1))),
         (ValueError, "step", lambda: mx.pipgla(-0.1)),
@@ -181,3 +183,10 @@ def fitted(model, algorithm, kernel):
 def test_refusals(error_type, words, call):
     with pytest.raises(error_type, match=words):
         call()
+
+
+def test_particles_that_restart_are_refused():
+    restarting = mx.MCMC(mx.ULA(0.01), n_chains=5, warm_start=False)
+    for algorithm in (mx.pgd(0.01), mx.ipla(0.01)):
+        with pytest.raises(ValueError, match="leave warm_start=False out"):
+            mx.fit(Plain(), SCALED, algorithm, restarting, params={"theta": 0.0}, n_iter=2, progress=False)

@@ -65,6 +65,14 @@ def exact(y, scale):
     )
 
 
+def spread(y, scale):
+    """Posterior standard deviations, by the same grid."""
+    grid = np.linspace(-45, 45, 400_001)
+    logs = [stats.norm.logpdf(own, np.cos(grid[:, None] * TIMES), scale).sum(axis=1) for own in y]
+    weights = [special.softmax(log + stats.norm.logpdf(grid, 0.0, POPULATION)) for log in logs]
+    return np.array([np.sqrt(w @ grid**2 - (w @ grid) ** 2) for w in weights])
+
+
 @pytest.mark.parametrize(("scale", "seed"), [(0.02, 0), (0.02, 1), (0.05, 0), (0.1, 2)])
 def test_a_side_lobe_is_not_taken_for_the_posterior(scale, seed):
     """Searches from a unit's own start end up to 8,000 log units below its mode."""
@@ -76,6 +84,10 @@ def test_a_side_lobe_is_not_taken_for_the_posterior(scale, seed):
     error = found.per_unit - exact(y, scale)
     assert np.abs(error).max() < 0.3 and np.median(np.abs(error)) < 0.05
     assert "more modes than were found" in found.message
+    with pytest.warns(UserWarning, match="more modes than were found"):
+        moments = fit.latents(n_draws=1000)
+    # Where only one lobe was seen the posterior standard deviation was thousandths.
+    assert np.median(np.abs(moments["sd"] - spread(y, scale))) < 0.5
 
 
 def test_nothing_is_searched_for_where_one_mode_is_all():

@@ -63,6 +63,8 @@ class ParticleLangevin(AbstractRowless):
         self.average, self.nonsmooth = average, nonsmooth
 
     def check(self, estep):
+        if isinstance(estep, MCMC) and not estep.warm_start:
+            raise ValueError("particles go on from where they were: leave warm_start=False out of mx.MCMC")
         if self.nonsmooth is None:
             return
         kind, shown = _KERNELS[self.nonsmooth]
@@ -71,6 +73,13 @@ class ParticleLangevin(AbstractRowless):
             raise TypeError(
                 f"particles of this algorithm move by {kind.__name__}, those given by {type(kernel).__name__}: "
                 f"pass mx.MCMC({shown}, n_chains=N)"
+            )
+        own, theirs = float(self.step_size(1)), float(kernel.step_size(1))
+        follows = kernel.automatic if isinstance(kernel, MYULA) else kernel.scaling.relative
+        if not follows and abs(own - theirs) > 1e-6 * own:
+            raise ValueError(
+                f"the particles' step is {theirs:g} and that of the parameters {own:g}; this algorithm has one for both: pass "
+                f"step={own:g} to the kernel, too"
             )
 
     def requires(self, problem):

@@ -3,26 +3,41 @@
 from __future__ import annotations
 
 import dataclasses
+import warnings
 from typing import TYPE_CHECKING
 
 import numpy as np
 from jaxtyping import PyTree
 
-from ..esteps import ImportanceSampling, ModeMixture
+from ..esteps import AbstractEStep, ImportanceSampling, ModeMixture
 from ..esteps.elsewhere import places
 from ..problem.model import costly
-from .posterior import proposals
+from .posterior import FEW, latent_size, proposals
 
 if TYPE_CHECKING:
     from .fit import Fit
 
 
-#: places where searches start, of densities that take long fewer
+#: places where every second search starts, of densities that take long fewer
 STARTS, SLOW_STARTS = 200, 12
 #: times as far as modes are from each other that a search may start from one: all may be near the start of theirs
 FARTHEST = 64.0
 #: of posteriors with more modes than usual, or of which some were hardly found
 WIDE = ModeMixture(n_modes=24, most=400)
+
+
+def drawn_from_modes(fit: Fit, estep: AbstractEStep, params: PyTree = None) -> tuple[AbstractEStep, PyTree]:
+    """Importance sampling from one mode a unit as one from all modes that are found, with its rows; another E-step as it is, with
+    none. Warns where there may be more."""
+    from .rules import best_rule
+
+    if not isinstance(estep, ImportanceSampling) or latent_size(fit) > FEW or not isinstance(estep.n_draws, int):
+        return estep, None
+    rule = best_rule(fit, params, n_draws=estep.n_draws)
+    lost = 0 if rule.unseen is None else int(np.sum(rule.unseen > 0))
+    if lost:
+        warnings.warn(f"the posteriors of {lost} units have more modes than were found, or may have", stacklevel=3)
+    return dataclasses.replace(rule.estep, quasi=estep.quasi), rule.rows
 
 
 def with_hidden(fit: Fit, rows: PyTree, params: PyTree, key: int) -> PyTree:
@@ -39,7 +54,8 @@ def widely(fit: Fit, rows: PyTree, params: PyTree, key: int, units: np.ndarray, 
     """Rows with more modes: of the given units by many searches, some from `starts`, of the others those that there are."""
     many = WIDE
     if starts is not None:
-        many = dataclasses.replace(WIDE, searches=np.asarray(len(starts)), most=np.asarray(2 * len(starts)), places=starts)
+        count = 2 * len(starts)
+        many = dataclasses.replace(WIDE, searches=np.asarray(3 + count), most=np.asarray(2 * count), places=starts)
     fresh = proposals(fit, ImportanceSampling(2, many), params, units, key)
     out = {}
     for name, leaf in fresh.items():

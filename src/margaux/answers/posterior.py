@@ -337,9 +337,13 @@ def _moments(model, params, z, w, batch):
 
 def latents(fit: Fit, n_draws: int = 2000, estep: AbstractEStep | None = None) -> dict[str, PyTree]:
     """Posterior mean and SD of each unit's latents: see `Fit.latents`."""
-    estep = reference_estep(fit, n_draws) if estep is None else estep
+    rows = None
+    if estep is None:
+        from .hidden import drawn_from_modes
+
+        estep, rows = drawn_from_modes(fit, reference_estep(fit, n_draws))
     width = n_draws * (latent_size(fit) + 1)
-    moments, _ = each_unit(fit, _moments, estep, width=width)
+    moments, _ = each_unit(fit, _moments, estep, width=width, rows=rows)
 
     def is_pair(x):
         return isinstance(x, tuple) and len(x) == 2 and all(isinstance(a, np.ndarray) for a in x)

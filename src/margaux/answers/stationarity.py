@@ -16,6 +16,7 @@ from ..esteps import AbstractEStep
 from ..numerics.compiling import compiled
 from ..numerics.precision import precision
 from ..problem.space import validate
+from .hidden import drawn_from_modes
 from .posterior import each_unit, latent_size, reference_estep
 
 if TYPE_CHECKING:
@@ -111,13 +112,13 @@ def stationarity(
     if not eps < reach < 1:
         raise ValueError(f"reach must lie between {eps:.2g} and 1, got {reach}")
     params = jax.tree.map(lambda leaf: np.asarray(leaf, float), fit.params if params is None else params)
-    estep = reference_estep(fit, n_draws) if estep is None else estep
+    estep, rows = drawn_from_modes(fit, reference_estep(fit, n_draws), params) if estep is None else (estep, None)
     width = n_draws * (latent_size(fit) + len(fit.names))
     with precision(np.dtype(float)):
         validate(problem.space, params)
     draws: list[tuple[Any, Any]] = []
     for r in range(replicates):
-        scores, figures = each_unit(fit, _score, estep, params, key=key * replicates + r, width=width)
+        scores, figures = each_unit(fit, _score, estep, params, key=key * replicates + r, width=width, rows=rows)
         flat = np.concatenate([np.reshape(leaf, (problem.n, -1)) for leaf in jax.tree.leaves(scores)], axis=1)
         draws.append((flat.astype(float), np.asarray(figures.get("log_marginal", np.zeros(problem.n)), float)))
         if r == 1 and np.array_equal(draws[0][0], flat):

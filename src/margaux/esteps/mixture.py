@@ -108,7 +108,7 @@ class ModeMixture(AbstractProposal):
             step = jnp.where(jnp.isfinite(step), step, direction)
             at = jnp.where(i < 3, near, first + length * step)
             if self.places is not None:
-                at = jnp.where((i >= 3) & (i % 2 == 1), jnp.asarray(self.places, at.dtype)[(i // 2) % len(self.places)], at)
+                at = jnp.where((i >= 3) & (i % 2 == 1), jnp.asarray(self.places, at.dtype)[(i // 2 - 1) % len(self.places)], at)
             own = (i >= self.searches) & (i < searches)
             return at if means is None else jnp.where(own, means[i - self.searches], at)
 
@@ -128,7 +128,8 @@ class ModeMixture(AbstractProposal):
         return means | {name: np.zeros(()) for name in ("away", "modes", "unseen", "against")}
 
     def compared(self, model, params, rows, data):
-        """With `against`: at how many places where other units have their modes a log density does not rise towards its own."""
+        """With `against`: at how many places where those beside a unit have their modes its log density does not rise towards its
+        own. Which these are depends on who is beside it: a unit alone is told nothing."""
         if leading(data) == 1 or (isinstance(model, AbstractConcave) and model.concave):
             return rows
         centres, roots = rows["mean"][:, 0], rows["cholesky"][:, 0]

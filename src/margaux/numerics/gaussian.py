@@ -129,7 +129,7 @@ def find_modes(
         slot = jnp.where(i == 0, 0, jnp.argmin(jnp.where(slots == 0, jnp.inf, known.mass)))
         put = done & ((i == 0) | (new & (mass > known.mass[slot]) & (k > 1)))
         # What has no slot: the mode itself, or whose slot it takes.
-        lost = jnp.where(done & (i > 0) & new, jnp.maximum(lost, jnp.minimum(mass, known.mass[slot])), lost)
+        lost = jnp.where(done & (i > 0) & new, jnp.maximum(lost, jnp.where(put, known.mass[slot], mass)), lost)
         times = known.times + (done & (i > 0) & near)
         found = _Known(at, curvature, value, away, jnp.where(jnp.isfinite(mass), mass, -1e300), jnp.ones((), dtype))
         known = jax.tree.map(lambda old, one: jnp.where(put, old.at[slot].set(one), old), known._replace(times=times), found)
@@ -164,8 +164,8 @@ class _Known(NamedTuple):
 
     @property
     def least(self) -> Array:
-        """The log mass from which on a mode counts."""
-        return jnp.max(self.mass) + np.log(NEGLIGIBLE)
+        """The log mass from which on a mode counts: where the first search ended may be none, and has no mass then."""
+        return jnp.max(jnp.where(self.away < APART, self.mass, -jnp.inf)) + np.log(NEGLIGIBLE)
 
     @property
     def rare(self) -> Array:
