@@ -20,7 +20,7 @@ from ..numerics.precision import default_dtype, precision, settle
 from ..problem.model import AbstractConjugate, AbstractDiscrete, AbstractPointwise, AbstractPredictive, leading
 from ..showing.arviz import NO_LOG_LIKELIHOOD, NO_PREDICTIVE, Parts
 from .draws import continued
-from .hidden import drawn_from_modes
+from .hidden import of_all_modes
 from .posterior import each_unit, latent_size
 
 if TYPE_CHECKING:
@@ -166,7 +166,7 @@ def latents(fit: Fit, n_draws: int, key: int) -> tuple[PyTree, dict[str, tuple[l
     trouble = importance.requires(model, jax.tree.map(np.zeros, latent_size(fit)))
     if trouble:
         raise ValueError(f"{trouble}; draws for ArviZ come from chains then")
-    importance, rows = drawn_from_modes(fit, importance)
+    importance, rows = of_all_modes(fit, importance, drawn=True)
     z, info = each_unit(fit, _resampling(n_draws), importance, key=key, width=many * (latent_size(fit) + 2), rows=rows)
     units = [] if leading(fit.data) == 1 else ["unit"]
     ess = info["ess"][0] if not units else info["ess"]

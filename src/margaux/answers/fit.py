@@ -216,7 +216,11 @@ class Fit(Shown, Outcome):
         return -2 * float(self.loglik()) + float(np.log(self._model().n)) * self.n_params
 
     def latents(self, n_draws: int = 2000, estep: AbstractEStep | None = None) -> dict[str, PyTree]:
-        """Posterior mean and standard deviation of each unit's latents at the estimate: {"mean", "sd"}, leaves (n, ...)."""
+        """Posterior mean and standard deviation of each unit's latents at the estimate: {"mean", "sd"}, leaves (n, ...).
+
+        Of up to twenty latents a unit by quadrature, or by `n_draws` weighted draws from all modes that are found; of more by
+        chains, or by what the model draws itself. Warns where posteriors may have modes that were not found.
+        """
         from .posterior import latents
 
         return latents(self, n_draws, estep)

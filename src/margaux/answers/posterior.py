@@ -339,9 +339,9 @@ def latents(fit: Fit, n_draws: int = 2000, estep: AbstractEStep | None = None) -
     """Posterior mean and SD of each unit's latents: see `Fit.latents`."""
     rows = None
     if estep is None:
-        from .hidden import drawn_from_modes
+        from .hidden import of_all_modes
 
-        estep, rows = drawn_from_modes(fit, reference_estep(fit, n_draws))
+        estep, rows = of_all_modes(fit, reference_estep(fit, n_draws))
     width = n_draws * (latent_size(fit) + 1)
     moments, _ = each_unit(fit, _moments, estep, width=width, rows=rows)
 

@@ -16,7 +16,7 @@ from ..esteps import AbstractEStep
 from ..numerics.compiling import compiled
 from ..numerics.precision import precision
 from ..problem.space import validate
-from .hidden import drawn_from_modes
+from .hidden import of_all_modes
 from .posterior import each_unit, latent_size, reference_estep
 
 if TYPE_CHECKING:
@@ -112,7 +112,7 @@ def stationarity(
     if not eps < reach < 1:
         raise ValueError(f"reach must lie between {eps:.2g} and 1, got {reach}")
     params = jax.tree.map(lambda leaf: np.asarray(leaf, float), fit.params if params is None else params)
-    estep, rows = drawn_from_modes(fit, reference_estep(fit, n_draws), params) if estep is None else (estep, None)
+    estep, rows = of_all_modes(fit, reference_estep(fit, n_draws), params) if estep is None else (estep, None)
     width = n_draws * (latent_size(fit) + len(fit.names))
     with precision(np.dtype(float)):
         validate(problem.space, params)
