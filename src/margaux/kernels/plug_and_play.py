@@ -97,16 +97,16 @@ class PlugAndPlayULA(AbstractPriorKernel):
         # A function is no leaf that a program can take; a module's weights are.
         made: Any = denoiser if isinstance(denoiser, eqx.Module) else _Function(denoiser)
         self.denoiser = made
-        self.eps, self.weight = _noise(denoiser, eps), _positive("weight", weight)
+        self.eps, self.weight = _noise(denoiser, eps), positive("weight", weight)
         self.bounds = None if bounds is None else _box(bounds)
         if smoothing is not None and bounds is None:
             raise ValueError("smoothing is that of the tail beyond bounds; pass bounds=(low, high) too")
-        self.smoothing = None if smoothing is None else _positive("smoothing", smoothing)
+        self.smoothing = None if smoothing is None else positive("smoothing", smoothing)
         if lipschitz is not None:
-            self.lipschitz = _positive("lipschitz", lipschitz)
+            self.lipschitz = positive("lipschitz", lipschitz)
         else:
             known = getattr(denoiser, "lipschitz", None)
-            self.lipschitz = None if known is None else _positive("denoiser.lipschitz", known)
+            self.lipschitz = None if known is None else positive("denoiser.lipschitz", known)
         self.averaged = bool(averaged)
         self.scaling = Scaling(None, self._follows)
         self.target_acceptance = None
@@ -246,9 +246,9 @@ def _noise(denoiser: Any, eps: float | None) -> np.ndarray:
             raise TypeError(
                 "the denoiser has no attribute eps that says which noise it removes: pass eps=, the variance of that noise"
             )
-        return _positive("denoiser.eps", known)
-    given = _positive("eps", eps)
-    if known is not None and not math.isclose(float(given), float(_positive("denoiser.eps", known)), rel_tol=ROUNDING):
+        return positive("denoiser.eps", known)
+    given = positive("eps", eps)
+    if known is not None and not math.isclose(float(given), float(positive("denoiser.eps", known)), rel_tol=ROUNDING):
         raise ValueError(
             f"the denoiser removes noise of variance {float(known):.6g}, eps = {float(given):.6g}: (D(z) - z)/eps is a score for "
             "the denoiser's own alone. Leave eps out, and pass weight= for a prior of another power"
@@ -256,7 +256,12 @@ def _noise(denoiser: Any, eps: float | None) -> np.ndarray:
     return given
 
 
-def _positive(name: str, value: Any) -> np.ndarray:
+def positive(name: str, value: Any) -> np.ndarray:
+    """A positive number, finite, as an array.
+
+    Raises:
+        ValueError: it is none.
+    """
     number = np.asarray(value)
     if number.ndim or number.dtype.kind not in "iuf" or not 0 < number < math.inf:
         raise ValueError(f"{name} must be a positive number, got {value!r}")
