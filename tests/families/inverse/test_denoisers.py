@@ -187,7 +187,7 @@ def test_settings_may_be_integers_of_numpy(pictures):
         "batch_size": np.int64(2),
         "patch": np.int64(16),
     }
-    D = train(pictures[:1], 0.01, random_state=np.int64(1), **settings)
+    D = train(pictures[:1], 0.01, **settings)
     assert D.eps == 0.01 and D.filters[0].shape == (3, 3, 1, 3)
 
 
