@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import margaux as mx
-from margaux.answers.bias import stable_step
+from margaux.answers import bias
 from margaux.families.inverse.denoisers import GaussianDenoiser, MixtureDenoiser
 from margaux.families.inverse.model import FunctionOperator, LinearLikelihood
 from margaux.problem.target import Target
@@ -222,7 +222,7 @@ class Scaled(Noisy):
 
 
 @pytest.mark.parametrize("place", [0, 11])
-def test_the_step_is_held_to_the_steepest_unit(place):
+def test_the_step_is_held_to_the_steepest_unit(place, monkeypatch):
     """Of twelve units one bears a hundredth of the step that the others do: the noise level settles where it is just stable."""
     rng = np.random.default_rng(0)
     A, g = rng.normal(size=(6, 3)), np.full(12, 0.3)
@@ -231,10 +231,13 @@ def test_the_step_is_held_to_the_steepest_unit(place):
     kernel = mx.PlugAndPlayULA(GaussianDenoiser(0.0, 1.0, 0.1), step_size=0.02)
     fit = mx.fit(Scaled(A), {"y": y, "g": g}, mx.soul(), mx.MCMC(kernel, n_steps=2, n_chains=2, warm_up=100),
                  params={"log_sigma2": 0.0}, n_iter=1000, progress=False, throw=False)  # fmt: skip
-    check = stable_step(fit)
+    check = bias.stable_step(fit)
     assert check is not None and check.level == "failed" and f"unit {place}, the steepest of 12" in check.sentence
     steepest = 9 * np.linalg.norm(A, 2) ** 2 / np.exp(fit.params["log_sigma2"])
     assert f"L_y = {steepest:.3g} " in check.sentence
+    monkeypatch.setattr(bias, "LOOKED", 5)
+    some = bias.stable_step(fit)
+    assert some is not None and "of 5 units drawn at random" in some.sentence
 
 
 def bad(change):

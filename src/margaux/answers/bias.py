@@ -199,8 +199,12 @@ def stable_step(fit: Fit) -> Check | None:
     """
     if not isinstance(fit.estep, MCMC) or not fit.estep.kernel.brings_prior or fit.rows is None:
         return None
-    n = jax.tree.leaves(fit.data)[0].shape[0]
-    ids = np.arange(n) if n <= LOOKED else np.sort(np.random.default_rng(0).choice(n, LOOKED, replace=False))
+    n, kernel = jax.tree.leaves(fit.data)[0].shape[0], fit.estep.kernel
+    given = isinstance(kernel, PlugAndPlayULA) and not kernel.automatic
+    # A step that follows the curvature does so in each unit.
+    ids = np.arange(n if given else 1)
+    if n > LOOKED and given:
+        ids = np.sort(np.random.default_rng(0).choice(n, LOOKED, replace=False))
     dtype = default_dtype(None)
     with precision(dtype):
         model, estep, params = settle((fit._model().model, fit.estep, fit.params), dtype)
@@ -208,20 +212,18 @@ def stable_step(fit: Fit) -> Check | None:
             settle(jax.tree.map(lambda leaf: taken(leaf, ids), tree), dtype)
             for tree in (jax.tree.map(lambda leaf: leaf[0], fit.rows["z"]), fit.data)
         )
-        place, chain = _steepest(model, estep.kernel, params, z, y)
+        place, chain = _steepest(model, estep.kernel, params, z, y) if given else (0, 0)
         z, y = jax.tree.map(lambda leaf: leaf[place, chain], z), jax.tree.map(lambda leaf: leaf[place], y)
         trouble = estep.refused(model, params, z, y, fit.n_iter, NEAR)
-    nan, seen = float("nan"), "" if n == len(ids) else f" of {LOOKED} units drawn at random"
+    nan, seen = float("nan"), f" of {LOOKED} units drawn at random" if given and n > LOOKED else ""
     if trouble is None:
         return Check("step", nan, nan, nan, "pass", f"The chain's step is stable at the estimate{seen}.")
-    whose = "" if n == 1 else f" of unit {ids[place]}, the steepest{seen or f' of {n}'},"
+    whose = f" of unit {ids[place]}, the steepest{seen or f' of {n}'}," if given and n > 1 else ""
     return Check("step", nan, nan, nan, "failed", f"The chain{whose} is not stable at the estimate: {trouble}.")
 
 
 def _steepest(model: Any, kernel: Any, params: Any, z: Any, y: Any) -> tuple[int, int]:
-    """The unit and the chain whose step must be the shortest; the first where steps are not given or the kernel cannot tell."""
-    if not isinstance(kernel, PlugAndPlayULA) or kernel.automatic:
-        return 0, 0
+    """The unit and the chain whose step must be the shortest."""
     found = np.asarray(_stiffnesses(for_searches(model), kernel, params, z, y))
     unit, chain = np.unravel_index(np.argmax(found), found.shape)
     return int(unit), int(chain)
