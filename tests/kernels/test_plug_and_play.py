@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 import margaux as mx
+from margaux.answers import bias
 from margaux.families.inverse.denoisers import GaussianDenoiser, MixtureDenoiser
 from margaux.families.inverse.model import FunctionOperator, LinearLikelihood
 from margaux.problem.target import Target
@@ -204,6 +205,41 @@ def test_constants_are_measured():
     np.testing.assert_allclose(moved, 1 + 0.33 / total * drift, rtol=2e-3)
 
 
+def test_what_the_denoiser_knows_is_taken():
+    D = GaussianDenoiser(0.0, 0.4, 0.1)
+    for kernel in (mx.PlugAndPlayULA(D), mx.PlugAndPlayULA(D, float(np.float32(0.1)))):
+        assert float(kernel.eps) == pytest.approx(0.1, rel=1e-6) and kernel.lipschitz == pytest.approx(0.1 / 0.5)
+        assert "lipschitz" not in kernel.init(jnp.zeros(3))
+    assert mx.PlugAndPlayULA(D, lipschitz=0.5).lipschitz == 0.5
+    assert mx.PlugAndPlayULA(MixtureDenoiser([1.0], [[0.0]], [1.0], 0.1)).lipschitz is None
+
+
+class Scaled(Noisy):
+    """Each unit with an operator of its own size."""
+
+    def log_joint(self, params, z, y):
+        return super().log_joint(params, y["g"] * z, {"y": y["y"]})
+
+
+@pytest.mark.parametrize("place", [0, 11])
+def test_the_step_is_held_to_the_steepest_unit(place, monkeypatch):
+    """Of twelve units one bears a hundredth of the step that the others do: the noise level settles where it is just stable."""
+    rng = np.random.default_rng(0)
+    A, g = rng.normal(size=(6, 3)), np.full(12, 0.3)
+    g[place] = 3.0
+    y = g[:, None] * rng.normal(size=(12, 3)) @ A.T + 0.2 * rng.normal(size=(12, 6))
+    kernel = mx.PlugAndPlayULA(GaussianDenoiser(0.0, 1.0, 0.1), step_size=0.02)
+    fit = mx.fit(Scaled(A), {"y": y, "g": g}, mx.soul(), mx.MCMC(kernel, n_steps=2, n_chains=2, warm_up=100),
+                 params={"log_sigma2": 0.0}, n_iter=1000, progress=False, throw=False)  # fmt: skip
+    check = bias.stable_step(fit)
+    assert check is not None and check.level == "failed" and f"unit {place}, the steepest of 12" in check.sentence
+    steepest = 9 * np.linalg.norm(A, 2) ** 2 / np.exp(fit.params["log_sigma2"])
+    assert f"L_y = {steepest:.3g} " in check.sentence
+    monkeypatch.setattr(bias, "LOOKED", 5)
+    some = bias.stable_step(fit)
+    assert some is not None and "of 5 units drawn at random" in some.sentence
+
+
 def bad(change):
     def fit(kernel=None, model=None):
         return mx.fit(model or Noisy(np.eye(3)), mx.one_unit({"y": np.ones(3)}), mx.soul(), mx.MCMC(kernel),
@@ -236,6 +272,15 @@ class Whole(mx.AbstractModel):
     [
         (lambda: mx.PlugAndPlayULA(halve, 0.0), ValueError, "eps must be a positive number"),
         (lambda: mx.PlugAndPlayULA(halve, np.nan), ValueError, "eps"),
+        (lambda: mx.PlugAndPlayULA(halve, WRONG), ValueError, "eps must be a positive number, got 'tv'"),
+        (lambda: mx.PlugAndPlayULA(halve), TypeError, "pass eps="),
+        (lambda: mx.PlugAndPlayULA(GaussianDenoiser(0.0, 1.0, 0.1), 0.01), ValueError, r"variance 0\.1, eps = 0\.01"),
+        (
+            lambda: mx.PlugAndPlayULA(MixtureDenoiser([1.0], [[0.0]], [1.0], 0.1), 0.101),
+            ValueError,
+            r"variance 0\.1, eps = 0\.101",
+        ),
+        (lambda: mx.PlugAndPlayULA(Net(np.eye(3))), TypeError, "no attribute eps"),
         (lambda: mx.PlugAndPlayULA(halve, 0.1, weight=-1.0), ValueError, "weight"),
         (lambda: mx.PlugAndPlayULA(halve, 0.1, lipschitz=0.0), ValueError, "lipschitz"),
         (lambda: mx.PlugAndPlayULA(halve, 0.1, step_size=-1.0), ValueError, "step_size"),
@@ -246,7 +291,11 @@ class Whole(mx.AbstractModel):
         (bad(lambda fit: fit(mx.PlugAndPlayULA(lambda z: z * jnp.nan, 0.1))), ValueError, "not finite"),
         (bad(lambda fit: fit(mx.PlugAndPlayULA(on_the_host, 0.1))), ValueError, "denoiser fails"),
         # L_y = 1, L = 1/2, eps = 0.1: 2 / 6 is the limit, 1 / 18 the theorem's.
-        (bad(lambda fit: fit(mx.PlugAndPlayULA(halve, 0.1, step_size=0.4))), ValueError, r"beyond 0\.333 .* less than 0\.0556"),
+        (
+            bad(lambda fit: fit(mx.PlugAndPlayULA(halve, 0.1, step_size=0.4))),
+            ValueError,
+            r"beyond 0\.333 .* less than 0\.0556.*first unit",
+        ),
         (bad(lambda fit: fit(mx.PlugAndPlayULA(halve, 0.1), Whole())), TypeError, "count beside it"),
         (bad(lambda fit: fit(mx.MALA())), TypeError, "brings no prior"),
     ],

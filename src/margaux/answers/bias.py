@@ -7,16 +7,22 @@ from typing import TYPE_CHECKING, Any
 import equinox as eqx
 import jax
 import numpy as np
+from jaxtyping import Array
 
 from ..algorithms.average import PolyakRuppert
 from ..engine.job import run_alone
 from ..engine.loop import TRACED
 from ..engine.settings import FitSettings
 from ..esteps import MCMC
+from ..kernels import PlugAndPlayULA
 from ..kernels.coupling import halved
+from ..numerics.arrays import taken
+from ..numerics.compiling import compiled
 from ..numerics.inverse import absolute
 from ..numerics.precision import default_dtype, precision, settle
+from ..problem.model import for_searches, mapped
 from ..problem.schedule import AbstractSchedule
+from ..problem.target import Target
 from .certificate import Check
 
 if TYPE_CHECKING:
@@ -34,6 +40,8 @@ SHARE, SETS, MATTERS = 0.2, 4, 0.25
 LEAST = 2000
 #: share of the longest stable step that a chain may have at the estimate
 NEAR = 0.9
+#: units that are asked for theirs at most, and numbers of latents that are asked at a time
+LOOKED, AT_ONCE = 4096, 1 << 18
 
 
 class Shifted(AbstractSchedule):
@@ -185,27 +193,53 @@ def kernel_bias(fit: Fit) -> Check | None:
 
 
 def stable_step(fit: Fit) -> Check | None:
-    """Whether chains that bring their prior are stable at the estimate: at the edge a noise level settles where they just are."""
+    """Whether chains that bring their prior are stable at the estimate: at the edge a noise level settles where they just are.
+
+    Where the step is given it is held to the chain whose target is the steepest, of all units or of `LOOKED` drawn at random.
+    """
     if not isinstance(fit.estep, MCMC) or not fit.estep.kernel.brings_prior or fit.rows is None:
         return None
+    n, kernel = jax.tree.leaves(fit.data)[0].shape[0], fit.estep.kernel
+    given = isinstance(kernel, PlugAndPlayULA) and not kernel.automatic
+    # A step that follows the curvature does so in each unit.
+    ids = np.arange(n if given else 1)
+    if n > LOOKED and given:
+        ids = np.sort(np.random.default_rng(0).choice(n, LOOKED, replace=False))
     dtype = default_dtype(None)
     with precision(dtype):
-        model, estep, params, z, y = settle(
-            (
-                fit._model().model,
-                fit.estep,
-                fit.params,
-                jax.tree.map(lambda leaf: leaf[0, 0, 0], fit.rows["z"]),
-                jax.tree.map(lambda leaf: np.asarray(leaf[0]), fit.data),
-            ),
-            dtype,
+        model, estep, params = settle((fit._model().model, fit.estep, fit.params), dtype)
+        z, y = (
+            settle(jax.tree.map(lambda leaf: taken(leaf, ids), tree), dtype)
+            for tree in (jax.tree.map(lambda leaf: leaf[0], fit.rows["z"]), fit.data)
         )
+        place, chain = _steepest(model, estep.kernel, params, z, y) if given else (0, 0)
+        z, y = jax.tree.map(lambda leaf: leaf[place, chain], z), jax.tree.map(lambda leaf: leaf[place], y)
         trouble = estep.refused(model, params, z, y, fit.n_iter, NEAR)
+    nan, seen = float("nan"), f" of {LOOKED} units drawn at random" if given and n > LOOKED else ""
     if trouble is None:
-        return Check("step", float("nan"), float("nan"), float("nan"), "pass", "The chain's step is stable at the estimate.")
-    return Check(
-        "step", float("nan"), float("nan"), float("nan"), "failed", f"The chain is not stable at the estimate: {trouble}."
-    )
+        return Check("step", nan, nan, nan, "pass", f"The chain's step is stable at the estimate{seen}.")
+    whose = f" of unit {ids[place]}, the steepest{seen or f' of {n}'}," if given and n > 1 else ""
+    return Check("step", nan, nan, nan, "failed", f"The chain{whose} is not stable at the estimate: {trouble}.")
+
+
+def _steepest(model: Any, kernel: Any, params: Any, z: Any, y: Any) -> tuple[int, int]:
+    """The unit and the chain whose step must be the shortest."""
+    found = np.asarray(_stiffnesses(for_searches(model), kernel, params, z, y))
+    unit, chain = np.unravel_index(np.argmax(found), found.shape)
+    return int(unit), int(chain)
+
+
+@compiled
+def _stiffnesses(model: Any, kernel: PlugAndPlayULA, params: Any, z: Array, y: Any) -> Array:
+    """Of the chains of each unit, (n, chains), blocks of units at a time."""
+    n, chains = z.shape[:2]
+
+    def unit(pair):
+        target = Target(model, params, pair[1])
+        return mapped(lambda z_c: kernel.stiffness(z_c, target), chains)(pair[0])
+
+    block = min(max(AT_ONCE // z[0].size, 1), n)
+    return jax.lax.map(unit, (z, y), batch_size=None if block == 1 else block)
 
 
 def _transitions(fit: Any) -> int:

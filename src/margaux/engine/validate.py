@@ -171,7 +171,7 @@ def check_model(problem: Problem, estep: AbstractEStep, algorithm: AbstractAlgor
     algorithm.check(estep)
     z = _check_start(problem, params, unit)
     if (trouble := estep.refused(model, params, z, unit)) is not None:
-        raise ValueError(trouble)
+        raise ValueError(f"{trouble} (asked of the first unit)")
 
 
 def _check_start(problem: Problem, params: PyTree, unit: PyTree) -> PyTree:

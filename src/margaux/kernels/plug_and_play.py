@@ -14,11 +14,13 @@ from jaxtyping import Array, Scalar
 
 from ..problem.schedule import AbstractSchedule
 from .base import AbstractPriorKernel, LogDensity, flat_size, normal_like
-from .scaling import EVERY, FIRST, FORGET, Scaling, step_schedule
+from .scaling import Scaling, direction, followed, step_schedule
 
 #: the default step in units of 1 / (L_y + weight L / eps + 1 / smoothing): just below the third that the theorem asks for, and
 #: the step beyond which chains of Gaussian targets diverge
 SAFE, STABLE = 0.33, 2.0
+#: how far an eps that is given may be from the denoiser's own, which may have been stored in single precision
+ROUNDING = 1e-6
 
 
 class PlugAndPlayULA(AbstractPriorKernel):
@@ -38,22 +40,23 @@ class PlugAndPlayULA(AbstractPriorKernel):
 
     Args:
         denoiser: D, a function of jax that maps an array like the latent to one of its shape; an `equinox.Module` with weights,
-            such as `margaux.families.inverse.denoisers.train`'s, or any callable.
-        eps: $\epsilon > 0$, the *variance* of the noise that D removes.
+            such as what `margaux.families.inverse.convolutional.train` returns, or any callable.
+        eps: $\epsilon > 0$, the *variance* of the noise that D removes; by default `denoiser.eps`, from which it must not differ.
         weight: $\alpha > 0$, the power of the prior. It is no parameter of the model: its likelihood would need the normaliser of
             $p_\epsilon^\alpha$, and scores do not tell that.
         bounds: (low, high) of every entry, the box C; None for none. smoothing: $\lambda$; by default the largest that the
             theorem allows, $1/(2\alpha L/\epsilon + 4L_y)$.
         step_size: $\delta$; by default 0.33 of $1/(L_y + \alpha L/\epsilon + 1/\lambda)$.
-        lipschitz: L; None to measure it.
+        lipschitz: L; by default `denoiser.lipschitz`, or measured where the denoiser has none.
         averaged: take $(\xi_n + \xi_{n+1})/2$ for $\xi$, as `LeimkuhlerMatthews` does: the bias of $\delta$ is of second order
             and that of a Gaussian posterior none. With False, the paper's algorithm to the letter, variances are too large by up
             to a fifth at the default step, and an estimated noise variance may be by a factor of two.
 
     Raises:
-        ValueError: eps, weight, smoothing or lipschitz that is not positive, or bounds out of order; before a fit, a denoiser
-            that changes the shape or is not finite, or a step of more than $2/(L_y + \alpha L/\epsilon + 1/\lambda)$.
-        TypeError: a denoiser that cannot be called, or that jax cannot trace.
+        ValueError: eps, weight, smoothing or lipschitz that is not positive, an eps that is not the denoiser's, or bounds out of
+            order; before a fit, a denoiser that changes the shape or is not finite, or a step of more than
+            $2/(L_y + \alpha L/\epsilon + 1/\lambda)$ for the first unit.
+        TypeError: a denoiser that cannot be called or that jax cannot trace, or no eps, neither here nor the denoiser's.
 
     Reference: Laumont, De Bortoli, Almansa, Delon, Durmus and Pereyra, Bayesian imaging using plug & play priors: when Langevin
     meets Tweedie, SIAM J. Imaging Sci. 15 (2022), 701-737.
@@ -80,7 +83,7 @@ class PlugAndPlayULA(AbstractPriorKernel):
     def __init__(
         self,
         denoiser: Callable[[Array], Array],
-        eps: float,
+        eps: float | None = None,
         weight: float = 1.0,
         bounds: tuple[float, float] | None = None,
         smoothing: float | None = None,
@@ -94,12 +97,16 @@ class PlugAndPlayULA(AbstractPriorKernel):
         # A function is no leaf that a program can take; a module's weights are.
         made: Any = denoiser if isinstance(denoiser, eqx.Module) else _Function(denoiser)
         self.denoiser = made
-        self.eps, self.weight = _positive("eps", eps), _positive("weight", weight)
+        self.eps, self.weight = _noise(denoiser, eps), positive("weight", weight)
         self.bounds = None if bounds is None else _box(bounds)
         if smoothing is not None and bounds is None:
             raise ValueError("smoothing is that of the tail beyond bounds; pass bounds=(low, high) too")
-        self.smoothing = None if smoothing is None else _positive("smoothing", smoothing)
-        self.lipschitz = None if lipschitz is None else _positive("lipschitz", lipschitz)
+        self.smoothing = None if smoothing is None else positive("smoothing", smoothing)
+        if lipschitz is not None:
+            self.lipschitz = positive("lipschitz", lipschitz)
+        else:
+            known = getattr(denoiser, "lipschitz", None)
+            self.lipschitz = None if known is None else positive("denoiser.lipschitz", known)
         self.averaged = bool(averaged)
         self.scaling = Scaling(None, self._follows)
         self.target_acceptance = None
@@ -113,7 +120,7 @@ class PlugAndPlayULA(AbstractPriorKernel):
         size, dtype = flat_size(z)
         state: dict[str, Any] = {"scaling": self.scaling.init(z)}
         if self._follows and self.lipschitz is None:
-            state |= {"direction": _direction(z), "lipschitz": jnp.zeros((), dtype)}
+            state |= {"direction": direction(size, dtype).reshape(z.shape), "lipschitz": jnp.zeros((), dtype)}
         return state | ({"noise": jnp.zeros(size, dtype)} if self.averaged else {})
 
     def noise(self, key, z):
@@ -121,14 +128,8 @@ class PlugAndPlayULA(AbstractPriorKernel):
 
     def refresh(self, z, kstate, logdensity):
         if "direction" in kstate:
-            visits, old = kstate["scaling"]["visits"], kstate["lipschitz"]
-            due = visits % EVERY == 0
-            turns = jnp.where(due, jnp.where(visits == 0, FIRST, 2), 0)
-            direction, found = self._stretched(z, kstate["direction"], old, turns)
-            kstate = kstate | {
-                "direction": direction,
-                "lipschitz": jnp.where(due, jnp.maximum(found, FORGET * old), old),
-            }
+            v, found = self._stretched(z, kstate["direction"], kstate["lipschitz"], kstate["scaling"]["visits"])
+            kstate = kstate | {"direction": v, "lipschitz": found}
         return kstate | {"scaling": self.scaling.refresh(z, kstate["scaling"], logdensity)}
 
     def step(self, noise, z, kstate, logdensity, scale):
@@ -163,7 +164,7 @@ class PlugAndPlayULA(AbstractPriorKernel):
         if not np.all(np.isfinite(eqx.filter_jit(self.denoiser)(z))):
             return f"the denoiser is not finite at latents that lie between {z.min():.3g} and {z.max():.3g}"
         try:
-            own = float(_stretch(self, z) if self.lipschitz is None else self.lipschitz)
+            own = float(_own(self, z))
         except Exception as error:
             return (
                 "the denoiser cannot be differentiated, by which its Lipschitz constant is measured: pass lipschitz=, that of "
@@ -171,7 +172,7 @@ class PlugAndPlayULA(AbstractPriorKernel):
             )
         if self.automatic:
             return None
-        rough = float(_curvature(logdensity, z))
+        rough = float(_rough(logdensity, z))
         total, tail = (float(part) for part in self._total(rough, own))
         step = float(self.step_size(k))
         if step * total <= reach * STABLE:
@@ -182,6 +183,10 @@ class PlugAndPlayULA(AbstractPriorKernel):
             f"denoiser's residual, 1/smoothing = {tail:.3g}. The theorem asks for less than {1 / (3 * total):.3g}; leave "
             "step_size out to have it followed"
         )
+
+    def stiffness(self, z: Array, logdensity: LogDensity) -> Scalar:
+        r"""$L_y + \alpha L/\epsilon + 1/\lambda$ near z."""
+        return self._total(_rough(logdensity, z), _own(self, z))[0]
 
     def _residual(self, z: Array) -> Array:
         return jnp.asarray(self.denoiser(z), z.dtype) - z
@@ -197,36 +202,31 @@ class PlugAndPlayULA(AbstractPriorKernel):
             tail = 2 * prior + 4 * rough if self.smoothing is None else tail + 1 / self.smoothing
         return rough + prior + tail, tail
 
-    def _stretched(self, z: Array, direction: Array, old: Scalar, turns: Scalar) -> tuple[Array, Scalar]:
-        """The right singular vector of the residual's Jacobian at z, by power iteration from `direction`, and its value."""
+    def _stretched(self, z: Array, vector: Array, old: Scalar, visits: Scalar) -> tuple[Array, Scalar]:
+        """The right singular vector of the residual's Jacobian at z and its value, followed from visit to visit."""
 
-        def turn(_, pair):
-            v, _ = pair
+        def multiply(v):
             stretched = jax.jvp(self._residual, (z,), (v,))[1]
             (back,) = jax.vjp(self._residual, z)[1](stretched)
-            size = jnp.linalg.norm(back)
-            return jnp.where(size > 0, back / jnp.where(size > 0, size, 1.0), v), jnp.linalg.norm(stretched)
+            return back, jnp.linalg.norm(stretched)
 
-        return jax.lax.fori_loop(0, turns, turn, (direction, old))
+        return followed(multiply, vector, old, visits)
 
 
 @eqx.filter_jit
-def _curvature(logdensity: LogDensity, z: Array) -> Scalar:
+def _rough(logdensity: LogDensity, z: Array) -> Scalar:
     """L_y near z."""
     scaling = Scaling(None, relative=True)
     return scaling.refresh(z, scaling.init(z), logdensity)["curvature"]
 
 
 @eqx.filter_jit
-def _stretch(kernel: PlugAndPlayULA, z: Array) -> Scalar:
-    """L near z."""
-    return kernel._stretched(z, _direction(z), jnp.zeros((), z.dtype), jnp.asarray(FIRST))[1]
-
-
-def _direction(z: Array) -> Array:
-    """Orthogonal to no singular vector in practice."""
-    start = jnp.cos(jnp.arange(1, z.size + 1, dtype=z.dtype) ** 2).reshape(z.shape)
-    return start / jnp.linalg.norm(start)
+def _own(kernel: PlugAndPlayULA, z: Array) -> Scalar:
+    """L, where it is not known that near z."""
+    if kernel.lipschitz is not None:
+        return jnp.asarray(kernel.lipschitz, z.dtype)
+    start = direction(z.size, z.dtype).reshape(z.shape)
+    return kernel._stretched(z, start, jnp.zeros((), z.dtype), jnp.zeros((), jnp.int32))[1]
 
 
 class _Function(eqx.Module):
@@ -238,10 +238,34 @@ class _Function(eqx.Module):
         return self.function(z)
 
 
-def _positive(name: str, value: Any) -> np.ndarray:
-    if isinstance(value, bool) or np.ndim(value) or not (np.isreal(value) and 0 < value < math.inf):
+def _noise(denoiser: Any, eps: float | None) -> np.ndarray:
+    """The variance of the noise that the denoiser removes, as it says itself where it does."""
+    known = getattr(denoiser, "eps", None)
+    if eps is None:
+        if known is None:
+            raise TypeError(
+                "the denoiser has no attribute eps that says which noise it removes: pass eps=, the variance of that noise"
+            )
+        return positive("denoiser.eps", known)
+    given = positive("eps", eps)
+    if known is not None and not math.isclose(float(given), float(positive("denoiser.eps", known)), rel_tol=ROUNDING):
+        raise ValueError(
+            f"the denoiser removes noise of variance {float(known):.6g}, eps = {float(given):.6g}: (D(z) - z)/eps is a score for "
+            "the denoiser's own alone. Leave eps out, and pass weight= for a prior of another power"
+        )
+    return given
+
+
+def positive(name: str, value: Any) -> np.ndarray:
+    """A positive number, finite, as an array.
+
+    Raises:
+        ValueError: it is none.
+    """
+    number = np.asarray(value)
+    if number.ndim or number.dtype.kind not in "iuf" or not 0 < number < math.inf:
         raise ValueError(f"{name} must be a positive number, got {value!r}")
-    return np.asarray(float(value))
+    return np.asarray(float(number))
 
 
 def _box(bounds: Any) -> np.ndarray:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import equinox as eqx
@@ -60,9 +61,7 @@ class Scaling(eqx.Module):
         size, dtype = flat_size(z)
         state = {}
         if self.relative:
-            # An arbitrary start that is orthogonal to no eigenvector in practice.
-            start = jnp.cos(jnp.arange(1, size + 1, dtype=dtype) ** 2)
-            state["direction"] = start / jnp.linalg.norm(start)
+            state["direction"] = direction(size, dtype)
             state["curvature"] = jnp.zeros((), dtype)
             state["visits"] = jnp.zeros((), jnp.int32)
         if self.adapted:
@@ -82,19 +81,13 @@ class Scaling(eqx.Module):
         flat, unravel = ravel_pytree(z)
         gradient = jax.grad(lambda x: logdensity(unravel(x)))
 
-        def turn(_, pair):
-            v, _ = pair
+        def multiply(v):
             hessian_v = jax.jvp(gradient, (flat,), (self.root(state, v),))[1]
             moved = -self.root_transposed(state, hessian_v)
-            size = jnp.linalg.norm(moved)
-            return jnp.where(size > 0, moved / jnp.where(size > 0, size, 1.0), v), size
+            return moved, jnp.linalg.norm(moved)
 
-        # A loop of no turns costs nothing, under vmap too, where a conditional would evaluate both branches.
-        visits, old = state["visits"], state["curvature"]
-        due = visits % EVERY == 0
-        turns = jnp.where(due, jnp.where(visits == 0, FIRST, 2), 0)
-        v, found = jax.lax.fori_loop(0, turns, turn, (state["direction"], old))
-        curvature = jnp.where(due, jnp.maximum(found, FORGET * old), old)
+        visits = state["visits"]
+        v, curvature = followed(multiply, state["direction"], state["curvature"], visits)
         return state | {"direction": v, "curvature": curvature, "visits": visits + 1}
 
     def scale(self, state: PyTree, scale: Scalar) -> Scalar:
@@ -172,6 +165,35 @@ class AbstractScaledKernel(AbstractKernel):
 
     def refresh(self, z, kstate, logdensity):
         return self.scaling.refresh(z, kstate, logdensity)
+
+
+def direction(size: int, dtype: Any) -> Array:
+    """An arbitrary start of a power iteration, a unit vector that is orthogonal to no eigenvector in practice."""
+    start = jnp.cos(jnp.arange(1, size + 1, dtype=dtype) ** 2)
+    return start / jnp.linalg.norm(start)
+
+
+def followed(
+    multiply: Callable[[Array], tuple[Array, Scalar]], vector: Array, old: Scalar, visits: Scalar
+) -> tuple[Array, Scalar]:
+    """The leading eigenvector and the value told with it, by power iteration from the vector and value of the last visit: long at
+    the first visit, short at every tenth.
+
+    Args:
+        multiply: v -> its image, and the value at v.
+    """
+
+    def turn(_, pair):
+        v, _ = pair
+        moved, value = multiply(v)
+        size = jnp.linalg.norm(moved)
+        return jnp.where(size > 0, moved / jnp.where(size > 0, size, 1.0), v), value
+
+    # A loop of no turns costs nothing, under vmap too, where a conditional would evaluate both branches.
+    due = visits % EVERY == 0
+    turns = jnp.where(due, jnp.where(visits == 0, FIRST, 2), 0)
+    vector, found = jax.lax.fori_loop(0, turns, turn, (vector, old))
+    return vector, jnp.where(due, jnp.maximum(found, FORGET * old), old)
 
 
 def step_schedule(step_size: Any, relative_default: float) -> tuple[AbstractSchedule, bool]:

@@ -109,7 +109,7 @@ def test_inpainting_by_a_trained_denoiser(pictures, trained):
     seen = np.sort(np.random.default_rng(0).choice(x.size, x.size // 2, replace=False))
     y = x.ravel()[seen] + 0.05 * np.random.default_rng(1).normal(size=len(seen))
     A = (lambda x: jnp.ravel(x)[seen], lambda r: jnp.zeros(x.size, r.dtype).at[seen].set(r).reshape(x.shape))
-    kernel = mx.PlugAndPlayULA(trained, 0.1**2, weight=2.0, lipschitz=1.0, bounds=(-0.5, 1.5))
+    kernel = mx.PlugAndPlayULA(trained, weight=2.0, bounds=(-0.5, 1.5))
     found = restore(A, y, kernel, shape=x.shape, noise_sd=0.05, start=np.full(x.shape, 0.5), n_draws=2000, warm_up=1000)
     hidden = np.ones(x.size, bool)
     hidden[seen] = False
@@ -122,7 +122,7 @@ def gaussian_restored(noise_sd, **settings):
     rng = np.random.default_rng(3)
     A, eps = rng.normal(size=(120, 60)), 0.2
     y = A @ rng.normal(size=60) + 0.7 * rng.normal(size=120)
-    kernel = mx.PlugAndPlayULA(GaussianDenoiser(0.0, 1.0, eps), eps)
+    kernel = mx.PlugAndPlayULA(GaussianDenoiser(0.0, 1.0, eps))
     return A, y, restore(A, y, kernel, noise_sd=noise_sd, **settings)
 
 
@@ -132,7 +132,7 @@ def test_restoration_is_the_conjugate_posterior():
     gap = (found.mean - np.linalg.solve(H, A.T @ y / 0.7**2)) / found.error
     assert np.sqrt(np.mean(gap**2)) < 1.6  # ten stretches that go on from each other
     assert np.mean(found.sd**2 / np.diag(np.linalg.inv(H))) == pytest.approx(1, abs=0.05)
-    assert found.drift < 0.3
+    assert found.drift < 0.3 and found.message == "The chain ended as asked."
 
 
 def test_restoration_estimates_the_noise():
@@ -145,6 +145,50 @@ def test_restoration_estimates_the_noise():
     grid = np.geomspace(0.2, 1.5, 200)
     best = grid[np.argmin([negative(s) for s in grid])]
     assert found.sigma == pytest.approx(np.sqrt(best), rel=0.05) and found.fit is not None
+    assert found.message.startswith(found.fit.message) and "range" not in found.message
+
+
+def test_what_is_wrong_with_a_restoration_is_told():
+    """Data without noise, whose level falls to the end of its range, and a chain of few states."""
+    rng = np.random.default_rng(0)
+    A = rng.normal(size=(60, 40)) / 6
+    found = restore(A, A @ rng.normal(size=40), mx.PlugAndPlayULA(GaussianDenoiser(0.0, 1.0, 0.1)), n_draws=100, n_iter=20_000)
+    assert found.sigma < 1e-3 * found.mean.std() and "lower end of its range" in found.message
+    assert found.drift > 0.3 and "raise n_draws" in found.message
+
+
+@pytest.mark.parametrize("shape", [(3,), (1, 3)])
+def test_a_number_as_mean_of_a_matrix(double, shape):
+    """The exact conditional mean: of x given z, jointly normal, and of the restoration of y = x + noise."""
+    eps, V = 0.25, np.array([[1.0, 0.8, 0.1], [0.8, 1.0, 0.3], [0.1, 0.3, 0.5]])
+    z = np.array([1.0, -2.0, 0.4])
+    D = GaussianDenoiser(0.5, V, eps)
+    made = D(jnp.asarray(z).reshape(shape))
+    assert made.shape == shape
+    np.testing.assert_allclose(np.ravel(made), 0.5 + V @ np.linalg.inv(V + eps * np.eye(3)) @ (z - 0.5), rtol=1e-12)
+    np.testing.assert_allclose(made, GaussianDenoiser(np.full(shape, 0.5), V, eps)(jnp.asarray(z).reshape(shape)), rtol=1e-12)
+    assert D.lipschitz == pytest.approx(np.linalg.norm(np.linalg.solve(V + eps * np.eye(3), V) - np.eye(3), 2))
+
+
+def test_covariances_of_low_rank():
+    """Their lowest eigenvalue is zero but for rounding."""
+    root = np.random.default_rng(0).normal(size=(6, 2))
+    D = GaussianDenoiser(0.0, root @ root.T, 0.3)
+    assert D.lipschitz == pytest.approx(1.0)
+    v = np.linalg.svd(root)[0][:, -1]
+    np.testing.assert_allclose(D(jnp.asarray(v, jnp.float32)), 0, atol=1e-6)
+
+
+def test_settings_may_be_integers_of_numpy(pictures):
+    settings = {
+        "width": np.int64(3),
+        "depth": np.int32(2),
+        "n_iter": np.int64(2),
+        "batch_size": np.int64(2),
+        "patch": np.int64(16),
+    }
+    D = train(pictures[:1], 0.01, **settings)
+    assert D.eps == 0.01 and D.filters[0].shape == (3, 3, 1, 3)
 
 
 def halve(z):
@@ -152,6 +196,7 @@ def halve(z):
 
 
 WRONG: Any = mx.MALA()
+WORD: Any = "a"
 
 
 @pytest.mark.parametrize(
@@ -163,13 +208,31 @@ WRONG: Any = mx.MALA()
         (lambda: train([np.full((64, 64), np.nan)], 0.01), ValueError, "not finite"),
         (lambda: train([np.zeros((64, 64))], 0.0), ValueError, "eps"),
         (lambda: train([np.zeros((64, 64))], 0.1, depth=1), ValueError, "depth"),
+        (lambda: train([np.zeros((64, 64))], WORD), ValueError, "eps must be a positive number, got 'a'"),
+        (lambda: train([np.zeros((64, 64))], 0.1, width=2.0), TypeError, "width must be a whole number"),  # type: ignore
+        (lambda: train([np.zeros((64, 64))], 0.1, random_state=-1), ValueError, "random_state must be at least 0"),
         (lambda: GaussianDenoiser(0.0, -1.0, 0.1), ValueError, "variance"),
+        (lambda: GaussianDenoiser(0.0, np.array([[1.0, 2.0], [2.0, 1.0]]), 0.1), ValueError, "lowest is -1"),
+        (lambda: GaussianDenoiser(0.0, np.array([[1.0, 0.8], [0.0, 1.0]]), 0.1), ValueError, "not symmetric"),
+        (lambda: GaussianDenoiser(np.nan, 1.0, 0.1), ValueError, "mean must hold finite"),
+        (lambda: GaussianDenoiser(0.0, [1.0, np.inf], 0.1), ValueError, "variance must hold finite"),
+        (lambda: GaussianDenoiser(np.zeros(2), np.ones((3, 3)), 0.1), ValueError, r"mean has shape \(2,\)"),
+        (lambda: GaussianDenoiser(0.0, np.eye(3), 0.1)(jnp.ones(9)), ValueError, r"of 3 entries.* z has shape \(9,\)"),
+        (lambda: GaussianDenoiser(np.zeros(3), 1.0, 0.1)(jnp.ones((3, 3))), ValueError, r"x shaped \(3,\)"),
+        (lambda: MixtureDenoiser([0.5, 0.5], [0.0, 1.0], [1.0, 1.0], 0.1)(jnp.ones(2)), ValueError, r"x shaped \(\)"),
         (lambda: GaussianDenoiser(0.0, 1.0, 0.0), ValueError, "eps"),
         (lambda: MixtureDenoiser([0.5, 0.6], [[0.0], [1.0]], [1.0, 1.0], 0.1), ValueError, "sum to one"),
         (lambda: restore(np.eye(3), np.ones(3), WRONG), TypeError, "bring a prior"),
         (lambda: restore(np.eye(3), np.ones(3), mx.PlugAndPlayULA(halve, 0.1), noise_sd=0.0), ValueError, "noise_sd"),
+        (lambda: restore(np.eye(3), np.ones(3), mx.PlugAndPlayULA(halve, 0.1), noise_sd=True), ValueError, "noise_sd"),
+        (lambda: restore(np.eye(3), np.zeros(3), mx.PlugAndPlayULA(halve, 0.1)), ValueError, "y is 0 everywhere"),
+        (lambda: restore(np.eye(3), np.ones(3), mx.PlugAndPlayULA(halve, 0.1)), ValueError, "y is 1 everywhere"),
         (lambda: restore(np.eye(3), np.ones(3), mx.PlugAndPlayULA(halve, 0.1), n_draws=5), ValueError, "n_draws"),
-        (lambda: restore(np.eye(3), np.ones(3), mx.PlugAndPlayULA(halve, 0.1), start=np.ones(4)), ValueError, "start"),
+        (
+            lambda: restore(np.eye(3), np.arange(3.0), mx.PlugAndPlayULA(halve, 0.1), start=np.ones(4)),
+            ValueError,
+            "start must be finite and of shape",
+        ),
         (lambda: restore(np.eye(3), np.full(3, np.inf), mx.PlugAndPlayULA(halve, 0.1)), ValueError, "not finite"),
         (
             lambda: restore(np.eye(3), np.ones(3), mx.PlugAndPlayULA(halve, 0.1, step_size=9.0), noise_sd=1.0),

@@ -12,6 +12,9 @@ import numpy as np
 import optax
 from jaxtyping import Array, Float
 
+from ...engine.validate import whole
+from ...kernels.plug_and_play import positive
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
@@ -27,12 +30,14 @@ class ConvolutionalDenoiser(eqx.Module):
     R is computed in single precision, whatever the type of z: convolutions in double take many times as long on a CPU.
 
     Attributes:
-        filters: (3, 3, in, out) of each layer. biases: (out,). lipschitz: a bound of R's Lipschitz constant, the product of the
-            norms of its convolutions (Ryu et al. 2019; Sedghi, Gupta and Long 2019).
+        filters: (3, 3, in, out) of each layer. biases: (out,). eps: variance of the noise that it removes.
+        lipschitz: a bound of R's Lipschitz constant, the product of the norms of its convolutions (Ryu et al. 2019; Sedghi, Gupta
+            and Long 2019).
     """
 
     filters: tuple[Array | np.ndarray, ...]
     biases: tuple[Array | np.ndarray, ...]
+    eps: float = eqx.field(static=True)
 
     def __call__(self, z: Float[Array, "height width"]) -> Float[Array, "height width"]:
         return z + _layers(self.filters, self.biases, z[None].astype(jnp.float32))[0].astype(z.dtype)
@@ -62,22 +67,21 @@ def train(
 
     Args:
         images: grey, (height, width) of any sizes, in the units in which the denoiser is to be used. eps: $\epsilon$.
-        lipschitz: bound of the residual's constant; None for filters that are free. width, depth: channels and layers.
+        lipschitz: bound of the residual's constant; None for filters that are free, of which the bound that the denoiser tells
+            may be far above the constant. width, depth: channels and layers.
         n_iter, batch_size, patch, step_size: of Adam, its step falling to zero along a cosine.
 
     Raises:
         ValueError: no images, images smaller than a patch or not finite, settings that are not positive, or a loss that is not
-            finite in the end.
+            finite in the end. TypeError: settings that are no whole numbers.
     """
+    width, depth, n_iter = whole("width", width, 1), whole("depth", depth, 2), whole("n_iter", n_iter, 1)
+    batch_size, patch = whole("batch_size", batch_size, 1), whole("patch", patch, 1)
+    random_state = whole("random_state", random_state, 0)
+    eps, step_size = float(positive("eps", eps)), float(positive("step_size", step_size))
+    most = None if lipschitz is None else float(positive("lipschitz", lipschitz)) ** (1 / depth)
     pictures = [np.asarray(image, np.float32) for image in images]
     _check(pictures, patch)
-    for name, value in [("eps", eps), ("step_size", step_size), *([] if lipschitz is None else [("lipschitz", lipschitz)])]:
-        if not (np.isreal(value) and 0 < value < np.inf):
-            raise ValueError(f"{name} must be a positive number, got {value!r}")
-    for name, value, least in [("width", width, 1), ("depth", depth, 2), ("n_iter", n_iter, 1), ("batch_size", batch_size, 1)]:
-        if isinstance(value, bool) or not isinstance(value, int) or value < least:
-            raise ValueError(f"{name} must be a whole number of at least {least}, got {value!r}")
-    most = None if lipschitz is None else float(lipschitz) ** (1 / depth)
     rng = np.random.default_rng(random_state)
     free = _start(rng, width, depth)
     optimiser = optax.adam(optax.cosine_decay_schedule(step_size, n_iter))
@@ -95,7 +99,7 @@ def train(
     biases = tuple(np.asarray(bias, float) for bias in free["biases"])
     if most is not None:
         filters = [kernel * (most / convolution_norm(kernel)) for kernel in filters]
-    return ConvolutionalDenoiser(tuple(filters), biases)
+    return ConvolutionalDenoiser(tuple(filters), biases, eps)
 
 
 def convolution_norm(kernel: ArrayLike) -> float:

@@ -14,6 +14,7 @@ from ...engine.validate import whole
 from ...esteps import MCMC
 from ...fitting import fit as run
 from ...kernels import AbstractPriorKernel
+from ...kernels.plug_and_play import positive
 from ...numerics.compiling import compiled
 from ...numerics.keys import key_of
 from ...numerics.precision import default_dtype, precision, settle
@@ -31,15 +32,19 @@ if TYPE_CHECKING:
 STRETCHES = 10
 #: how far log sigma^2 may go from its start, down and up
 REACH = (18.0, 9.0)
+#: how near to an end of its range log sigma^2 is at it, and the drift from which on a chain is too short
+AT_END, DRIFTS = 0.5, 0.3
 
 
 class Restored(NamedTuple):
-    """What `restore` returns.
+    r"""What `restore` returns.
 
     Attributes:
         mean, sd: of the posterior of each entry of x, shaped as x. error: the Monte Carlo standard error of `mean`.
         drift: how far the means of the chain's halves are apart, as a root of the mean square over entries, in units of `sd`.
         sigma: the noise's standard deviation, given or estimated. fit: that estimated it (see `margaux.fit`), or None.
+        message: what is wrong, or that nothing was seen to be: the fit's own message, a $\sigma$ at the end of its range, or a
+            chain that is too short.
     """
 
     mean: np.ndarray
@@ -48,6 +53,7 @@ class Restored(NamedTuple):
     drift: float
     sigma: float
     fit: Fit | None
+    message: str
 
 
 def restore(
@@ -70,48 +76,59 @@ def restore(
     the prior to estimate: a denoiser gives its score, not its normaliser.
 
     Args:
-        A: as of `SparseInverse.fit`. y: the data. kernel: such as `margaux.PlugAndPlayULA(denoiser, eps=...)`.
+        A: as of `SparseInverse.fit`. y: the data. kernel: such as `margaux.PlugAndPlayULA(denoiser)`.
         shape: of x, where it is not a vector. noise_sd: $\sigma$; None to estimate it. start: of the chain, shaped as x; by
             default y, or $A^\top y/|A|^2$ where that has another shape.
-        n_draws: states of the chain that are averaged, all after `warm_up` of them. n_iter: iterations of $\sigma$.
+        n_draws: states of the chain that are averaged, all after `warm_up` of them. n_iter: iterations of $\sigma$, which is
+            looked for from $e^{-9}$ to $e^{4.5}$ times a third of the root of the mean square of y.
         dtype: "float32" or "float64".
 
     Raises:
-        ValueError, TypeError: as `SparseInverse.fit`; a kernel that brings no prior, or whose denoiser or step is refused.
+        ValueError, TypeError: as `SparseInverse.fit`; a kernel that brings no prior, or whose denoiser or step is refused; a y
+            whose values are all the same, from which $\sigma$ is to be estimated.
         FloatingPointError: the chain diverged. FitError: the fit of $\sigma$ did.
     """
     if not isinstance(kernel, AbstractPriorKernel):
         raise TypeError(f"kernel must bring a prior, such as margaux.PlugAndPlayULA(denoiser, eps=...); got {kernel!r}")
-    for name, value, least in [("n_draws", n_draws, STRETCHES), ("warm_up", warm_up, 0), ("n_iter", n_iter, 1)]:
-        whole(name, value, least)
-    if noise_sd is not None and not (np.isreal(noise_sd) and 0 < noise_sd < np.inf):
-        raise ValueError(f"noise_sd must be a positive number or None, got {noise_sd!r}")
+    n_draws, warm_up, n_iter = whole("n_draws", n_draws, STRETCHES), whole("warm_up", warm_up, 0), whole("n_iter", n_iter, 1)
+    random_state = whole("random_state", random_state, 0)
+    known = None if noise_sd is None else positive("noise_sd", noise_sd)
     y = np.asarray(y, float)
     if not np.all(np.isfinite(y)):
         raise ValueError(f"y holds {int(np.sum(~np.isfinite(y)))} values that are not finite; drop those rows of A and y")
+    if known is None and y.size and np.ptp(y) == 0:
+        raise ValueError(
+            f"y is {y.flat[0]:.6g} everywhere: nothing varies that would tell the noise level; pass noise_sd=, or mend the data"
+        )
     dtype = default_dtype(dtype)
     with precision(dtype):
         operator = settle(as_operator(A, y, shape, dtype), dtype)
         first = _start(operator, y, start, dtype)
-    known = None if noise_sd is None else np.asarray(float(noise_sd))
-    model, params, fitted = LinearLikelihood(operator, first, known), {}, None
+    model, params, fitted, troubles = LinearLikelihood(operator, first, known), {}, None, []
     if known is None:
         level = float(np.log(0.1 * np.mean(y**2)))
+        low, high = level - REACH[0], level + REACH[1]
         fitted = run(
             model,
             one_unit({"y": y}),
             soul(),
             MCMC(kernel, n_steps=2, warm_up=warm_up),
             params={"log_sigma2": level},
-            space={"log_sigma2": Box(level - REACH[0], level + REACH[1])},
+            space={"log_sigma2": Box(low, high)},
             n_iter=n_iter,
             key=random_state,
             dtype=dtype,
             polish=False,
             progress=False,
         )
-        params = fitted.params
-    sigma = float(noise_sd) if noise_sd is not None else float(np.exp(params["log_sigma2"] / 2))
+        params, troubles = fitted.params, [fitted.message]
+        if not low + AT_END < params["log_sigma2"] < high - AT_END:
+            side, end = ("lower", low) if params["log_sigma2"] < level else ("upper", high)
+            troubles.append(
+                f"sigma ended at the {side} end of its range, {np.exp(end / 2):.3g}, and is no estimate: pass noise_sd=, or look "
+                "whether A, y and the denoiser belong together."
+            )
+    sigma = float(np.exp(params["log_sigma2"] / 2)) if known is None else float(known)
     with precision(dtype):
         model, chain, params, batch = settle(
             (model, MCMC(kernel, n_steps=Constant(n_draws // STRETCHES)), params, {"y": y[None]}), dtype
@@ -138,7 +155,14 @@ def restore(
     half = STRETCHES // 2
     gap = (means[:half].mean(axis=0) - means[half:].mean(axis=0)) / np.where(sd > 0, sd, 1)
     error = means.std(axis=0, ddof=1) / np.sqrt(STRETCHES)
-    return Restored(mean + np.asarray(centre, float), sd, error, float(np.sqrt(np.mean(gap**2))), sigma, fitted)
+    drift = float(np.sqrt(np.mean(gap**2)))
+    if drift > DRIFTS:
+        troubles.append(
+            "The chain is too short: raise n_draws (the means of its halves are "
+            f"{drift:.2g} posterior standard deviations apart)."
+        )
+    told = " ".join(troubles) or "The chain ended as asked."
+    return Restored(mean + np.asarray(centre, float), sd, error, drift, sigma, fitted, told)
 
 
 def _start(operator: Any, y: np.ndarray, start: ArrayLike | None, dtype: np.dtype) -> np.ndarray:
