@@ -214,7 +214,9 @@ def _on_host(tree: PyTree, dtype: np.dtype, ids: np.ndarray | None = None) -> Py
 
 def _of_one_kind(estep: AbstractEStep, other: object) -> bool:
     """Whether chains of one E-step can go on by another: what a kernel has adapted is its own."""
-    return isinstance(estep, MCMC) and isinstance(other, MCMC) and type(estep.kernel) is type(other.kernel)
+    if not (isinstance(estep, MCMC) and isinstance(other, MCMC)):
+        return False
+    return type(estep.kernel) is type(other.kernel) and estep.n_chains == other.n_chains
 
 
 def proposals(fit: Fit, estep: AbstractEStep, params: PyTree = None, units: np.ndarray | None = None, key: int = 0) -> PyTree:

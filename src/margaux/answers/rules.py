@@ -49,8 +49,8 @@ TRIED, EVEN = 200, 0.02
 WEIGHTED, CORRECTED, NUMBERS = 1000, 8, 20_000_000
 #: draws of a unit among many, at least
 FEWEST = 100
-#: transitions of a chain in each replicate, at most
-CHAIN = 500
+#: transitions in each replicate, at most, and of one of several chains, at least
+CHAIN, SHORTEST = 500, 50
 
 
 @dataclasses.dataclass(frozen=True)
@@ -185,10 +185,12 @@ def _by_draws(fit: Fit, size: int, draws: int) -> Rule:
     model, width = fit._model().model, draws * (size + 3)
     if isinstance(model, AbstractConjugate):
         return Rule(Exact(draws), None, REPLICATES, width)
-    # The fit's own kernel, whose bias is told by a check of its own; its draws in all replicates are as many as of the others.
-    chain = fit.estep.kernel if isinstance(fit.estep, MCMC) else MALA()
-    steps = min(draws, CHAIN)
-    return Rule(MCMC(chain, n_steps=steps, burn_in=steps // 4), None, REPLICATES, steps * (size + 3))
+    # The fit's own kernel, whose bias is told by a check of its own, and as many chains as it has, which go on; their draws in all
+    # replicates are as many as of the others.
+    chains = fit.estep.n_chains if isinstance(fit.estep, MCMC) else 1
+    steps = max(min(draws, CHAIN) // chains, SHORTEST)
+    own = fit.estep.kernel if isinstance(fit.estep, MCMC) else MALA()
+    return Rule(MCMC(own, n_steps=steps, n_chains=chains, burn_in=steps // 4), None, REPLICATES, steps * chains * (size + 3))
 
 
 def laplace_rule(fit: Fit, params: PyTree = None) -> Rule:

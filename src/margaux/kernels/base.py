@@ -66,8 +66,8 @@ class AbstractKernel(eqx.Module):
         return kstate
 
     def refused(self, z: Latents, logdensity: LogDensity, k: int = 1, reach: float = 1.0) -> str | None:
-        """Why no chain of this kernel can be at z in iteration k, or None; asked on the host, of the first unit, before a fit and
-        after it, then with `reach` for the share of the longest stable step that is allowed."""
+        """Why no chain of this kernel can be at z in iteration k, or None; asked on the host, of the first unit before a fit and
+        of the steepest after it, then with `reach` for the share of the longest stable step that is allowed."""
         return None
 
     @abc.abstractmethod
