@@ -33,6 +33,8 @@ AFFORDABLE = 500_000_000
 #: times that mode and scales are found in turn, at most, and what each has to add to the log evidence, for every hundred
 #: weights; how much higher the log posterior may be than at a mode that is found in between, and at the last one
 ROUNDS, SETTLED, ABOUT, CLOSE = 20, 1e-3, 1e-4, 1e-12
+#: times that scales are chosen with no noise left: how wide priors are that interpolate may change for many rounds
+NOISELESS = 2
 
 
 class Approximation(NamedTuple):
@@ -125,7 +127,7 @@ def approximate(
         best, gain = -np.inf, SETTLED * max(objective.size / 100, 1)
         settled = keep or not (prior.free or scales.noise is not None)
         inverse = here.gaussian(scales).times
-        tried, kept = (flat, scales, inverse), (flat, scales, inverse)
+        tried, kept, left = (flat, scales, inverse), (flat, scales, inverse), NOISELESS
         for _ in range(0 if settled else ROUNDS):
             flat, scales, inverse = tried
             flat, _ = mode(objective, flat, own(scales), held(scales), inverse, ABOUT)
@@ -135,7 +137,8 @@ def approximate(
             if settled or fell:
                 break
             best, kept = value, (flat, scales, here.gaussian(scales).times)
-            if scales.noiseless(unit):  # what remains is how wide priors are that interpolate: it rises for many rounds
+            left -= scales.noiseless(unit)
+            if left < 0:
                 break
             better = here.highest(scales)
             tried = flat, better, here.gaussian(better).times

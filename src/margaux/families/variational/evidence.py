@@ -130,6 +130,6 @@ class Evidence:
         if not begin.size:
             return start
         bounds = [tuple(np.log(FACTORS))] * count + [tuple(np.log(np.multiply(NOISES, self.unit)))] * noisy
-        options = {"maxiter": 100, "ftol": 1e-14, "gtol": 1e-7}
+        options = {"maxiter": 100, "ftol": 1e-9, "gtol": 1e-5}
         found = scipy.optimize.minimize(objective, begin, jac=True, method="L-BFGS-B", bounds=bounds, options=options)
         return scales(found.x)
