@@ -10,6 +10,9 @@ from scipy.special import expit, log_softmax
 from scipy.stats import multivariate_normal, norm
 
 import margaux as mx
+from margaux.answers.certificate import Certificate
+from margaux.families.variational.approximation import Found
+from margaux.families.variational.laplace_verdict import checks_of, converged
 from margaux.families.variational.priors import Laplace, Normal
 
 QUIET: dict = {"method": "laplace", "epochs": 20, "verbose": False}
@@ -189,6 +192,45 @@ def test_of_the_last_layer_alone_the_others_are_held(three):
         model.influence()
 
 
+@pytest.mark.parametrize("seed", [0, 1])
+def test_the_last_layer_alone_predicts_nearly_as_all_layers_do(seed):
+    rng = np.random.default_rng(seed)
+    x = rng.uniform(-1.5, 1.5, size=(340, 2))
+    y = np.sin(2 * x[:, 0]) + 0.1 * rng.normal(size=340)
+    settings: dict = QUIET | {"network": Tiny(2, 1)}
+    every, last = (mx.BayesianRegressor(layers=which, **settings).fit(x[:80], y[:80]) for which in ("all", "last"))
+    found = {which: model.evaluate(x[80:], y[80:]) for which, model in (("all", every), ("last", last))}
+    assert found["last"]["r2"] > 0.9 and abs(found["last"]["r2"] - found["all"]["r2"]) < 0.01
+    assert abs(found["last"]["log_score"] - found["all"]["log_score"]) < 0.1
+    np.testing.assert_allclose(last.params_["noise"], every.params_["noise"], rtol=0.1)
+    assert "of the last layer" in last.message_ and "given the layers before it" in last.message_
+    assert last.predict_std(x[80:]).mean() < every.predict_std(x[80:]).mean()  # doubts of the layers before it are left out
+
+
+def test_what_is_said_of_mode_and_scales():
+    def found(**other):
+        return Found(
+            **({"approximation": None, "scales": None, "log_evidence": 0.0, "away": 0.0, "settled": True, "said": []} | other)
+        )
+
+    def ended(one):
+        return converged(one), Certificate(checks_of(one)).word
+
+    assert ended(found()) == ended(found(settled=None)) == (True, "certified")
+    assert ended(found(said=["At a bound."])) == (True, "careful")  # what was asked for, and nothing would change it
+    assert ended(found(settled=False)) == ended(found(away=1.0)) == (False, "careful")
+    fell = found(settled=False, fell=3.2)
+    assert ended(fell) == (False, "careful") and "fell by 3.2" in str(Certificate(checks_of(fell)))
+    assert "trained" in str(Certificate(checks_of(found(), unseen=True)))
+
+
+def test_an_outcome_without_noise_is_careful():
+    x, _ = regression(40, 1)
+    model = mx.BayesianRegressor(network=linear(1), **QUIET).fit(x, x @ [1.0, -1.0, 0.5])
+    assert "no noise at all" in model.message_ and model.certificate_.word == "careful" and model.converged_
+    assert model.score(x, x @ [1.0, -1.0, 0.5]) > 0.999
+
+
 @pytest.mark.parametrize("structure", ["full", "kronecker", "diagonal"])
 def test_it_is_saved_to_the_bit(three, structure, tmp_path):
     x, y = three
@@ -218,6 +260,9 @@ def test_what_else_it_answers(three):
     drawn = np.log(np.mean(np.exp(likelihood), axis=0))
     exact = np.log(model.predict_proba(x, 2048)[np.arange(60), y])
     np.testing.assert_allclose(drawn, exact, atol=0.15)  # of the linearised network, as predictions are
+    assert found.posterior.attrs["algorithm"] == "Laplace (full, layers: all)"
+    told = str(found.attrs) + str(found.posterior.attrs)
+    assert "Laplace's approximation at the mode" in told and "ELBO" not in told and "log_sigma" not in told
     assert "log evidence" in model._repr_html_()
     plain = model.set_params(method=None, temperature=1.0).fit(x, y)
     assert plain._approximation is None and np.isfinite(plain.elbo_)

@@ -33,6 +33,8 @@ AFFORDABLE = 500_000_000
 #: times that mode and scales are found in turn, at most, and what each has to add to the log evidence, for every hundred
 #: weights; how much higher the log posterior may be than at a mode that is found in between, and at the last one
 ROUNDS, SETTLED, ABOUT, CLOSE = 20, 1e-3, 1e-4, 1e-12
+#: times that scales are chosen with no noise left: how wide priors are that interpolate may change for many rounds
+NOISELESS = 2
 
 
 class Approximation(NamedTuple):
@@ -82,7 +84,8 @@ class Found(NamedTuple):
 
     Attributes:
         log_evidence: by Laplace. away: how much higher the log posterior is at the maximum, about. settled: whether mode and
-            scales no longer change; None where they were found once. said: what ended at a bound.
+            scales no longer change; None where they were found once. said: what ended at a bound. fell: by how much the log
+            evidence was lower at the last scales that were tried, and not kept.
     """
 
     approximation: Approximation
@@ -91,13 +94,17 @@ class Found(NamedTuple):
     away: float
     settled: bool | None
     said: list[str]
+    fell: float = 0.0
 
 
-def approximate(objective: Objective, structure: str, prior: Prior, scales: Scales, unit: float = 1.0) -> Found:
+def approximate(
+    objective: Objective, structure: str, prior: Prior, scales: Scales, unit: float = 1.0, keep: bool = False
+) -> Found:
     """Mode, scales and Gaussian, from the weights of the objective, which are near.
 
     Args:
-        objective: the log-likelihood. scales: at the start. unit: the standard deviation of the outcome.
+        objective: the log-likelihood. scales: at the start. unit: the standard deviation of the outcome. keep: whether the
+            scales stay what they are.
     """
     flat = objective.start
     again = objective.size * len(objective.y) <= AFFORDABLE
@@ -115,26 +122,30 @@ def approximate(objective: Objective, structure: str, prior: Prior, scales: Scal
         residual = 0.0 if scales.noise is None else float(np.sum((np.asarray(objective.y) - outputs[:, 0]) ** 2))
         return Evidence(prior, curved, (flat / prior.scales) ** 2, value, len(outputs), residual, scales.noise, unit)
 
-    here, away, settled = evidence(flat, scales), np.inf, None
+    here, away, settled, fell = evidence(flat, scales), np.inf, None, 0.0
     if again:
         best, gain = -np.inf, SETTLED * max(objective.size / 100, 1)
-        settled = not (prior.free or scales.noise is not None)
+        settled = keep or not (prior.free or scales.noise is not None)
         inverse = here.gaussian(scales).times
-        tried, kept = (flat, scales, inverse), (flat, scales, inverse)
+        tried, kept, left = (flat, scales, inverse), (flat, scales, inverse), NOISELESS
         for _ in range(0 if settled else ROUNDS):
             flat, scales, inverse = tried
             flat, _ = mode(objective, flat, own(scales), held(scales), inverse, ABOUT)
             here = evidence(flat, scales)
             value = here(scales)[0]
-            if settled := value < best + gain:
+            settled, fell = bool(abs(value - best) < gain), float(max(best - value, 0.0))
+            if settled or fell:
                 break
             best, kept = value, (flat, scales, here.gaussian(scales).times)
+            left -= scales.noiseless(unit)
+            if left < 0:
+                break
             better = here.highest(scales)
             tried = flat, better, here.gaussian(better).times
         flat, scales, inverse = kept
         flat, away = mode(objective, flat, own(scales), held(scales), inverse, CLOSE)
         here = evidence(flat, scales)
-    else:
+    elif not keep:
         scales = here.highest(scales)
     posterior = here.gaussian(scales)
     if not again:
@@ -142,7 +153,7 @@ def approximate(objective: Objective, structure: str, prior: Prior, scales: Scal
         away = float(slope @ posterior.times(slope)) / 2
     network: Any = objective.network
     made = Approximation(network, jax.tree.map(np.asarray, objective.tree(flat)), posterior, structure)
-    return Found(made, scales, here(scales)[0], away, settled, scales.at_bounds(prior, unit))
+    return Found(made, scales, here(scales)[0], away, settled, scales.at_bounds(prior, unit), 0.0 if settled else fell)
 
 
 def curvatures(

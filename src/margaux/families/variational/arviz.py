@@ -10,7 +10,7 @@ import numpy as np
 import scipy
 from jaxtyping import PyTree
 
-from ...answers.arviz import COPIED, about, named
+from ...answers.arviz import COPIED, TOLD, about, named
 from ...numerics.compiling import compiled
 from ...numerics.precision import precision, settle
 from ...showing.arviz import Parts
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 #: numbers that are drawn at once, at most
 LARGEST = 500_000_000
 HOW = "independent draws of the Gaussian that maximises the ELBO, one chain"
+AT_MODE = "independent draws of the Gaussian of Laplace's approximation at the mode, one chain"
 
 
 def arviz_parts(fitted: WeightPosterior, n_draws: int, key: int) -> Parts:
@@ -38,7 +39,14 @@ def of_network(fitted: Any, n_draws: int, key: int) -> Parts:
     if n_draws * size > LARGEST:
         raise ValueError(f"{n_draws} draws of {size:,} weights do not fit into memory; pass n_draws={max(LARGEST // size, 1)}")
     draws = fitted.posterior_draws(n_draws, key)
-    parts = Parts(draws, HOW, attrs=about(fitted.result_) | {"estimator": type(fitted).__name__, "message": fitted.message_})
+    attrs, how = about(fitted.result_) | {"estimator": type(fitted).__name__, "message": fitted.message_}, HOW
+    if getattr(fitted, "_approximation", None) is not None:
+        how = AT_MODE if fitted.layers == "all" else f"{AT_MODE}, of the weights of the last layer; the others are held"
+        told = {name: np.asarray(leaf, float).tolist() for name, leaf in fitted.params_.items()} if size <= TOLD else {}
+        attrs["estimate"] = told  # not that of the training, which ended near the mode
+        attrs["algorithm"] = f"Laplace ({fitted.structure_}, layers: {fitted.layers})"
+        attrs["log_evidence"] = fitted.log_evidence_
+    parts = Parts(draws, how, attrs=attrs)
     if fitted._data is None:
         parts.log_likelihood = parts.predictive = ValueError(
             "the observations of a fit are not saved with it; call to_arviz() before saving, or with log_likelihood=False"

@@ -68,7 +68,7 @@ class BayesianClassifier(Classifier, BayesianNetwork):
         random_state: an int. dtype: by default "float32". verbose: show progress.
         structure: of the precision, with method="laplace": "full" (by default up to 2000 weights), "kronecker" (by default of
             more; other tensors than those of dense layers have their diagonal) or "diagonal". layers: "all", or the "last"
-            alone, the others being held.
+            alone, the others being held where the mode and the scales of all layers were found.
 
     Attributes:
         classes_, `params_` and `stderr_` (posterior means and standard deviations by tensor), `elbo_`, `history_` (an epoch a

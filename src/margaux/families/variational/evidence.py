@@ -61,6 +61,10 @@ class Scales(NamedTuple):
     factors: Float[np.ndarray, " g"]
     noise: float | None
 
+    def noiseless(self, unit: float) -> bool:
+        """Whether the noise is as small as may be."""
+        return self.noise is not None and self.noise < 1.01 * NOISES[0] * unit
+
     def at_bounds(self, prior: Prior, unit: float) -> list[str]:
         """Sentences on those that ended at a bound."""
         said = []
@@ -69,7 +73,7 @@ class Scales(NamedTuple):
                 said.append(f"The evidence asks for no weights in {name}: their prior is as narrow as may be.")
             if prior.free and factor < 1.01 * FACTORS[0]:
                 said.append(f"The evidence asks for a prior of {name} as wide as may be.")
-        if self.noise is not None and self.noise < 1.01 * NOISES[0] * unit:
+        if self.noiseless(unit):
             said.append("The evidence asks for no noise at all: it is as small as may be.")
         return said
 
@@ -126,6 +130,6 @@ class Evidence:
         if not begin.size:
             return start
         bounds = [tuple(np.log(FACTORS))] * count + [tuple(np.log(np.multiply(NOISES, self.unit)))] * noisy
-        options = {"maxiter": 100, "ftol": 1e-14, "gtol": 1e-7}
+        options = {"maxiter": 100, "ftol": 1e-9, "gtol": 1e-5}
         found = scipy.optimize.minimize(objective, begin, jac=True, method="L-BFGS-B", bounds=bounds, options=options)
         return scales(found.x)

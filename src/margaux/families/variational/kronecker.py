@@ -77,6 +77,16 @@ def factors(
     return [(outer, inner / n) for outer, inner in total]
 
 
+def factorises(network: Part, weights: PyTree, x: np.ndarray, outputs: int) -> bool:
+    """Whether its dense layers have such factors."""
+    indices = jax.tree.map(lambda leaf: np.zeros(np.shape(leaf), int), weights)
+    try:
+        factors(network, weights, tuple(dense_layers(network, indices)), x[:1], np.zeros((1, outputs, outputs)))
+    except ValueError:
+        return False
+    return True
+
+
 class _Listening(eqx.Module):
     """A layer that notes what it receives, and adds numbers to what it gives."""
 

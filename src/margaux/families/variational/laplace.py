@@ -4,8 +4,11 @@ The mode is that of weights with prior N(0, 1/d) for those of a unit of d inputs
 each layer (`prior=None`; one for all with `prior=Normal(learned=True)`, and none with a prior that is given). Training at a
 temperature of next to zero ends near it, and Newton's steps at it; factors and noise are those of the highest evidence. That has
 many maxima: fits begin with wider and wider priors as long as the evidence rises. `log_evidence_` is of the observations as they
-were given, with all constants; `structure_` says how the precision was written; weights that are held have a standard deviation
-of zero.
+were given, with all constants; `structure_` says how the precision was written.
+
+`layers="last"` is of the weights of the last layer, the others being held where mode and scales of all layers are best (Daxberger
+et al. 2021, "Laplace redux", section 3). Those have a standard deviation of zero, and `log_evidence_` is given them: it leaves
+out what they cost, and is not to be compared with that of all layers, or of another network.
 
 Predictions are those of the network linearised at the mode: of numbers in closed form, of classes and counts by 256 draws of the
 outputs, the same whatever else is predicted. On one split each of `benchmarks/networks.py` they are worse than the default's: log
@@ -26,7 +29,7 @@ import numpy as np
 from jaxtyping import PyTree
 from threadpoolctl import threadpool_limits
 
-from ...answers.certificate import Certificate, Check
+from ...answers.certificate import Certificate
 from ...engine.outcome import FitError
 from ...engine.validate import whole
 from ...numerics.naming import path_name
@@ -38,12 +41,13 @@ from .ensemble import Ensembled
 from .evaluation import outputs_of_draws
 from .evidence import Prior, Scales
 from .gauss_newton import Linearised, Objective
+from .kronecker import factorises
+from .laplace_verdict import NAMES, checks_of, converged
 from .likelihoods import AbstractLikelihood, Gaussian
 from .model import Variational
 from .networks import Network
 from .posterior import GaussianPosterior
 from .priors import ByTensor, Normal
-from .structures import KINDS, Joint
 from .training import train
 
 if TYPE_CHECKING:
@@ -57,12 +61,6 @@ LAPLACE = "laplace"
 COLD, TINY, DRAWS = 1e-8, 1e-6, 256
 #: factors of the prior's precisions that fits begin with, one after the other as long as the evidence rises: it has many maxima
 STARTS = (1.0, 0.1, 0.01, 0.001)
-#: how much higher the log posterior may be than where the mode was taken
-NEAR = 0.05
-#: what is said of structures, and of scales
-NAMES = {"full": "in full", "kronecker": "by Kronecker factors of its layers", "diagonal": "by its diagonal"}
-UNSETTLED = "The scales of the prior and the noise still changed from one mode to the next."
-SETTLED, ONCE = "The scales of the prior and the noise have settled.", "The scales were chosen once, at the end of the training."
 #: settings of variational posteriors, and what they have to be
 FOREIGN = {"spread": "weight", "sigma": None, "draws": None, "n_draws": 1, "antithetic": False, "average": None,
            "early_stopping": False}  # fmt: skip
@@ -111,8 +109,10 @@ class Laplacian(Ensembled):
         likelihood: AbstractLikelihood = me._likelihood()
         part, free = free_part(network, weights, self.layers)
         structure = structure_of(part, free, me._n_outputs(), self.structure)
-        prior = self._prior_of(weights, free)
-        starts, noise = self._starts(prior), float(me.noise) if likelihood.start() else None
+        scaled = me._scaled(x)
+        layers, written = (self.layers, structure) if self.layers == "all" else self._before(network, weights, scaled, structure)
+        prior = self._prior_of(weights, free_part(network, weights, layers)[1])
+        starts, noise = self._starts(prior, layers), float(me.noise) if likelihood.start() else None
         begin = None
         if settings.begin is not None:  # where the fit to more observations ended
             starts, noise, means = [self._scales.factors], self._scales.noise, settings.begin[0]
@@ -121,7 +121,7 @@ class Laplacian(Ensembled):
         own = dataclasses.replace(
             settings, method="adam", spread="all", sigma=TINY, temperature=COLD, falling=settings.step is None, begin=begin
         )
-        apart, scaled = None if held is None else (me._scaled(held[0]), held[1]), me._scaled(x)
+        apart = None if held is None else (me._scaled(held[0]), held[1])
         unit, best = float(np.std(outcome)) if noise else 1.0, cast(Any, None)
         for j, factors in enumerate(starts):
             scales = Scales(factors, noise)
@@ -135,27 +135,50 @@ class Laplacian(Ensembled):
             means = jax.tree.map(lambda leaf: np.asarray(leaf, float), means)
             # Of matrices this small several threads wait for each other longer than they work.
             with precision(np.dtype(float)), threadpool_limits(1, user_api="blas"):
-                objective = Objective(*free_part(network, means, self.layers), likelihood, scaled, outcome)
-                found = approximate(objective, structure, prior, scales, unit)
+                objective = Objective(*free_part(network, means, layers), likelihood, scaled, outcome)
+                found = approximate(objective, written, prior, scales, unit)
             if me.verbose:
                 print(f"prior precisions from {factors[0]:g}: log evidence {found.log_evidence:.6g}", file=sys.stderr)
             if best is not None and found.log_evidence <= best[2].log_evidence:
                 break
             best = trained, objective, found, means
+            if found.scales.noiseless(unit):
+                break  # wider priors leave no more noise than this one
         trained, objective, found, means = best
-        fit = trained.fit
-        self._take_mode(objective, found, prior, eqx.combine(found.approximation.weights, means), settings.n_blocks)
+        means, fit = eqx.combine(found.approximation.weights, means), trained.fit
+        if layers != self.layers:
+            prior = self._prior_of(weights, free)
+            with precision(np.dtype(float)), threadpool_limits(1, user_api="blas"):
+                objective = Objective(*free_part(network, means, self.layers), likelihood, scaled, outcome)
+                last = approximate(objective, structure, prior, found.scales, unit, keep=True)
+            means = eqx.combine(last.approximation.weights, means)
+            found = found._replace(
+                approximation=last.approximation, log_evidence=last.log_evidence, away=max(found.away, last.away)
+            )
+        unseen = layers == "last" and len(prior.names) > 1
+        self._take_mode(objective, found, prior, means, settings.n_blocks, unseen)
         self.n_observations_, self._data, self._held_out = len(x), (x, outcome), held
         me._choice_made, me.temperature_, me.temperatures_ = choice, 1.0, choice.table
         me.result_, me.step_, me.curvature_, me.n_iter_ = fit, trained.step, trained.curvature, fit.n_iter
         me.history_ = trained.history.rename(columns={"elbo": "log_posterior"})
         return self
 
-    def _starts(self, prior: Prior) -> list[np.ndarray]:
+    def _before(self, network: Network, weights: PyTree, x: np.ndarray, last: str) -> tuple[str, str]:
+        """Layers that mode and scales are found of before those before the last are held, and the structure of their curvature:
+        all, but of networks whose Jacobians are too large."""
+        me: Any = self
+        part = free_part(network, weights, "all")[0]
+        try:
+            structure = structure_of(part, weights, me._n_outputs(), None)
+        except ValueError:
+            return "last", last
+        return "all", "diagonal" if structure == "kronecker" and not factorises(part, weights, x, me._n_outputs()) else structure
+
+    def _starts(self, prior: Prior, which: str) -> list[np.ndarray]:
         """Factors of the prior's precisions that are tried in turn. One layer has one mode; and the evidence of the last layer
         alone does not know what the weights before it cost."""
-        layers, deep = len(prior.names), self.layers == "all"
-        return [np.full(layers, start) for start in (STARTS if prior.free and layers > 1 and deep else STARTS[:1])]
+        layers = len(prior.names)
+        return [np.full(layers, start) for start in (STARTS if prior.free and layers > 1 and which == "all" else STARTS[:1])]
 
     def _prior_of(self, weights: PyTree, free: PyTree) -> Prior:
         """What is given, or else N(0, 1/d) by layer, each with a factor that the evidence chooses.
@@ -183,7 +206,7 @@ class Laplacian(Ensembled):
         sizes = [0 if leaf is None else np.size(leaf) for leaf in jax.tree.structure(weights).flatten_up_to(free)]
         return Prior(widths, members, np.array(sizes), names, self.prior is None or getattr(given, "learned", False))
 
-    def _take_mode(self, objective: Objective, found: Found, prior: Prior, means: PyTree, n_blocks: int) -> None:
+    def _take_mode(self, objective: Objective, found: Found, prior: Prior, means: PyTree, n_blocks: int, unseen: bool) -> None:
         """Keep what was found, and say how."""
         me: Any = self
         double, n, made = np.dtype(float), len(objective.y), found.approximation
@@ -199,11 +222,13 @@ class Laplacian(Ensembled):
         self._keep(model, params, double)
         self._deviations, self._approximation, self._scales = deviations, made, found.scales
         self.structure_, self.log_evidence_ = made.structure, found.log_evidence - n * np.log(me._unit())
-        told = f"A Gaussian at the mode of {objective.size:,} weights, its precision {NAMES[made.structure]}"
-        checks = (_check_of_mode(found.away), _check_of_scales(found))
+        every = self.layers == "all"
+        which, given = ("", "") if every else (" of the last layer", ", given the layers before it")
+        told = f"A Gaussian at the mode of {objective.size:,} weights{which}, its precision {NAMES[made.structure]}"
+        checks = checks_of(found, unseen)
         trouble = [check.sentence for check in checks if check.level != "pass"]
-        me.message_ = " ".join([f"{told}; the log evidence is {self.log_evidence_:.6g}.", *trouble])
-        me.converged_, me._certificate = found.away < NEAR and found.settled is not False, Certificate(checks)
+        me.message_ = " ".join([f"{told}; the log evidence is {self.log_evidence_:.6g}{given}.", *trouble])
+        me.converged_, me._certificate = converged(found), Certificate(checks)
 
     def _unit(self) -> float:
         """What an outcome of one is, in the terms in which outcomes were given."""
@@ -263,42 +288,3 @@ class Laplacian(Ensembled):
         if self._approximation is not None and self.layers == "last":
             raise ValueError('influence is on all weights, and those of one layer alone are free; fit with layers="all"')
         return super().influence(n_draws, random_state)
-
-
-def _check_of_mode(away: float) -> Check:
-    if away < NEAR:
-        return Check("mode", away, np.nan, NEAR, "pass", "The mode was found.")
-    said = f"The log posterior is about {away:.2g} higher elsewhere than where the mode was taken: raise epochs=."
-    return Check("mode", away, np.nan, NEAR, "careful", said)
-
-
-def _check_of_scales(found: Found) -> Check:
-    said = [UNSETTLED, *found.said] if found.settled is False else found.said
-    if said:
-        return Check("scales", np.nan, np.nan, np.nan, "careful", " ".join(said))
-    return Check("scales", np.nan, np.nan, np.nan, "pass", ONCE if found.settled is None else SETTLED)
-
-
-def stored(made: Approximation | None) -> tuple[list[str], dict[str, np.ndarray]]:
-    """What a file holds of it: kinds of its parts, and their arrays."""
-    if made is None:
-        return [], {}
-    names = {kind: name for name, kind in KINDS.items()}
-    arrays = {
-        f"laplace/{j}/{field.name}": getattr(part, field.name)
-        for j, part in enumerate(made.posterior.parts)
-        for field in dataclasses.fields(part)
-    }
-    return [names[type(part)] for part in made.posterior.parts], arrays
-
-
-def restored(estimator: Any, kinds: list[str], arrays: dict[str, np.ndarray]) -> Approximation | None:
-    """That of `stored`, for an estimator whose network and means are there."""
-    if not kinds:
-        return None
-    parts = [
-        KINDS[kind](**{field.name: arrays[f"laplace/{j}/{field.name}"] for field in dataclasses.fields(KINDS[kind])})
-        for j, kind in enumerate(kinds)
-    ]
-    network, weights = free_part(estimator._model.network, estimator._means, estimator.layers)
-    return Approximation(network, weights, Joint(tuple(parts)), estimator.structure_)

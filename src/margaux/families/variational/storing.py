@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 import json
 from pathlib import Path
 from typing import Any
@@ -15,11 +16,12 @@ from jaxtyping import PyTree
 from ...engine import storage
 from ...showing.parts import check_fitted
 from . import priors
+from .approximation import Approximation, free_part
 from .draws import DRAWS
-from .laplace import restored, stored
 from .model import Variational
 from .observations import Scaling
 from .posterior import GaussianPosterior
+from .structures import KINDS, Joint
 
 KIND = "bayesian network"
 
@@ -183,3 +185,28 @@ def _plain(value: object) -> bool:
     except TypeError:
         return False
     return True
+
+
+def stored(made: Approximation | None) -> tuple[list[str], dict[str, np.ndarray]]:
+    """What a file holds of it: kinds of its parts, and their arrays."""
+    if made is None:
+        return [], {}
+    names = {kind: name for name, kind in KINDS.items()}
+    arrays = {
+        f"laplace/{j}/{field.name}": getattr(part, field.name)
+        for j, part in enumerate(made.posterior.parts)
+        for field in dataclasses.fields(part)
+    }
+    return [names[type(part)] for part in made.posterior.parts], arrays
+
+
+def restored(estimator: Any, kinds: list[str], arrays: dict[str, np.ndarray]) -> Approximation | None:
+    """That of `stored`, for an estimator whose network and means are there."""
+    if not kinds:
+        return None
+    parts = [
+        KINDS[kind](**{field.name: arrays[f"laplace/{j}/{field.name}"] for field in dataclasses.fields(KINDS[kind])})
+        for j, kind in enumerate(kinds)
+    ]
+    network, weights = free_part(estimator._model.network, estimator._means, estimator.layers)
+    return Approximation(network, weights, Joint(tuple(parts)), estimator.structure_)
