@@ -196,6 +196,8 @@ def test_draws_are_of_the_model_or_of_the_kernel_of_the_fit():
         assert chains.estep.kernel is kernel and (chains.estep.n_steps, chains.estep.burn_in) == (steps, steps // 4)
         assert (chains.replicates, chains.width) == (4, steps * 10) and not chains.has_likelihood
     assert isinstance(_by_draws(fit(estep=mx.Quadrature(3)), 7, 300).estep.kernel, mx.MALA)
+    several = _by_draws(fit(estep=mx.MCMC(kernel, n_chains=4)), 7, 300).estep
+    assert (several.n_chains, several.n_steps, several.burn_in) == (4, 75, 18)
 
 
 @pytest.mark.parametrize(("ess", "pareto", "even"), [

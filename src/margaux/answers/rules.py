@@ -185,8 +185,8 @@ def _by_draws(fit: Fit, size: int, draws: int) -> Rule:
     model, width = fit._model().model, draws * (size + 3)
     if isinstance(model, AbstractConjugate):
         return Rule(Exact(draws), None, REPLICATES, width)
-    # The fit's own kernel, whose bias is told by a check of its own, and as many chains as it has, which go on; their draws in all
-    # replicates are as many as of the others.
+    # The fit's own kernel, whose bias is told by a check of its own, and as many chains as it has, which go on; their draws in
+    # all replicates are as many as of the others.
     chains = fit.estep.n_chains if isinstance(fit.estep, MCMC) else 1
     steps = max(min(draws, CHAIN) // chains, SHORTEST)
     own = fit.estep.kernel if isinstance(fit.estep, MCMC) else MALA()
