@@ -1,5 +1,6 @@
 """Standard errors, tests, likelihoods and diagnostics against exact answers."""
 
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -12,6 +13,7 @@ from helpers import (
     intercept_negative_loglik,
     logistic_normal,
     mixture_em,
+    normal,
     random_intercept,
     simulate_intercepts,
     simulate_mixture,
@@ -253,3 +255,21 @@ def test_intervals_cover():
             assert intercept_negative_loglik(groups, {k: float(v) for k, v in fit.params.items()}) < np.inf
     print("coverage", covered / 500)
     assert np.all((covered / 500 >= 0.93) & (covered / 500 <= 0.97))
+
+
+def test_a_fit_by_several_chains_of_many_latents_has_a_certificate():
+    """As many chains go on as there are: their states fit no other number."""
+
+    class Many(mx.AbstractModel):
+        def log_joint(self, params, z, y):
+            return jnp.sum(normal(y, z, 1.0) + normal(z, params["mu"], 1.0))
+
+        def init_latents(self, key, params, y):
+            return y
+
+    y = np.random.default_rng(0).normal(size=(4, 25))
+    chains = mx.MCMC(mx.MALA(), n_chains=2)
+    fit = mx.fit(Many(), y, mx.soul(), chains, params={"mu": 0.0}, n_iter=50, progress=False, throw=False)
+    assert fit.certificate.word in ("certified", "careful", "failed")
+    # The estimate is the mean of all 100 numbers, whose sum has the variance of two.
+    np.testing.assert_allclose(float(fit.params["mu"]), y.mean(), atol=0.05)
