@@ -15,8 +15,10 @@ from test_best_rule import Conjugate, Discrete
 
 import margaux as mx
 from helpers import normal
+from margaux.answers import moments as of_latents
 from margaux.answers import posterior as module
-from margaux.answers.posterior import UndefinedDensity, _of_one_kind, each_unit, latent_size, latents, proposals, reference_estep
+from margaux.answers.moments import latents
+from margaux.answers.posterior import UndefinedDensity, _of_one_kind, each_unit, latent_size, proposals, reference_estep
 from margaux.numerics.ladder import rung
 from margaux.problem import AbstractCostly
 
@@ -56,7 +58,7 @@ def test_moments_are_those_of_the_conjugate_posterior(fit):
 
 def test_latents_that_do_not_vary_have_no_standard_deviation(fit, monkeypatch):
     moments = {"at": (np.array([1.0, 3.0]), np.array([1.0 - 1e-12, 13.0]))}
-    monkeypatch.setattr(module, "each_unit", lambda *_, **__: (moments, {}))
+    monkeypatch.setattr(of_latents, "each_unit", lambda *_, **__: (moments, {}))
     np.testing.assert_array_equal(latents(fit)["sd"]["at"], [0.0, 2.0])
 
 

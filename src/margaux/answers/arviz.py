@@ -20,7 +20,7 @@ from ..numerics.precision import default_dtype, precision, settle
 from ..problem.model import AbstractConjugate, AbstractDiscrete, AbstractPointwise, AbstractPredictive, leading
 from ..showing.arviz import NO_LOG_LIKELIHOOD, NO_PREDICTIVE, Parts
 from .draws import continued
-from .hidden import of_all_modes
+from .moments import of_all_modes
 from .posterior import each_unit, latent_size
 
 if TYPE_CHECKING:

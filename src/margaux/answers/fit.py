@@ -221,7 +221,7 @@ class Fit(Shown, Outcome):
         Of up to twenty latents a unit by quadrature, or by `n_draws` weighted draws from all modes that are found; of more by
         chains, or by what the model draws itself. Warns where posteriors may have modes that were not found.
         """
-        from .posterior import latents
+        from .moments import latents
 
         return latents(self, n_draws, estep)
 

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
-import warnings
 from typing import TYPE_CHECKING
 
 import numpy as np
 from jaxtyping import PyTree
 
-from ..esteps import AbstractEStep, ImportanceSampling, ModeMixture
+from ..esteps import ImportanceSampling, ModeMixture
 from ..esteps.elsewhere import places
 from ..problem.model import costly
-from .posterior import FEW, latent_size, proposals
+from .posterior import proposals
 
 if TYPE_CHECKING:
     from .fit import Fit
@@ -24,22 +23,6 @@ STARTS, SLOW_STARTS = 200, 12
 FARTHEST = 64.0
 #: of posteriors with more modes than usual, or of which some were hardly found
 WIDE = ModeMixture(n_modes=24, most=400)
-
-
-def of_all_modes(fit: Fit, estep: AbstractEStep, params: PyTree = None, drawn: bool = False) -> tuple[AbstractEStep, PyTree]:
-    """In the place of importance sampling from one mode a unit, with rows: a quadrature, or draws from all modes that are found
-    if there is none or they are to be `drawn`. Another E-step as it is, with none. Warns where there may be more modes."""
-    from .rules import best_rule
-
-    if not isinstance(estep, ImportanceSampling) or latent_size(fit) > FEW or not isinstance(estep.n_draws, int):
-        return estep, None
-    rule = best_rule(fit, params, n_draws=estep.n_draws if drawn else None)
-    lost = 0 if rule.unseen is None else int(np.sum(rule.unseen > 0))
-    if lost:
-        warnings.warn(f"the posteriors of {lost} units have more modes than were found, or may have", stacklevel=3)
-    if not isinstance(rule.estep, ImportanceSampling):
-        return rule.estep, rule.rows
-    return dataclasses.replace(rule.estep, n_draws=estep.n_draws, quasi=estep.quasi), rule.rows
 
 
 def with_hidden(fit: Fit, rows: PyTree, params: PyTree, key: int) -> PyTree:

@@ -328,28 +328,3 @@ def where_undefined(fit: Any) -> str:
         except UndefinedDensity as error:
             return str(error)
     return ""
-
-
-def _moments(model, params, z, w, batch):
-    def weighted(leaf):
-        return jnp.einsum("m,m...->...", w[:, 0], leaf[:, 0])
-
-    return jax.tree.map(lambda leaf: (weighted(leaf), weighted(leaf**2)), z)
-
-
-def latents(fit: Fit, n_draws: int = 2000, estep: AbstractEStep | None = None) -> dict[str, PyTree]:
-    """Posterior mean and SD of each unit's latents: see `Fit.latents`."""
-    rows = None
-    if estep is None:
-        from .hidden import of_all_modes
-
-        estep, rows = of_all_modes(fit, reference_estep(fit, n_draws))
-    width = n_draws * (latent_size(fit) + 1)
-    moments, _ = each_unit(fit, _moments, estep, width=width, rows=rows)
-
-    def is_pair(x):
-        return isinstance(x, tuple) and len(x) == 2 and all(isinstance(a, np.ndarray) for a in x)
-
-    mean = jax.tree.map(lambda pair: pair[0], moments, is_leaf=is_pair)
-    sd = jax.tree.map(lambda pair: np.sqrt(np.maximum(pair[1] - pair[0] ** 2, 0)), moments, is_leaf=is_pair)
-    return {"mean": mean, "sd": sd}

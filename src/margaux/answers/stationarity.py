@@ -16,7 +16,7 @@ from ..esteps import AbstractEStep
 from ..numerics.compiling import compiled
 from ..numerics.precision import precision
 from ..problem.space import validate
-from .hidden import of_all_modes
+from .moments import of_all_modes
 from .posterior import each_unit, latent_size, reference_estep
 
 if TYPE_CHECKING:
