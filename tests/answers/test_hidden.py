@@ -9,10 +9,10 @@ from scipy import special, stats
 
 import margaux as mx
 from helpers import normal
-from margaux.answers import best_rule
 from margaux.answers.hidden import WIDE, with_hidden
 from margaux.answers.likelihood import loglik
 from margaux.answers.posterior import proposals
+from margaux.answers.rules import best_rule
 from margaux.esteps import ModeMixture
 from margaux.esteps.elsewhere import against, places
 from margaux.problem.model import AbstractConcave

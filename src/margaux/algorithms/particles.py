@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import equinox as eqx
 import jax
@@ -68,7 +68,7 @@ class ParticleLangevin(AbstractRowless):
         if self.nonsmooth is None:
             return
         kind, shown = _KERNELS[self.nonsmooth]
-        kernel = estep.kernel if isinstance(estep, MCMC) else estep
+        kernel: Any = estep.kernel if isinstance(estep, MCMC) else estep
         if not isinstance(kernel, kind):
             raise TypeError(
                 f"particles of this algorithm move by {kind.__name__}, those given by {type(kernel).__name__}: "

@@ -1,6 +1,8 @@
 """Laplace's approximation of networks beside exact answers in NumPy: conjugate regressions, Newton's logistic regression,
 curvatures by their definitions, and grids of the evidence."""
 
+from typing import Any
+
 import equinox as eqx
 import jax
 import jax.numpy as jnp
@@ -317,7 +319,8 @@ def test_bad_settings_are_refused(three):
         def __call__(self, x):
             return self.second(jnp.tanh(self.second(jnp.tanh(self.first(x)))))
 
-    fails("several times", network=Twice(), structure="kronecker")
+    twice: Any = Twice
+    fails("several times", network=twice(), structure="kronecker")
     with pytest.raises(ValueError, match="too large"):
         large: dict = QUIET | {"structure": "full"}
         mx.BayesianClassifier(**large).fit(np.ones((5, 200)), [0, 1, 2, 0, 1])
