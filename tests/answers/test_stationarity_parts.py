@@ -31,7 +31,8 @@ def draws(monkeypatch):
     rng = np.random.default_rng(0)
     state = SimpleNamespace(scores=rng.normal(0.3, 1.0, (40, N, 3)), logs=rng.normal(size=(40, N)), calls=[])
 
-    def each_unit(fit, f, estep, params, key, width):
+    def each_unit(fit, f, estep, params, key, width, rows):
+        assert rows is None
         state.calls.append((key, width, estep, params))
         s = state.scores[key]
         return {"a": s[:, 0], "b": s[:, 1:]}, {} if state.logs is None else {"log_marginal": state.logs[key]}
