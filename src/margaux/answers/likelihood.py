@@ -210,13 +210,20 @@ def agreed(
     fit: Fit, params: PyTree, rule: Rule, coarse: np.ndarray | None = None, wider: float = WIDER
 ) -> LogLikelihood:  # fmt: skip
     """By the finer rule; its error is how far the given one (whose values may be there already), and a wider one, are from it."""
+    value, off = beside_others(fit, params, rule, coarse, wider)
+    # Errors of units may cancel in the sum: no less than they would make if they were independent.
+    error = max(np.abs(off.sum(axis=1)).max(), float(np.sqrt(np.sum(np.abs(off).max(axis=0) ** 2))))
+    return LogLikelihood(value, error, "quadrature")
+
+
+def beside_others(
+    fit: Fit, params: PyTree, rule: Rule, coarse: np.ndarray | None = None, wider: float = WIDER
+) -> tuple[np.ndarray, np.ndarray]:
+    """Each unit's log-likelihood by the finer quadrature, and how far the given one and a wider one are from it (2, n)."""
     others = (dataclasses.replace(rule.estep, n_nodes=rule.finer, widening=wide) for wide in (1.0, wider))
     value, reaching = (_marginals(fit, params, other, rule.rows) for other in others)
     coarse = _marginals(fit, params, rule.estep, rule.rows) if coarse is None else coarse
-    apart = np.maximum(abs(value - coarse), abs(value - reaching))
-    # Errors of units may cancel in the sum: no less than they would make if they were independent.
-    error = max(abs(np.sum(value - coarse)), abs(np.sum(value - reaching)), float(np.sqrt(np.sum(apart**2))))
-    return LogLikelihood(value, error, "quadrature")
+    return value, np.stack([value - coarse, value - reaching])
 
 
 def share_of_quadrature(fit: Fit) -> float:

@@ -43,8 +43,8 @@ FEW = 20
 
 
 def reference_estep(fit: Fit, n_draws: int) -> AbstractEStep:
-    """A good E-step for inference: exact or quadrature where there is one, importance sampling up to 20
-    latents a unit, otherwise the fit's own chains run for `n_draws` steps.
+    """A good E-step for inference: enumeration of a discrete latent, importance sampling up to 20 latents a unit, otherwise the
+    fit's own chains run for `n_draws` steps.
 
     Raises:
         ValueError: variational fits, whose draws are not from a posterior.
@@ -52,8 +52,8 @@ def reference_estep(fit: Fit, n_draws: int) -> AbstractEStep:
     problem, estep = fit._model(), fit.estep
     if isinstance(estep, Noise):
         raise ValueError("a variational fit has no posterior draws to take information or likelihoods from")
-    if isinstance(problem.model, AbstractDiscrete) or isinstance(estep, Quadrature):
-        return estep if isinstance(estep, Exact | Quadrature) else Exact()
+    if isinstance(problem.model, AbstractDiscrete):
+        return estep if isinstance(estep, Exact) else Exact()
     size = latent_size(fit)
     if size <= 20 and not isinstance(problem.model, AbstractLikelihood):
         return ImportanceSampling(n_draws, quasi=True, control_variate=False)

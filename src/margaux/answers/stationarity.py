@@ -112,10 +112,10 @@ def stationarity(
     if not eps < reach < 1:
         raise ValueError(f"reach must lie between {eps:.2g} and 1, got {reach}")
     params = jax.tree.map(lambda leaf: np.asarray(leaf, float), fit.params if params is None else params)
-    estep, rows = of_all_modes(fit, reference_estep(fit, n_draws), params) if estep is None else (estep, None)
-    width = n_draws * (latent_size(fit) + len(fit.names))
     with precision(np.dtype(float)):
         validate(problem.space, params)
+    estep, rows = of_all_modes(fit, reference_estep(fit, n_draws), params) if estep is None else (estep, None)
+    width = n_draws * (latent_size(fit) + len(fit.names))
     draws: list[tuple[Any, Any]] = []
     for r in range(replicates):
         scores, figures = each_unit(fit, _score, estep, params, key=key * replicates + r, width=width, rows=rows)

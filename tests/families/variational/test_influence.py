@@ -6,20 +6,10 @@ import numpy as np
 import pytest
 
 import margaux as mx
+from linear_networks import linear, regression
 from margaux.families.variational import gauss_newton, influence
 from margaux.families.variational.forgetting import remaining
 from margaux.families.variational.posterior import GaussianPosterior
-
-
-def linear(outputs, inputs=3):
-    return eqx.nn.Linear(inputs, outputs, key=jax.random.key(0))
-
-
-def regression(n=40, seed=0):
-    rng = np.random.default_rng(seed)
-    x = rng.normal(size=(n, 3))
-    x[:, 1] += 0.8 * x[:, 0]
-    return x, x @ [1.0, -1.0, 0.5] + 0.5 * rng.normal(size=n)
 
 
 def labels(n=120, seed=0):

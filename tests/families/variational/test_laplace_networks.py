@@ -12,23 +12,13 @@ from scipy.special import expit, log_softmax
 from scipy.stats import multivariate_normal, norm
 
 import margaux as mx
+from linear_networks import linear, regression
 from margaux.answers.certificate import Certificate
 from margaux.families.variational.approximation import Found
 from margaux.families.variational.laplace_verdict import checks_of, converged
 from margaux.families.variational.priors import Laplace, Normal
 
 QUIET: dict = {"method": "laplace", "epochs": 20, "verbose": False}
-
-
-def linear(outputs, inputs=3):
-    return eqx.nn.Linear(inputs, outputs, key=jax.random.key(0))
-
-
-def regression(n=40, seed=0):
-    rng = np.random.default_rng(seed)
-    x = rng.normal(size=(n, 3))
-    x[:, 1] += 0.8 * x[:, 0]
-    return x, 0.7 + x @ [1.0, -1.0, 0.5] + 0.5 * rng.normal(size=n)
 
 
 def rows(x):
