@@ -61,6 +61,12 @@ class Scales(NamedTuple):
     factors: Float[np.ndarray, " g"]
     noise: float | None
 
+    def towards(self, other: Scales, share: float) -> Scales:
+        """Part of the way to others, in logarithms."""
+        factors = self.factors ** (1 - share) * other.factors**share
+        noise = None if self.noise is None or other.noise is None else self.noise ** (1 - share) * other.noise**share
+        return Scales(factors, noise)
+
     def noiseless(self, unit: float) -> bool:
         """Whether the noise is as small as may be."""
         return self.noise is not None and self.noise < 1.01 * NOISES[0] * unit

@@ -31,6 +31,8 @@ from .networks import ModuleNetwork, Network
 AT_ONCE = 20_000_000
 #: steps to a mode, halvings of one, and products of a step, at most; the share of the slope that a step leaves
 STEPS, HALVINGS, PRODUCTS, LEFT = 40, 20, 60, 1e-2
+#: weights up to which the Hessian is written out, and the least curvature of a direction, in units of the prior's
+WRITTEN, FLAT = 300, 1e-3
 #: weights times observations that all products of a search for a mode may pass through
 PASSED = 1_000_000_000
 
@@ -159,6 +161,11 @@ class Objective:
         weights, own = self._placed(flat), settle(own, np.dtype(float))
         return np.asarray(_curved(self.network, self.likelihood, own, weights, self._data, self._placed(along)))
 
+    def hessian(self, flat: np.ndarray, own: dict[str, Any]) -> Float[np.ndarray, "p p"]:
+        """Minus the Hessian."""
+        weights, own = self._placed(flat), settle(own, np.dtype(float))
+        return np.asarray(_hessian(self.network, self.likelihood, own, weights, self._data))
+
     def _placed(self, flat: np.ndarray) -> PyTree:
         return settle(self.tree(np.asarray(flat, float)), np.dtype(float))
 
@@ -188,6 +195,20 @@ def _curved(network: Network, likelihood: AbstractLikelihood, own: dict, weights
     return ravel_pytree(jax.lax.scan(add, jax.tree.map(jnp.zeros_like, weights), data)[0])[0]
 
 
+@compiled
+def _hessian(network: Network, likelihood: AbstractLikelihood, own: dict, weights: PyTree, data: PyTree) -> Array:
+    flat, unravel = ravel_pytree(weights)
+
+    def value(flat, unit):
+        outputs = network.outputs(unravel(flat), unit["x"])
+        return jnp.sum(unit["weight"] * likelihood.log_prob(own, outputs, unit["y"]))
+
+    def add(total, unit):
+        return total - jax.hessian(value)(flat, unit), None
+
+    return jax.lax.scan(add, jnp.zeros((flat.size, flat.size)), data)[0]
+
+
 class Mode(NamedTuple):
     """Where steps ended, and half the square of the last step's length by the curvature: how much higher the log posterior is at
     the maximum."""
@@ -204,8 +225,8 @@ def mode(
     inverse: Callable[[np.ndarray], np.ndarray],
     close: float,
 ) -> Mode:
-    r"""The maximum of $\log p(y\mid w) - \tfrac12w^\top\Lambda w$ by Newton's steps, each by conjugate gradients that end where
-    the curvature is not positive (Steihaug 1983).
+    r"""The maximum of $\log p(y\mid w) - \tfrac12w^\top\Lambda w$ by Newton's steps: of few weights with the eigenvalues of the
+    curvature by their modulus, of more by conjugate gradients that end where it is not positive (Steihaug 1983).
 
     Args:
         precision: the diagonal of the prior's. inverse: about that of the curvature of all. close: where `Mode.away` ends.
@@ -220,9 +241,12 @@ def mode(
     for _ in range(STEPS):
         if left < 1:
             break
-        step, used = _solved(
-            lambda v, flat=flat: objective.curved(flat, own, v) + precision * v, slope, inverse, min(PRODUCTS, left)
-        )
+        if objective.size <= WRITTEN:
+            step, used = _by_modulus(objective.hessian(flat, own), precision, slope), objective.size
+        else:
+            step, used = _solved(
+                lambda v, flat=flat: objective.curved(flat, own, v) + precision * v, slope, inverse, min(PRODUCTS, left)
+            )
         step, left = -step, left - used
         away = float(-slope @ step) / 2
         if not away > close:
@@ -236,6 +260,15 @@ def mode(
             break  # no step is too short: rounding
         flat, value, slope = there, found, own_slope
     return Mode(flat, max(away, 0.0))
+
+
+def _by_modulus(
+    curvature: Float[np.ndarray, "p p"], precision: Float[np.ndarray, " p"], slope: Float[np.ndarray, " p"]
+) -> Float[np.ndarray, " p"]:
+    """|C + Lambda|^-1 times the slope, in units of the prior's scales."""
+    scales = precision**-0.5
+    values, vectors = np.linalg.eigh(scales[:, None] * curvature * scales + np.eye(len(slope)))
+    return scales * (vectors @ (vectors.T @ (scales * slope) / np.maximum(np.abs(values), FLAT)))
 
 
 def _solved(product: Callable, right: np.ndarray, inverse: Callable, most: int) -> tuple[np.ndarray, int]:
