@@ -11,14 +11,13 @@ import scipy
 from jaxtyping import PyTree
 
 from ...answers.arviz import COPIED, TOLD, about, named
-from ...numerics.compiling import compiled
 from ...numerics.precision import precision, settle
 from ...showing.arviz import Parts
 from ...showing.parts import check_fitted
+from .evaluation import outputs_at
 
 if TYPE_CHECKING:
     from .answers import WeightPosterior
-    from .networks import Network
 
 
 #: numbers that are drawn at once, at most
@@ -111,13 +110,5 @@ def outputs_of(fitted: WeightPosterior, draws: dict[str, np.ndarray], x: PyTree)
     structure = jax.tree.structure(fitted._means)
     dtype = fitted._dtype
     with precision(dtype):
-        weights = jax.tree.unflatten(structure, [jnp.asarray(leaf[0], dtype) for leaf in draws.values()])
-        network, x = settle((getattr(fitted, "_network_of_draws", fitted._model.network), x), dtype)
-        out = _outputs(network, weights, x)
-        out = out.reshape(*out.shape[:2], -1)
-        return np.asarray(out, float)
-
-
-@compiled
-def _outputs(network: Network, weights: PyTree, x: PyTree) -> Any:
-    return jax.lax.map(lambda one: network.outputs(one, x), weights)
+        weights = jax.tree.unflatten(structure, [leaf[0] for leaf in draws.values()])
+        return outputs_at(getattr(fitted, "_network_of_draws", fitted._model.network), weights, x, dtype).astype(float)

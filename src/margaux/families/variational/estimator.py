@@ -22,7 +22,9 @@ from .base import BayesianNetwork
 from .ensemble import shares
 from .likelihoods import Categorical, Gaussian, Poisson
 from .observations import classes, numbers_of, outcomes
+from .methods import MEMBERS
 from .priors import AbstractWeightPrior
+from .trajectory import CYCLES, FRICTION
 
 
 class BayesianClassifier(Classifier, BayesianNetwork):
@@ -158,11 +160,11 @@ class BayesianRegressor(Regressor, BayesianNetwork):
         weights: PyTree = None, method: str | AbstractAlgorithm | None = None, step: Step | None = None, spread: str = "weight",
         sigma: float | None = None, prior: float | str | AbstractWeightPrior | None = None,
         temperature: float | str = "auto", draws: str | None = None,
-        n_draws: int | AbstractSchedule = 1, antithetic: bool = False, batch_size: int = 128, n_blocks: int | None = None,
+        n_draws: int | AbstractSchedule = 1, antithetic: bool = False, batch_size: int | None = None, n_blocks: int | None = None,
         epochs: int | None = None, average: AbstractAverage | None = None, standardize: bool = True,
         early_stopping: bool = False, validation_fraction: float = 0.1, n_iter_no_change: int = 5, rows: str | Path = "device",
         random_state: int = 0, dtype: DTypeLike | None = None, verbose: bool = True, structure: str | None = None,
-        layers: str = "all",
+        layers: str = "all", n_members: int = MEMBERS, swag: bool = False, cycles: int = CYCLES, friction: float = FRICTION,
     ) -> None:  # fmt: skip
         super().__init__(
             network=network, weights=weights, method=method, step=step, spread=spread, sigma=sigma, prior=prior,
@@ -170,7 +172,7 @@ class BayesianRegressor(Regressor, BayesianNetwork):
             n_draws=n_draws, antithetic=antithetic, batch_size=batch_size, n_blocks=n_blocks, epochs=epochs, average=average,
             standardize=standardize, early_stopping=early_stopping, validation_fraction=validation_fraction,
             n_iter_no_change=n_iter_no_change, rows=rows, random_state=random_state, dtype=dtype, verbose=verbose,
-            structure=structure, layers=layers,
+            structure=structure, layers=layers, n_members=n_members, swag=swag, cycles=cycles, friction=friction,
         )  # fmt: skip
         self.likelihood, self.noise, self.noise_fixed = likelihood, noise, noise_fixed
 
@@ -214,7 +216,13 @@ class BayesianRegressor(Regressor, BayesianNetwork):
     def _noises(self, n_draws: int) -> np.ndarray:
         """Of each draw (n_draws,): of an ensemble that of its member."""
         members = self.members_ or (self,)
-        return np.repeat([one._noise() for one in members], shares(n_draws, len(members)))
+        pairs = zip(members, shares(n_draws, len(members)), strict=True)
+        return np.concatenate([one._noises_alone(share) for one, share in pairs if share])
+
+    def _noises_alone(self, n_draws: int) -> np.ndarray:
+        if self._kept is None or self.noise_fixed:
+            return np.full(n_draws, self._noise())
+        return np.exp(self._log_noises(n_draws)) * self._y_scale[1]
 
     def _means_of_draws(self, X: Tabular, n_draws: int, random_state: int) -> np.ndarray:
         outputs = self._outputs(self._new(X), whole("n_draws", n_draws, 1), random_state)[:, :, 0]
