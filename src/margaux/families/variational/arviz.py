@@ -15,6 +15,7 @@ from ...numerics.precision import precision, settle
 from ...showing.arviz import Parts
 from ...showing.parts import check_fitted
 from .evaluation import outputs_at
+from .methods import SGMCMC
 
 if TYPE_CHECKING:
     from .answers import WeightPosterior
@@ -23,6 +24,8 @@ if TYPE_CHECKING:
 #: numbers that are drawn at once, at most
 LARGEST = 500_000_000
 HOW = "independent draws of the Gaussian that maximises the ELBO, one chain"
+BY_CHAINS = "draws kept along chains of stochastic gradients, one after the other as one chain"
+BY_SWAG = "independent draws of the Gaussians of SWAG, member after member, one chain"
 AT_MODE = "independent draws of the Gaussian of Laplace's approximation at the mode, one chain"
 
 
@@ -45,6 +48,9 @@ def of_network(fitted: Any, n_draws: int, key: int) -> Parts:
         attrs["estimate"] = told  # not that of the training, which ended near the mode
         attrs["algorithm"] = f"Laplace ({fitted.structure_}, layers: {fitted.layers})"
         attrs["log_evidence"] = fitted.log_evidence_
+    elif fitted._kept is not None:
+        how = BY_CHAINS if fitted.method == SGMCMC else BY_SWAG
+        attrs["estimate"] = {}
     parts = Parts(draws, how, attrs=attrs)
     if fitted._data is None:
         parts.log_likelihood = parts.predictive = ValueError(

@@ -22,12 +22,12 @@ if TYPE_CHECKING:
     from ...answers.fit import Fit
 
 #: the part of a cycle at whose steps draws are kept, draws of each, and numbers that are kept of a chain at most
-STAGE, DRAWS, KEPT = 0.25, 8, 20_000_000
+STAGE, DRAWS, KEPT = 0.25, 3, 20_000_000
 #: SWAG: the part of a fit whose step is constant, that step over the first one, weights that are kept there, and the last of
 #: them, whose covariance is
 LEVEL, LAST, WEIGHTS, RANK = 0.5, 0.1, 40, 20
 #: cycles by default, and friction, that of gradient descent with momentum 0.9
-CYCLES, FRICTION = 4, 0.1
+CYCLES, FRICTION = 20, 0.1
 #: temperature of the momentum over T from which on a step is too long; blocks from which on steps are shorter: the noise of
 #: their scores heats in proportion to both
 HOT, FEW = 2.0, 8
