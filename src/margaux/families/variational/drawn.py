@@ -53,6 +53,10 @@ FEW, BLOCKS, ITERATIONS = 1000, 8, 4000
 COMPARED = 100
 
 
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float | np.number) and not isinstance(value, bool)
+
+
 class Drawn(Influential, WeightPosterior):
     """An estimator whose posterior may be one of draws of the weights."""
 
@@ -69,7 +73,7 @@ class Drawn(Influential, WeightPosterior):
         """Raises: ValueError, TypeError: settings that do not go with the method."""
         whole("cycles", self.cycles, 1)
         whole("n_members", self.n_members, 1)
-        if isinstance(self.friction, bool) or not np.isscalar(self.friction) or not 0 < self.friction <= 1:  # type: ignore[operator]
+        if not _is_number(self.friction) or not 0 < self.friction <= 1:
             raise ValueError(f"friction must be a number above 0, and 1 at most (Langevin dynamics), got {self.friction!r}")
         if not isinstance(self.swag, bool | np.bool_):
             raise TypeError(f"swag must be True or False, got {self.swag!r}")
@@ -86,8 +90,7 @@ class Drawn(Influential, WeightPosterior):
             if getattr(self, name) != only:
                 raise ValueError(f"{name} is a setting of posteriors by the ELBO; leave it at {only!r} with {said}")
         step = self.step
-        number = isinstance(step, int | float | np.number) and not isinstance(step, bool)
-        if step is not None and not (number and 0 < step < np.inf):
+        if step is not None and not (_is_number(step) and 0 < step < np.inf):
             raise ValueError(
                 f"step must be a positive number with {said}, the first step over the inverse of the largest curvature, such as "
                 f"0.5; got {step!r}"
@@ -151,7 +154,7 @@ class Drawn(Influential, WeightPosterior):
                           temperature=float(model.temperature))  # fmt: skip
         params = {"mean": kept.mean}
         params["log_sigma"] = jax.tree.map(lambda leaf: np.log(np.maximum(leaf, TINY)), kept.deviations)
-        params |= {} if kept.log_noise is None else {"log_noise": np.mean(kept.log_noise)}
+        params |= {name: np.mean(logs) for name, logs in kept.scales.items()}
         self._keep(own, params, dtype)
         self._kept, self._deviations = kept, jax.tree.map(lambda leaf: np.asarray(leaf, dtype), kept.deviations)
 
@@ -159,7 +162,7 @@ class Drawn(Influential, WeightPosterior):
         """Take means and deviations of the draws of all chains together, and say what is to be said of all members."""
         me: Any = self
         if self.method == SGMCMC:
-            self._keep_drawn(self._model, Chain.joined([one._kept for one in self.members_]), self._dtype)
+            self._keep_drawn(self._model, self._joined(), self._dtype)
         failed = [one.message_ for one in self.members_ if one.result_.result.failed]
         checks = failing(failed[0]) if failed else self._checks()
         me._certificate, trouble = Certificate(checks), [check.sentence for check in checks if check.level != "pass"]
@@ -169,12 +172,19 @@ class Drawn(Influential, WeightPosterior):
         if failed:
             warnings.warn(f"{type(self).__name__}: {me.message_}", RuntimeWarning, stacklevel=2)
 
+    def _joined(self) -> Any:
+        """Draws of all chains, one after the other; of SWAG what the first member has."""
+        every = [one._kept for one in self.members_]
+        return Chain.joined(every) if self.method == SGMCMC else every[0]
+
     def _told(self) -> str:
         """What there is."""
-        count, each = len(self.members_), self.members_[0]
+        count, kept = len(self.members_), self.members_[0]._kept
         if self.method == SGMCMC:
-            return f"{sum(one._kept.count for one in self.members_)} draws of the weights, by {count} chains of {self.cycles} cycles."
-        return f"{count} Gaussians by SWAG, each by {each._kept.kept} weights along its way."
+            chains = "one chain" if count == 1 else f"{count} chains"
+            return f"{self._joined().count} draws of the weights, by {chains} of {self.cycles} cycles."
+        gaussians = "A Gaussian" if count == 1 else f"{count} Gaussians"
+        return f"{gaussians} by SWAG, of {int(kept.kept)} weights along the way."
 
     def _checks(self) -> tuple[Check, ...]:
         """What the members say of themselves."""

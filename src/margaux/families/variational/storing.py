@@ -19,7 +19,7 @@ from . import priors
 from .approximation import Approximation, free_part
 from .draws import DRAWS
 from .methods import ENSEMBLE
-from .model import Variational
+from .model import SCALES, Variational
 from .observations import Scaling
 from .posterior import GaussianPosterior
 from .structures import KINDS, Joint
@@ -134,14 +134,14 @@ def read(path: str | Path, cls: Any, network: Any, weights: PyTree) -> Any:
         member._kept = _kept(f"member{j}/", header.get("drawn"), template, arrays)
         members.append(_take(f"member{j}/", member, model, template, arrays, dtype))
     out.members_, out._approximation = tuple(members), restored(out, header.get("laplace", []), arrays)
-    out._kept = members[0]._kept if members else None
+    out._kept = out._joined() if header.get("drawn") else None
     return out
 
 
 def _posterior(start: str, estimator: Any) -> dict[str, np.ndarray]:
     trees = {"params": estimator._params, "mean": estimator._means, "deviation": estimator._deviations}
     if start and estimator._kept is not None:  # draws are those of the members
-        trees |= {f"kept/{name}": value for name, value in estimator._kept._asdict().items() if value is not None}
+        trees |= {f"kept/{name}": value for name, value in estimator._kept._asdict().items()}
     return {name: leaf for place, tree in trees.items() for name, leaf in storage.flatten(f"{start}{place}", tree).items()}
 
 
@@ -149,11 +149,12 @@ def _kept(start: str, kind: str | None, template: dict[str, PyTree], arrays: dic
     """What was kept along the way of the weights."""
     if kind is None:
         return None
-    cls, structure = {"Chain": Chain, "Swag": Swag}[kind], jax.tree.structure(template["mean"])
+    cls: Any = {"Chain": Chain, "Swag": Swag}[kind]
+    like = {"scales": {name: value for name, value in template.items() if name in SCALES}, "kept": 0}
 
     def field(name: str) -> Any:
-        leaves = [arrays.get(f"{start}kept/{name}/{i}") for i in range(structure.num_leaves)]
-        return leaves[0] if name in ("log_noise", "kept") else jax.tree.unflatten(structure, leaves)
+        structure = jax.tree.structure(like.get(name, template["mean"]))
+        return jax.tree.unflatten(structure, [arrays[f"{start}kept/{name}/{i}"] for i in range(structure.num_leaves)])
 
     return cls(**{name: field(name) for name in cls._fields})
 

@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 
 #: the part of a cycle at whose steps draws are kept, draws of each, and numbers that are kept of a chain at most
 STAGE, DRAWS, KEPT = 0.25, 3, 20_000_000
+#: iterations of a cycle at least
+SHORTEST = 10
 #: SWAG: the part of a fit whose step is constant, that step over the first one, weights that are kept there, and the last of
 #: them, whose covariance is
 LEVEL, LAST, WEIGHTS, RANK = 0.5, 0.1, 40, 20
@@ -34,17 +36,15 @@ HOT, FEW = 2.0, 8
 
 
 class Chain(NamedTuple):
-    """Draws of the weights (m, ...), in the order of the chain, and of the logarithm of the noise (m,) where it is learned."""
+    """Draws of the weights (m, ...), in the order of the chain, and of logarithms of scales that are learned (m,), by name."""
 
     weights: PyTree
-    log_noise: np.ndarray | None
+    scales: dict[str, np.ndarray]
 
     @classmethod
     def joined(cls, chains: Sequence[Chain]) -> Chain:
         """One after the other."""
-        weights = jax.tree.map(lambda *leaves: np.concatenate(leaves), *[one.weights for one in chains])
-        noises = [one.log_noise for one in chains if one.log_noise is not None]
-        return cls(weights, np.concatenate(noises) if noises else None)
+        return jax.tree.map(lambda *leaves: np.concatenate(leaves), *chains)
 
     @property
     def count(self) -> int:
@@ -68,19 +68,19 @@ class Chain(NamedTuple):
         return jax.tree.map(lambda leaf: leaf[self._places(n_draws)], self.weights)
 
     def log_noises(self, n_draws: int) -> np.ndarray | None:
-        """Of the same draws."""
-        return None if self.log_noise is None else self.log_noise[self._places(n_draws)]
+        """Of the same draws, where the noise is learned."""
+        return self.scales["log_noise"][self._places(n_draws)] if "log_noise" in self.scales else None
 
 
 class Swag(NamedTuple):
     """A Gaussian of a diagonal and a few directions: the mean; variances of all weights that were `kept`; and deviations (k, ...)
-    of the last of them from the mean. `log_noise` is the mean of what was learned."""
+    of the last of them from the mean. `scales` are means of logarithms of scales that are learned, by name."""
 
     mean: PyTree
     variances: PyTree
     last: PyTree
-    log_noise: np.ndarray | None
-    kept: int
+    scales: dict[str, np.ndarray]
+    kept: np.ndarray
 
     @classmethod
     def of(cls, kept: Chain) -> Swag:
@@ -88,7 +88,8 @@ class Swag(NamedTuple):
         mean = kept.mean
         variances = jax.tree.map(lambda leaf: leaf.var(axis=0, dtype=float), kept.weights)
         last = jax.tree.map(lambda leaf, centre: (leaf[-RANK:] - centre).astype(leaf.dtype), kept.weights, mean)
-        return cls(mean, variances, last, None if kept.log_noise is None else np.asarray(kept.log_noise.mean()), kept.count)
+        scales = {name: np.asarray(logs.mean(dtype=float)) for name, logs in kept.scales.items()}
+        return cls(mean, variances, last, scales, np.asarray(kept.count))
 
     @property
     def count(self) -> int:
@@ -96,16 +97,21 @@ class Swag(NamedTuple):
         return len(jax.tree.leaves(self.last)[0])
 
     @property
+    def _freedom(self) -> int:
+        # Of a fit that was cut short there may be one, which is zero.
+        return max(self.count - 1, 1)
+
+    @property
     def deviations(self) -> PyTree:
         def root(variance: np.ndarray, last: np.ndarray) -> np.ndarray:
-            return np.sqrt((variance + np.sum(last**2, axis=0, dtype=float) / (self.count - 1)) / 2)
+            return np.sqrt((variance + np.sum(last**2, axis=0, dtype=float) / self._freedom) / 2)
 
         return jax.tree.map(root, self.variances, self.last)
 
     def draws(self, n_draws: int, seed: int) -> PyTree:
         r"""$\bar w + \frac1{\sqrt2}\Sigma_{\mathrm{diag}}^{1/2}z_1 + \frac1{\sqrt{2(K-1)}}Dz_2$ (eq. 1), (n_draws, ...)."""
         rng = np.random.default_rng(seed)
-        along = rng.normal(size=(n_draws, self.count)) / np.sqrt(2 * (self.count - 1))
+        along = rng.normal(size=(n_draws, self.count)) / np.sqrt(2 * self._freedom)
 
         def drawn(mean: np.ndarray, variance: np.ndarray, last: np.ndarray) -> np.ndarray:
             alone = rng.normal(size=(n_draws, *mean.shape)) * np.sqrt(variance / 2)
@@ -114,8 +120,8 @@ class Swag(NamedTuple):
         return jax.tree.map(drawn, self.mean, self.variances, self.last)
 
     def log_noises(self, n_draws: int) -> np.ndarray | None:
-        """The one noise, of each draw."""
-        return None if self.log_noise is None else np.full(n_draws, self.log_noise)
+        """The one noise, of each draw, where it is learned."""
+        return np.full(n_draws, self.scales["log_noise"]) if "log_noise" in self.scales else None
 
 
 def first_step(n_blocks: int) -> float:
@@ -130,9 +136,12 @@ class Cycles(NamedTuple):
     friction: float
 
     def check(self, n_iter: int) -> None:
-        """Raises: ValueError: there are fewer iterations than cycles."""
-        if n_iter < self.cycles:
-            raise ValueError(f"cycles = {self.cycles} exceed the {n_iter} iterations of a chain; raise epochs=, or lower cycles=")
+        """Raises: ValueError: cycles are too short for their steps to fall."""
+        if n_iter < SHORTEST * self.cycles:
+            raise ValueError(
+                f"cycles = {self.cycles} share {n_iter} iterations of a chain, and a cycle needs {SHORTEST}: raise epochs=, or lower "
+                "cycles="
+            )
 
     def steps(self, first: float, n_iter: int) -> AbstractSchedule:
         return Cyclical(first, n_iter / self.cycles)
@@ -198,4 +207,4 @@ def chain_of(fit: Fit) -> Chain:
         last = fit.params
         kept, finite = jax.tree.map(lambda leaf: np.asarray(leaf)[None], {name: last[name] for name in kept}), np.ones(1, bool)
     kept = jax.tree.map(lambda leaf: leaf[finite], kept)
-    return Chain(kept["mean"], kept.get("log_noise"))
+    return Chain(kept.pop("mean"), kept)
