@@ -3,7 +3,7 @@ r"""Bayesian networks by draws of their weights: `method="sgmcmc"`, and an ensem
 Each member has starting weights of its own, and a posterior that is no independent Gaussian of its weights: draws of a chain
 (`margaux.families.variational.langevin`), or SWAG's Gaussian (`margaux.families.variational.trajectory`). Steps are in units of the
 inverse of the largest curvature of the log posterior an observation where the fit begins; a chain that falls apart, or whose
-momentum is twice as hot as it should be, begins again with a quarter of its step, three times at most. The noise of a regression
+momentum is a fifth hotter than it should be, begins again with a quarter of its step, three times at most. The noise of a regression
 is that of the highest marginal likelihood, by its score along the way of the weights.
 """
 

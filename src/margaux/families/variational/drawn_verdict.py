@@ -14,9 +14,10 @@ import numpy as np
 
 from ...answers.certificate import Check, Level
 from ...answers.diagnostics import rhat
+from .trajectory import HOT
 
-#: R-hat of nine tenths of the observations, draws that tell as much as independent ones, and temperature of the momentum over T
-AGREED, ENOUGH, WARM = 1.1, 25, 1.2
+#: R-hat of nine tenths of the observations, and draws that tell as much as independent ones
+AGREED, ENOUGH = 1.1, 25
 #: draws of a chain that can be compared with others
 LEAST = 8
 #: how much the log posterior of an observation may rise over SWAG's weights
@@ -37,9 +38,9 @@ def chained(values: np.ndarray, heats: Sequence[float]) -> tuple[Check, ...]:
     """
     heat = max(heats)
     said = f"The momentum of the chains has {heat:.3g} times the temperature that it should have"
-    warm = heat > WARM
+    warm = heat > HOT
     said += ": draws are too wide, pass a smaller step=, or a larger batch_size=." if warm else "."
-    hot = Check("heat", heat, NAN, WARM, "careful" if warm else "pass", said)
+    hot = Check("heat", heat, NAN, HOT, "careful" if warm else "pass", said)
     if len(values) < LEAST:
         said = f"Chains of {len(values)} draws cannot be told to have mixed: raise cycles= or epochs=."
         return hot, Check("mixing", NAN, NAN, AGREED, "careful", said)

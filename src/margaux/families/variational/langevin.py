@@ -12,10 +12,11 @@ are found slowly, in which no later step is long enough to spread the chain agai
 
 Along an eigenvector of curvature $\lambda$ of a Gaussian, a constant step h gives the variance
 
-$$\frac T{n\lambda}\cdot\frac{1 + hc/2aT'}{1 - h\lambda/2(2-a)},\qquad T' = T/n,$$
+$$\frac T{n\lambda}\cdot\frac{1 + hcn/2aT}{1 - h\lambda/2(2-a)},$$
 
-c the variance of $\hat\nabla F$ there, were it new at each step; of batches without replacement it is less. Steps in the last
-quarter of a cycle are a twentieth of the first on average.
+c the variance of $\hat\nabla F$ there, were it new at each step; of batches without replacement it is less. In the last quarter of
+a cycle, where draws are kept, h is a twentieth of the first on average. With all observations, standard deviations of a linear and
+of a logistic regression are within their Monte Carlo errors of the exact ones.
 """
 
 from __future__ import annotations

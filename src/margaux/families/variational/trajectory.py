@@ -21,8 +21,9 @@ from .langevin import Cyclical, Langevin, Levelling
 if TYPE_CHECKING:
     from ...answers.fit import Fit
 
-#: the part of a cycle at whose steps draws are kept, draws of each, and numbers that are kept of a chain at most
-STAGE, DRAWS, KEPT = 0.25, 3, 20_000_000
+#: the part of a cycle at whose steps draws are kept, draws of each, and numbers that are kept of a chain at most; and of how
+#: many cycles one is left out, from the first on
+STAGE, DRAWS, KEPT, BEFORE = 0.25, 4, 20_000_000, 4
 #: iterations of a cycle at least
 SHORTEST = 10
 #: SWAG: the part of a fit whose step is constant, that step over the first one, weights that are kept there, and the last of
@@ -32,7 +33,7 @@ LEVEL, LAST, WEIGHTS, RANK = 0.5, 0.1, 40, 20
 CYCLES, FRICTION = 20, 0.1
 #: temperature of the momentum over T from which on a step is too long; blocks from which on steps are shorter: the noise of
 #: their scores heats in proportion to both
-HOT, FEW = 2.0, 8
+HOT, FEW = 1.2, 8
 
 
 class Chain(NamedTuple):
@@ -148,9 +149,9 @@ class Cycles(NamedTuple):
 
     def at(self, n_iter: int, size: int) -> np.ndarray:
         """Iterations whose weights, of this number, are kept."""
-        length = n_iter / self.cycles
+        length, first = n_iter / self.cycles, self.cycles // BEFORE
         own = int(np.clip(min(DRAWS, STAGE * length, KEPT // (size * self.cycles)), 1, None))
-        ends = np.floor(np.arange(1, self.cycles + 1) * length)
+        ends = np.floor(np.arange(first + 1, self.cycles + 1) * length)
         return np.sort((ends[:, None] - np.floor(np.arange(own) * STAGE * length / own)).ravel())
 
     def heat(self, kinetic: np.ndarray) -> float:
