@@ -119,6 +119,8 @@ class BayesianNetwork(Laplacian, Tempered, Stored, Judged, Conventional, abc.ABC
         self._check_drawn()
         keep_compilations()
         X, y, shared = pooled(X, y)
+        if shared and self._walks:
+            raise ValueError('method="sgmcmc" and swag=True are of one process; pass X and y as they are, without margaux.shard')
         x = inputs(X)
         outcome = self._outcome(y, len(x))
         self.n_features_in_, self._shape, self._columns = int(np.prod(x.shape[1:])), x.shape[1:], columns(X)

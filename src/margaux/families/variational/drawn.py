@@ -24,7 +24,7 @@ from ...numerics.precision import precision, settle
 from .answers import WeightPosterior
 from .bound import Bound
 from .draws import AbstractDraws, Shared, as_draws, default_draws
-from .drawn_verdict import averaged, chained, failing
+from .drawn_verdict import SPREAD, averaged, chained, failing
 from .evaluation import outputs_at
 from .influence import Influential
 from .methods import ENSEMBLE, MEMBERS, SGMCMC
@@ -166,7 +166,7 @@ class Drawn(Influential, WeightPosterior):
         failed = [one.message_ for one in self.members_ if one.result_.result.failed]
         checks = failing(failed[0]) if failed else self._checks()
         me._certificate, trouble = Certificate(checks), [check.sentence for check in checks if check.level != "pass"]
-        me.converged_ = not trouble and not me._choice_made.rising
+        me.converged_ = all(check.level == "pass" or check.name == SPREAD for check in checks) and not me._choice_made.rising
         said = [] if failed else [self._told(), *([RISING] if me._choice_made.rising else []), me._choice_made.said]
         me.message_ = " ".join([*said[:1], *trouble, *filter(None, said[1:])])
         if failed:

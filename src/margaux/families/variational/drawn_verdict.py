@@ -23,6 +23,8 @@ LEAST = 8
 #: how much the log posterior of an observation may rise over SWAG's weights
 ROSE = 0.02
 NAN = float("nan")
+#: what holds of SWAG however it ended
+SPREAD, WIDE = "spread", "How wide the Gaussians of SWAG are follows from step and blocks: they are no posterior's deviations."
 
 
 def failing(message: str) -> tuple[Check, ...]:
@@ -74,18 +76,19 @@ def effective(values: np.ndarray) -> np.ndarray:
 
 
 def averaged(log_joints: Sequence[np.ndarray]) -> tuple[Check, ...]:
-    """Of SWAG: whether the log posterior an observation (iterations,) of any member still rose where weights were kept."""
+    """Of SWAG: whether the log posterior an observation (iterations,) of any member still rose where weights were kept; and, always,
+    that its spreads are not a posterior's."""
     rises = []
     for values in log_joints:
-        tail = values[len(values) // 2 :]
+        tail = np.asarray(values[len(values) // 2 :], float)
         third = max(len(tail) // 3, 1)
         first, last = tail[:third], tail[-third:]
         rise, error = last.mean() - first.mean(), np.hypot(first.std(), last.std()) / np.sqrt(third)
         rises.append(float(rise) if abs(rise) > 3 * error else 0.0)
     rise = max(rises, key=abs)
-    if abs(rise) <= ROSE:
-        return (Check("drift", rise, NAN, ROSE, "pass", "The log posterior was level where weights were kept."),)
-    how = "rose by" if rise > 0 else "fell by"
-    mend = "raise epochs=" if rise > 0 else "pass a smaller step="
-    said = f"The log posterior of an observation still {how} {abs(rise):.2g} where weights were kept: {mend}."
-    return (Check("drift", rise, NAN, ROSE, "careful", said),)
+    level: Level = "pass" if abs(rise) <= ROSE else "careful"
+    said = "The log posterior was level where weights were kept."
+    if level != "pass":
+        how, mend = ("rose", "raise epochs=") if rise > 0 else ("fell", "pass a smaller step=")
+        said = f"The log posterior of an observation still {how} by {abs(rise):.2g} where weights were kept: {mend}."
+    return Check("drift", rise, NAN, ROSE, level, said), Check(SPREAD, NAN, NAN, NAN, "careful", WIDE)
