@@ -1,4 +1,4 @@
-"""Langevin steps along Gaussians, whose variance at any step, friction and noise of scores is known, and what is kept of a fit."""
+"""Langevin steps along Gaussians, whose variance at any step, friction and noise of scores is known, and what a fit keeps."""
 
 import numpy as np
 import pytest

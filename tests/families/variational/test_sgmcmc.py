@@ -1,4 +1,4 @@
-"""Chains of weights beside exact posteriors: conjugate regression, and logistic regression by a grid; files, checkpoints, verdicts."""
+"""Chains of weights beside exact posteriors: conjugate regression, and logistic regression by a grid; files and verdicts."""
 
 from typing import Any
 
@@ -18,6 +18,11 @@ QUIET: dict[str, Any] = {"method": "sgmcmc", "verbose": False}
 SMALL: dict[str, Any] = QUIET | {"temperature": 0.3, "prior": "fan-in", "epochs": 200, "n_members": 3}
 
 
+def but(own: dict[str, Any], settings: dict[str, Any] = SMALL) -> dict[str, Any]:
+    """Settings with some of one's own."""
+    return settings | own
+
+
 def regression(seed, n=600):
     rng = np.random.default_rng(seed)
     x = rng.normal(size=(n, 4))
@@ -30,7 +35,7 @@ def linear(seed, temperature=1.0, **settings):
     x, y = regression(seed)
     model = mx.BayesianRegressor(
         network=lambda w, x: x @ w, weights=np.zeros(4), noise=0.5, noise_fixed=True, standardize=False, prior=1.0,
-        temperature=temperature, random_state=seed, **QUIET | settings,
+        temperature=temperature, random_state=seed, **but(settings, QUIET),
     ).fit(x, y)  # fmt: skip
     precision = x.T @ x / 0.25 / temperature + np.eye(4)
     mean = np.linalg.solve(precision, x.T @ y / 0.25 / temperature)
@@ -127,7 +132,7 @@ def test_they_are_saved_and_continued(chains, tmp_path):
     np.testing.assert_array_equal(loaded.predict_proba(x), chains.predict_proba(x))
     assert loaded.message_ == chains.message_ and loaded.members_[2].random_state == 6
     np.testing.assert_array_equal(loaded.stderr_["layers.0.weight"], chains.stderr_["layers.0.weight"])
-    own = SMALL | {"random_state": 4}
+    own = but({"random_state": 4})
     mx.BayesianClassifier(**own).fit(*data(), checkpoint=tmp_path / "fit.npz")
     assert len(list(tmp_path.glob("fit-*.npz"))) == 3
     again = mx.BayesianClassifier(**own).fit(*data(), checkpoint=tmp_path / "fit.npz")
@@ -146,7 +151,7 @@ def test_of_numbers_each_draw_has_its_noise():
     rng = np.random.default_rng(0)
     x = rng.uniform(-2, 2, size=(120, 1))
     y = 10 + 5 * np.sin(2 * x[:, 0]) + rng.normal(size=120)
-    model = mx.BayesianRegressor(**SMALL | {"epochs": 3000, "temperature": 0.1}).fit(x, y)
+    model = mx.BayesianRegressor(**but({"epochs": 3000, "temperature": 0.1})).fit(x, y)
     assert model.score(x, y) > 0.85 and 0.7 < model.params_["noise"] < 1.5
     count = model._kept.count
     means, noises = model._means_of_draws(x, count, 0), model._noises(count)
@@ -158,7 +163,7 @@ def test_of_numbers_each_draw_has_its_noise():
 
 def test_a_scale_of_the_prior_is_learned(tmp_path):
     x, y = data()
-    model = mx.BayesianClassifier(**SMALL | {"prior": Normal(1.0, learned=True), "n_members": 1}).fit(x, y)
+    model = mx.BayesianClassifier(**but({"prior": Normal(1.0, learned=True), "n_members": 1})).fit(x, y)
     assert 0.1 < model.params_["prior_scale"] < 2 and model.params_["prior_scale"] != 1.0
     model.save(tmp_path / "one.npz")
     loaded = mx.BayesianClassifier.load(tmp_path / "one.npz")
@@ -184,7 +189,7 @@ def test_a_scale_of_the_prior_is_learned(tmp_path):
 )
 def test_what_is_refused(settings, message):
     with pytest.raises((ValueError, TypeError), match=message):
-        mx.BayesianClassifier(**SMALL | settings).fit(*data())
+        mx.BayesianClassifier(**but(settings)).fit(*data())
 
 
 def test_what_draws_cannot_answer(chains):
@@ -192,13 +197,13 @@ def test_what_draws_cannot_answer(chains):
         _ = chains.elbo_
     with pytest.raises(ValueError, match="none can be left out alone"):
         chains.pruned(0.5)
-    with pytest.raises(ValueError, match="influence is by the curvature of a Gaussian posterior"):
+    with pytest.raises(ValueError, match="influence is by the curvature of Gaussian posteriors"):
         chains.influence()
 
 
 def test_a_step_that_is_too_long_is_a_failure():
     with pytest.warns(RuntimeWarning, match="The fit diverged"):
-        model = mx.BayesianClassifier(**SMALL | {"step": 1e6}).fit(*data())
+        model = mx.BayesianClassifier(**but({"step": 1e6})).fit(*data())
     assert not model.converged_ and model.certificate_.word == "failed" and np.all(np.isfinite(model.predict_proba(data()[0])))
 
 

@@ -13,6 +13,11 @@ SETTINGS: dict[str, Any] = {"method": "ensemble", "swag": True, "temperature": 0
                             "n_blocks": 4, "n_members": 3, "verbose": False}  # fmt: skip
 
 
+def but(own: dict[str, Any], settings: dict[str, Any] = SETTINGS) -> dict[str, Any]:
+    """Settings with some of one's own."""
+    return settings | own
+
+
 def data(seed=0, n=90):
     rng = np.random.default_rng(seed)
     x = rng.normal(size=(n, 2))
@@ -38,7 +43,7 @@ def test_the_gaussian_is_that_of_its_moments():
     error = np.sqrt((covariance**2 + np.outer(np.diag(covariance), np.diag(covariance))) / 40_000)
     assert np.all(np.abs(np.cov(flat.T) - covariance) < 4 * error)
     np.testing.assert_allclose(flat.mean(axis=0), way.mean(axis=0), atol=4 * np.sqrt(np.diag(covariance).max() / 40_000))
-    assert made.log_noises(3).tolist() == [19.5] * 3 and int(made.kept) == 40
+    assert np.all(np.asarray(made.log_noises(3)) == 19.5) and int(made.kept) == 40
     alone = Swag.of(Chain({"a": way[:1]}, {}))
     assert np.all(alone.draws(3, 0)["a"] == way[0]) and alone.log_noises(3) is None
 
@@ -46,9 +51,10 @@ def test_the_gaussian_is_that_of_its_moments():
 def test_weights_are_kept_over_the_last_half_at_a_constant_step():
     way = algorithm(Averaging(), 0.5, 1000, 10, None)
     assert len(way.at) == 40 and way.at[0] > 500 and way.at[-1] == 1000 and len(np.unique(np.diff(way.at))) <= 2
-    step = way.inner.step_size
+    inner: Any = way.inner
+    step = inner.step_size
     assert float(step(1)) == pytest.approx(0.5) and float(step(501)) == float(step(1000)) == pytest.approx(0.05)
-    assert not way.inner.hot and float(way.inner.friction) == 0.1
+    assert not inner.hot and float(inner.friction) == 0.1
 
 
 def test_predictions_are_by_draws_of_all_members(ensemble):
@@ -90,7 +96,7 @@ def test_files_checkpoints_and_forgetting(ensemble, tmp_path):
 
 def test_one_member_is_swag_and_an_ensemble_has_as_many_as_are_asked_for():
     x, y = data()
-    one = mx.BayesianClassifier(**SETTINGS | {"n_members": 1}).fit(x, y)
+    one = mx.BayesianClassifier(**but({"n_members": 1})).fit(x, y)
     assert len(one.members_) == 1 and one.message_.startswith("A Gaussian by SWAG")
     np.testing.assert_array_equal(one.predict_proba(x, 7), one.members_[0].predict_proba(x, 7))
     two = mx.BayesianClassifier(method="ensemble", n_members=2, temperature=0.3, epochs=3, verbose=False).fit(x, y)
@@ -101,7 +107,7 @@ def test_of_numbers():
     rng = np.random.default_rng(0)
     x = rng.uniform(-2, 2, size=(150, 1))
     y = 10 + 5 * np.sin(2 * x[:, 0]) + rng.normal(size=150)
-    model = mx.BayesianRegressor(**SETTINGS | {"epochs": 800, "temperature": 0.1, "n_members": 2}).fit(x, y)
+    model = mx.BayesianRegressor(**but({"epochs": 800, "temperature": 0.1, "n_members": 2})).fit(x, y)
     assert model.score(x, y) > 0.8 and 0.6 < model.params_["noise"] < 2
     np.testing.assert_allclose(model._noises(4), np.repeat([one.params_["noise"] for one in model.members_], 2), rtol=1e-5)
 
@@ -118,7 +124,7 @@ def test_of_numbers():
 )
 def test_what_is_refused(settings, message):
     with pytest.raises((ValueError, TypeError), match=message):
-        mx.BayesianClassifier(**SETTINGS | settings).fit(*data())
+        mx.BayesianClassifier(**but(settings)).fit(*data())
 
 
 def test_a_log_posterior_that_still_moves_is_told():

@@ -1,10 +1,10 @@
 r"""Bayesian networks by draws of their weights: `method="sgmcmc"`, and an ensemble by SWAG (`method="ensemble", swag=True`).
 
 Each member has starting weights of its own, and a posterior that is no independent Gaussian of its weights: draws of a chain
-(`margaux.families.variational.langevin`), or SWAG's Gaussian (`margaux.families.variational.trajectory`). Steps are in units of the
-inverse of the largest curvature of the log posterior an observation where the fit begins; a chain that falls apart, or whose
-momentum is a fifth hotter than it should be, begins again with a quarter of its step, three times at most. The noise of a regression
-is that of the highest marginal likelihood, by its score along the way of the weights.
+(`margaux.families.variational.langevin`), or SWAG's Gaussian (`margaux.families.variational.trajectory`). Steps are in units of
+the inverse of the largest curvature of the log posterior an observation where the fit begins; a chain that falls apart, or whose
+momentum is a fifth hotter than it should be, begins again with a quarter of its step, three times at most. The noise of a
+regression is that of the highest marginal likelihood, by its score along the way of the weights.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from ...engine.validate import whole
 from ...numerics.precision import precision, settle
 from .answers import WeightPosterior
 from .bound import Bound
-from .draws import AbstractDraws, Shared, as_draws, default_draws
 from .drawn_verdict import SPREAD, averaged, chained, failing
+from .draws import AbstractDraws, Shared, as_draws, default_draws
 from .evaluation import outputs_at
 from .influence import Influential
 from .methods import ENSEMBLE, MEMBERS, SGMCMC
@@ -58,7 +58,7 @@ def _is_number(value: object) -> bool:
 
 
 class Drawn(Influential, WeightPosterior):
-    """An estimator whose posterior may be one of draws of the weights."""
+    """An estimator whose posterior may be one of draws of the weights, `_kept`."""
 
     method: Any
     step: Any
@@ -78,9 +78,11 @@ class Drawn(Influential, WeightPosterior):
         if not isinstance(self.swag, bool | np.bool_):
             raise TypeError(f"swag must be True or False, got {self.swag!r}")
         if self.swag and self.method != ENSEMBLE:
-            raise ValueError('swag is a setting of method="ensemble"; pass it, with n_members=1 for SWAG alone, or leave swag out')
+            raise ValueError(
+                'swag is a setting of method="ensemble"; pass it, with n_members=1 for SWAG alone, or leave swag out'
+            )
         if self.method not in (ENSEMBLE, SGMCMC) and self.n_members != MEMBERS:
-            raise ValueError(f'n_members is a setting of method="ensemble" and "sgmcmc"; leave it out, or pass one of them')
+            raise ValueError('n_members is a setting of method="ensemble" and "sgmcmc"; leave it out, or pass one of them')
         if self.method != SGMCMC and (self.cycles != CYCLES or self.friction != FRICTION):
             raise ValueError('cycles and friction are settings of method="sgmcmc"; leave them out, or pass it')
         if not self._walks:
@@ -111,9 +113,7 @@ class Drawn(Influential, WeightPosterior):
         walk.check(settings.epochs * settings.n_blocks)
         if self.swag and settings.n_blocks < 2:
             raise ValueError(f"swag=True is by the noise of blocks, and {n} observations are in one; pass n_blocks=2 at least")
-        return dataclasses.replace(
-            settings, method="momentum", spread="all", sigma=TINY, bounded=False, falling=False, walk=walk
-        )
+        return dataclasses.replace(settings, method="momentum", spread="all", sigma=TINY, bounded=False, falling=False, walk=walk)
 
     def _blocks_by_default(self, n: int, size: int) -> int:
         """Blocks of about so many observations; of chains by few observations one, of SWAG some."""
@@ -235,10 +235,12 @@ class Drawn(Influential, WeightPosterior):
 
     def pruned(self, share: float) -> Any:
         if self._kept is not None:
-            raise ValueError("weights of these draws depend on each other, and none can be left out alone; prune a variational fit")
+            raise ValueError("weights of draws depend on each other, and none can be left out alone; prune a variational fit")
         return super().pruned(share)
 
     def influence(self, n_draws: int = 100, random_state: int = 0) -> pd.DataFrame:
         if self._kept is not None:
-            raise ValueError("influence is by the curvature of a Gaussian posterior, and this one is of draws; ask a variational fit")
+            raise ValueError(
+                "influence is by the curvature of Gaussian posteriors, and this is one of draws; ask a variational fit"
+            )
         return super().influence(n_draws, random_state)

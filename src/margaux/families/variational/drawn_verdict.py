@@ -76,8 +76,8 @@ def effective(values: np.ndarray) -> np.ndarray:
 
 
 def averaged(log_joints: Sequence[np.ndarray]) -> tuple[Check, ...]:
-    """Of SWAG: whether the log posterior an observation (iterations,) of any member still rose where weights were kept; and, always,
-    that its spreads are not a posterior's."""
+    """Of SWAG: whether the log posterior an observation (iterations,) of any member still moved where weights were kept; and,
+    always, that its spreads are not a posterior's."""
     rises = []
     for values in log_joints:
         tail = np.asarray(values[len(values) // 2 :], float)

@@ -4,19 +4,19 @@ With F the log posterior an observation, $F(w) = \frac1n\sum_i\log p(y_i\mid x_i
 
 $$m\leftarrow(1-a)\,m + \sqrt{h_k}\,\hat\nabla F(w) + \sqrt{2aT/n}\;\zeta,\qquad w\leftarrow w + \sqrt{h_k}\,m$$
 
-(stochastic gradient Hamiltonian Monte Carlo: Chen, Fox and Guestrin 2014, eq. 15, with $v=\sqrt{h_k}m$); with friction a = 1 it is
-stochastic gradient Langevin dynamics (Welling and Teh 2011, eq. 4). As $h\to0$ draws are of $p(y\mid w)^{1/T}p(w)$. Steps fall
-along cosines, again and again, and draws are kept at the end of each (cyclical SG-MCMC: Zhang, Li, Zhang, Chen and Wilson 2020,
-algorithm 1). There is noise in all of a cycle, where that algorithm leaves it out of the first part: without it directions that
-are found slowly, in which no later step is long enough to spread the chain again, would have no spread.
+(stochastic gradient Hamiltonian Monte Carlo: Chen, Fox and Guestrin 2014, eq. 15, with $v=\sqrt{h_k}m$); with friction a = 1 it
+is stochastic gradient Langevin dynamics (Welling and Teh 2011, eq. 4). As $h\to0$ draws are of $p(y\mid w)^{1/T}p(w)$. Steps
+fall along cosines, again and again, and draws are kept at the end of each (cyclical SG-MCMC: Zhang, Li, Zhang, Chen and Wilson
+2020, algorithm 1). There is noise in all of a cycle, where that algorithm leaves it out of the first part: directions in which
+the later, shorter steps take too long to spread a chain would have no spread without it.
 
 Along an eigenvector of curvature $\lambda$ of a Gaussian, a constant step h gives the variance
 
 $$\frac T{n\lambda}\cdot\frac{1 + hcn/2aT}{1 - h\lambda/2(2-a)},$$
 
-c the variance of $\hat\nabla F$ there, were it new at each step; of batches without replacement it is less. In the last quarter of
-a cycle, where draws are kept, h is a twentieth of the first on average. With all observations, standard deviations of a linear and
-of a logistic regression are within their Monte Carlo errors of the exact ones.
+c the variance of $\hat\nabla F$ there, were it new at each step; of batches without replacement it is less. In the last quarter
+of a cycle, where draws are kept, h is a twentieth of the first on average. With all observations, means and standard deviations
+of a linear and of a logistic regression are within their Monte Carlo errors of the exact ones.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class Cyclical(AbstractSchedule):
     first: Array | np.ndarray
     length: Array | np.ndarray
 
-    def __init__(self, first: float, length: int) -> None:
+    def __init__(self, first: float, length: float) -> None:
         self.first, self.length = np.asarray(float(first)), np.asarray(float(length))
 
     def __call__(self, k):
@@ -69,7 +69,7 @@ class Levelling(AbstractSchedule):
     last: Array | np.ndarray
     length: Array | np.ndarray
 
-    def __init__(self, first: float, last: float, length: int) -> None:
+    def __init__(self, first: float, last: float, length: float) -> None:
         self.first, self.last = np.asarray(float(first)), np.asarray(float(last))
         self.length = np.asarray(float(length))
 
@@ -120,9 +120,7 @@ class Langevin(AbstractRowless):
             score, value = Score().valued(model, params, z, w, visit.batch, each=False)
             return score, value, jax.tree.map(lambda leaf: leaf[0, 0], z)
 
-        (score, value, noise), estep_rows, info = estep.expect(
-            read, visit.noise, model, params, estep_rows, visit.batch, visit.k
-        )
+        (score, value, noise), estep_rows, info = estep.expect(read, visit.noise, model, params, estep_rows, visit.batch, visit.k)
         leaves = jax.tree.leaves(state)
         dtype, size = leaves[0].dtype, sum(leaf.size for leaf in leaves)
         a, share = self.friction.astype(dtype), jnp.asarray(model.temperature / model.n, dtype)

@@ -40,8 +40,8 @@ def check_method(method: object) -> None:
     if not isinstance(method, AbstractAlgorithm) and method not in get_args(Method):
         names = ", ".join(map(repr, get_args(Method)))
         raise ValueError(
-            f'method must be one of {names}, of an estimator "ensemble", "laplace" or "sgmcmc", or an algorithm such as mx.soul(...); '
-            f"got {method!r}"
+            f'method must be one of {names}, of an estimator "ensemble", "laplace" or "sgmcmc", or an algorithm such as '
+            f"mx.soul(...); got {method!r}"
         )
 
 

@@ -27,7 +27,8 @@ AT_MODE = "A neural network whose weights have a Gaussian posterior at their mod
 BY_CHAINS = "A neural network with draws of its weights, by stochastic gradients with momentum and noise along cycles of steps."
 BY_SWAG = "Neural networks whose weights have Gaussian posteriors by the moments of their way (SWAG)."
 NARROW = {
-    WORDS: "Variational posteriors are usually narrower than the truth: standard deviations are a lower guide to what is not known.",
+    WORDS: "Variational posteriors are usually narrower than the truth: standard deviations are a lower guide to what is not "
+    "known.",
     AT_MODE: "A Gaussian at one mode knows of no other, and is as wide as the log posterior bends there.",
     BY_CHAINS: "Means and deviations of weights are over modes that may be mirror images; predictions are what chains agree on.",
     BY_SWAG: "How wide these Gaussians are depends on step and blocks, and not on what the data leave open alone.",

@@ -161,13 +161,13 @@ def train(
         params = start(model, weights, sigma, settings.begin)
         n_iter = settings.epochs * settings.n_blocks
 
-        def chosen() -> AbstractAlgorithm:
+        def moves() -> AbstractAlgorithm:
             if settings.walk is None or curvature is None:
                 return algorithm(cast(Any, settings.method), step, settings.average)
             size = sum(np.size(leaf) for leaf in jax.tree.leaves(weights))
             return walking(settings.walk, step / curvature, n_iter, size, params.get("log_noise"))
 
-        chosen()  # refused here if it is to be
+        moves()  # refused here if it is to be
     keep_compilations()
     # A curvature at the start may be that of a plateau: the step is then too large for what comes.
     guarded = curvature is not None and settings.step is None and settings.checkpoint is None
@@ -177,7 +177,7 @@ def train(
             model,
             data,
             equal(settings.n_blocks, settings.shared),
-            chosen(),
+            moves(),
             Noise(settings.n_draws, settings.antithetic),
             key=settings.seed,
             params=params,

@@ -140,8 +140,8 @@ class Cycles(NamedTuple):
         """Raises: ValueError: cycles are too short for their steps to fall."""
         if n_iter < SHORTEST * self.cycles:
             raise ValueError(
-                f"cycles = {self.cycles} share {n_iter} iterations of a chain, and a cycle needs {SHORTEST}: raise epochs=, or lower "
-                "cycles="
+                f"cycles = {self.cycles} share {n_iter} iterations of a chain, and a cycle needs {SHORTEST}: raise epochs=, or "
+                "lower cycles="
             )
 
     def steps(self, first: float, n_iter: int) -> AbstractSchedule:
@@ -155,7 +155,8 @@ class Cycles(NamedTuple):
         return np.sort((ends[:, None] - np.floor(np.arange(own) * STAGE * length / own)).ravel())
 
     def heat(self, kinetic: np.ndarray) -> float:
-        """Temperature of the momentum (iterations, 1) over T, where draws are kept: one if steps and noise of scores are small."""
+        """Temperature of the momentum over T, its course being (iterations, 1), in the last part of each cycle: one if steps and
+        noise of scores are small."""
         place = np.arange(len(kinetic)) * self.cycles / len(kinetic) % 1
         return float(np.mean(kinetic[place >= 1 - STAGE], dtype=float))
 
