@@ -114,6 +114,10 @@ class AbstractAlgorithm(eqx.Module):
     def refreshed(self, state: PyTree, total: PyTree) -> PyTree:
         """State after a full pass whose rows sum to `total`."""
 
+    def left(self, state: PyTree) -> PyTree:
+        """What a fit leaves behind of the state at its end, besides its parameters; most often nothing."""
+        return ()
+
     @abc.abstractmethod
     def step(
         self, problem: Problem, estep: AbstractEStep, params: Params, state: PyTree, visit: Visit

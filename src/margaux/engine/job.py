@@ -377,6 +377,7 @@ class Job:
             self.batch_size,
             settled,
             self.share,
+            jax.tree.map(np.asarray, self.algorithm.left(self.chunks.carry.state)),
         )
 
 

@@ -62,6 +62,7 @@ class Outcome:
         rows: the E-step's rows, (runs, n, ...). averaged_from: iterations before the average.
         settled: whether its stopping rule was met or, without one, its trace was long enough and no longer drifted.
         share: of a fit over several processes, the units that are this one's: `data` and `rows` are of those alone.
+        left: what the algorithm keeps besides parameters, such as draws along its way, (runs, ...); most often nothing.
     """
 
     params: PyTree
@@ -83,6 +84,7 @@ class Outcome:
     batch_size: int | None = None
     settled: bool = True
     share: Share | None = None
+    left: PyTree = ()
 
 
 class FitError(RuntimeError):

@@ -11,19 +11,21 @@ import scipy
 from jaxtyping import PyTree
 
 from ...answers.arviz import COPIED, TOLD, about, named
-from ...numerics.compiling import compiled
 from ...numerics.precision import precision, settle
 from ...showing.arviz import Parts
 from ...showing.parts import check_fitted
+from .evaluation import outputs_at
+from .methods import SGMCMC
 
 if TYPE_CHECKING:
     from .answers import WeightPosterior
-    from .networks import Network
 
 
 #: numbers that are drawn at once, at most
 LARGEST = 500_000_000
 HOW = "independent draws of the Gaussian that maximises the ELBO, one chain"
+BY_CHAINS = "draws kept along chains of stochastic gradients, one after the other as one chain"
+BY_SWAG = "independent draws of the Gaussians of SWAG, member after member, one chain"
 AT_MODE = "independent draws of the Gaussian of Laplace's approximation at the mode, one chain"
 
 
@@ -46,6 +48,9 @@ def of_network(fitted: Any, n_draws: int, key: int) -> Parts:
         attrs["estimate"] = told  # not that of the training, which ended near the mode
         attrs["algorithm"] = f"Laplace ({fitted.structure_}, layers: {fitted.layers})"
         attrs["log_evidence"] = fitted.log_evidence_
+    elif fitted._kept is not None:
+        how = BY_CHAINS if fitted.method == SGMCMC else BY_SWAG
+        attrs["estimate"] = {}
     parts = Parts(draws, how, attrs=attrs)
     if fitted._data is None:
         parts.log_likelihood = parts.predictive = ValueError(
@@ -111,13 +116,5 @@ def outputs_of(fitted: WeightPosterior, draws: dict[str, np.ndarray], x: PyTree)
     structure = jax.tree.structure(fitted._means)
     dtype = fitted._dtype
     with precision(dtype):
-        weights = jax.tree.unflatten(structure, [jnp.asarray(leaf[0], dtype) for leaf in draws.values()])
-        network, x = settle((getattr(fitted, "_network_of_draws", fitted._model.network), x), dtype)
-        out = _outputs(network, weights, x)
-        out = out.reshape(*out.shape[:2], -1)
-        return np.asarray(out, float)
-
-
-@compiled
-def _outputs(network: Network, weights: PyTree, x: PyTree) -> Any:
-    return jax.lax.map(lambda one: network.outputs(one, x), weights)
+        weights = jax.tree.unflatten(structure, [leaf[0] for leaf in draws.values()])
+        return outputs_at(getattr(fitted, "_network_of_draws", fitted._model.network), weights, x, dtype).astype(float)

@@ -29,21 +29,23 @@ from ..sharing import pooled
 from .architectures import named
 from .bound import Bound, one_dimensional
 from .choosing import Tempered
-from .draws import as_draws, default_draws
-from .ensemble import ENSEMBLE, shuffled
+from .drawn import ITERATIONS as WALKED
+from .ensemble import shuffled
 from .laplace import LAPLACE, Laplacian
 from .likelihoods import AbstractLikelihood
+from .methods import ENSEMBLE, MEMBERS, SGMCMC
 from .networks import as_network
 from .observations import Scaling, columns, inputs
 from .priors import AbstractWeightPrior
 from .storing import Stored
 from .tempering import RISING, SETTLED, Choice
 from .training import Settings, train
+from .trajectory import CYCLES, FRICTION
 from .verdict import MAXIMUM, Judged, climbed
 from .watching import FELL, ROSE, course
 
-#: iterations of a fit by default, at least
-ITERATIONS = 3000
+#: iterations of a fit by default, at least, and observations of a block
+ITERATIONS, BATCH = 3000, 128
 #: and of the shortest where temperature and length are chosen, whose deviations begin here
 SEARCHED, SMALL = 2000, 0.03
 
@@ -56,10 +58,11 @@ class BayesianNetwork(Laplacian, Tempered, Stored, Judged, Conventional, abc.ABC
         step: Step | None = None, spread: str = "weight", sigma: float | None = None,
         prior: float | str | AbstractWeightPrior | None = None,
         temperature: float | str = "auto", draws: str | None = None, n_draws: int | AbstractSchedule = 1,
-        antithetic: bool = False, batch_size: int = 128, n_blocks: int | None = None, epochs: int | None = None,
+        antithetic: bool = False, batch_size: int | None = None, n_blocks: int | None = None, epochs: int | None = None,
         average: AbstractAverage | None = None, standardize: bool = True, early_stopping: bool = False,
         validation_fraction: float = 0.1, n_iter_no_change: int = 5, rows: str | Path = "device", random_state: int = 0,
         dtype: DTypeLike | None = None, verbose: bool = True, structure: str | None = None, layers: str = "all",
+        n_members: int = MEMBERS, swag: bool = False, cycles: int = CYCLES, friction: float = FRICTION,
     ) -> None:  # fmt: skip
         self.network, self.weights, self.method, self.step = network, weights, method, step
         self.spread, self.sigma, self.prior, self.temperature = spread, sigma, prior, temperature
@@ -69,6 +72,7 @@ class BayesianNetwork(Laplacian, Tempered, Stored, Judged, Conventional, abc.ABC
         self.validation_fraction, self.n_iter_no_change = validation_fraction, n_iter_no_change
         self.rows, self.random_state, self.dtype, self.verbose = rows, random_state, dtype, verbose
         self.structure, self.layers = structure, layers
+        self.n_members, self.swag, self.cycles, self.friction = n_members, swag, cycles, friction
 
     # -- what the outcome decides ---------------------------------------------------------------
 
@@ -112,8 +116,11 @@ class BayesianNetwork(Laplacian, Tempered, Stored, Judged, Conventional, abc.ABC
             raise ValueError("a checkpoint does not hold what early stopping has seen; pass one of the two")
         whole("random_state", self.random_state, 0)
         self._check_laplace()
+        self._check_drawn()
         keep_compilations()
         X, y, shared = pooled(X, y)
+        if shared and self._walks:
+            raise ValueError('method="sgmcmc" and swag=True are of one process; pass X and y as they are, without margaux.shard')
         x = inputs(X)
         outcome = self._outcome(y, len(x))
         self.n_features_in_, self._shape, self._columns = int(np.prod(x.shape[1:])), x.shape[1:], columns(X)
@@ -124,8 +131,8 @@ class BayesianNetwork(Laplacian, Tempered, Stored, Judged, Conventional, abc.ABC
         self._scaling = Scaling.of(x, self.standardize)
         choice = self._choice(x, outcome, shared)
         settings = dataclasses.replace(self._settings(len(x), choice), checkpoint=checkpoint, shared=shared)
-        self.members_, self._approximation = (), None
-        fitted = self._fitted_members if self.method == ENSEMBLE else self._fitted
+        self.members_, self._approximation, self._kept = (), None, None
+        fitted = self._fitted_members if self.method in (ENSEMBLE, SGMCMC) else self._fitted
         return fitted(x, outcome, choice, settings, held, patience)
 
     def _fitted(
@@ -135,9 +142,11 @@ class BayesianNetwork(Laplacian, Tempered, Stored, Judged, Conventional, abc.ABC
         """The estimator fitted to observations whose scaling is known."""
         if self.method == LAPLACE:
             return self._fitted_mode(x, outcome, choice, settings, held)
+        if self._walks:
+            return self._fitted_walk(x, outcome, choice, settings, held)
         network, weights = self._network(settings.dtype)
         prior = self._prior(choice.candidate.prior, weights)
-        draws = default_draws(network, weights, prior) if self.draws is None else as_draws(self.draws)
+        draws = self._related(network, weights, prior)
         apart, scaled = None if held is None else (self._scaled(held[0]), held[1]), self._scaled(x)
         trained = train(network, weights, self._likelihood(), prior, draws, scaled, outcome, settings, apart, patience)
         self.n_observations_, self._data, self._held_out = len(x), (x, outcome), held
@@ -169,7 +178,9 @@ class BayesianNetwork(Laplacian, Tempered, Stored, Judged, Conventional, abc.ABC
 
     def _settings(self, n: int, choice: Choice) -> Settings:
         blocks = self.n_blocks
-        if blocks is None:
+        if blocks is None and self.batch_size is None:
+            blocks = self._blocks_by_default(n, BATCH)
+        elif blocks is None:
             blocks = -(-n // whole("batch_size", self.batch_size, 1))
         blocks = whole("n_blocks", blocks, 1)
         if choice.searched:  # a part of the observations may be fewer than the blocks of all
@@ -181,24 +192,26 @@ class BayesianNetwork(Laplacian, Tempered, Stored, Judged, Conventional, abc.ABC
         method = self._method
         small = choice.searched and self.sigma is None and method == "adam" and spread == "weight"
         sigma = SMALL if small else self.sigma
-        return Settings(
+        settings = Settings(
             method=method, step=self.step, spread=spread, sigma=sigma, n_draws=self.n_draws,
             antithetic=self.antithetic, n_blocks=blocks, rows=self.rows, average=self.average, seed=self.random_state,
             epochs=self._epochs(blocks, choice), falling=choice.searched, temperature=choice.candidate.temperature,
             dtype=default_dtype(np.float32 if self.dtype is None else self.dtype), progress=self.verbose,
         )  # fmt: skip
+        return self._walking(settings, n) if self._walks else settings
 
     @property
     def _method(self) -> str | AbstractAlgorithm:
         """The one that was asked for, or by default IVON, where it can be and its step is its own."""
-        if self.method not in (None, ENSEMBLE, LAPLACE):
+        if self.method not in (None, ENSEMBLE, LAPLACE, SGMCMC):
             return self.method
         return "ivon" if self.spread == "weight" and self.step is None else "adam"
 
     def _epochs(self, blocks: int, choice: Choice) -> int:
         if self.epochs is not None:
             return whole("epochs", self.epochs, 1)
-        return max(20, -(-(SEARCHED * choice.length if choice.searched else ITERATIONS) // blocks))
+        count = WALKED * choice.length if self._walks else SEARCHED * choice.length if choice.searched else ITERATIONS
+        return max(20, -(-count // blocks))
 
     def _network(self, dtype: DTypeLike) -> tuple[Any, PyTree]:
         """The network and its weights, whose outputs are as many as the outcome needs."""

@@ -15,8 +15,7 @@ from ...engine.outcome import RESULTS
 from ...numerics.precision import precision, settle
 from .answers import deviations
 from .bound import is_one_layer
-from .draws import as_draws, default_draws
-from .evaluation import outputs_of_draws
+from .evaluation import outputs_at, outputs_of_draws
 from .fan_in import fan_in
 from .laplace import LAPLACE
 from .likelihoods import Categorical
@@ -82,7 +81,7 @@ class Tempered:
             choice = Choice(candidate, length, False, pd.DataFrame({"temperature": [candidate.temperature]}), "")
             own = dataclasses.replace(me._settings(int(np.sum(~held)), choice), progress=False, rows="device", shared=shared)
             prior = self._prior(candidate.prior, weights)
-            draws = default_draws(network, weights, prior) if me.draws is None else as_draws(me.draws)
+            draws = me._related(network, weights, prior)
             trained = train(network, weights, likelihood, prior, draws, scaling.scaled(x[~held]), y[~held], own)
             scores = scores_of(trained, scaling.scaled(x[held]), y[held])
             if me.verbose:
@@ -118,11 +117,20 @@ def scores_of(trained: Trained, x: np.ndarray, y: np.ndarray) -> np.ndarray:
         return np.full(len(y), FAILED)
     model, dtype = trained.model, trained.fit.dtype
     params: Any = jax.tree.map(lambda leaf: np.asarray(leaf, dtype), trained.fit.params)
+    kept, natural = trained.kept, model.natural(params)
+    count = DRAWS if kept is None else max(DRAWS, kept.count)
+    noises = None if kept is None else kept.log_noises(count)
+    noises = np.full(count, natural.get("log_noise", 0.0)) if noises is None else noises
     with precision(dtype):
-        outputs = outputs_of_draws(model.network, params["mean"], deviations(model, params, dtype), x, DRAWS, 0, dtype)
-    natural = model.natural(params)
-    own = {name: value for name, value in natural.items() if name == "log_noise"}
+        outputs = (
+            outputs_of_draws(model.network, params["mean"], deviations(model, params, dtype), x, count, 0, dtype)
+            if kept is None
+            else outputs_at(model.network, kept.draws(count, 0), x, dtype)
+        )
     with precision(np.dtype(float)):
-        likelihood = settle(model.likelihood, np.dtype(float))
-        logs = log_scores(outputs, lambda one: likelihood.log_prob(own, jax.numpy.asarray(one), jax.numpy.asarray(y)))
+        likelihood, own = settle(model.likelihood, np.dtype(float)), iter(noises)
+        logs = log_scores(
+            outputs,
+            lambda one: likelihood.log_prob({"log_noise": float(next(own))}, jax.numpy.asarray(one), jax.numpy.asarray(y)),
+        )
     return np.where(np.isfinite(logs), logs, FAILED)

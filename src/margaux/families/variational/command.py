@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 #: categories that a column of text may have, to be one-hot encoded
 CATEGORIES = 50
 NETWORKS, SPREADS = ("tanh", "relu"), ("weight", "tensor", "all")
-METHODS = ("ivon", "adam", "adagrad", "momentum", "bbb", "sag", "saga", "misso", "ensemble", "laplace")
+METHODS = ("ivon", "adam", "adagrad", "momentum", "bbb", "sag", "saga", "misso", "ensemble", "laplace", "sgmcmc")
 LIKELIHOODS = ("gaussian", "poisson")
 
 Network = Annotated[str, typer.Option(help="tanh or relu: a hidden layer of 100 units.", autocompletion=words(*NETWORKS))]
@@ -231,7 +231,7 @@ def answer(fitted: BayesianNetwork, sample: Sample, title: str) -> Answer:
     if fitted.method == LAPLACE:
         facts: dict[str, Any] = {"log_evidence": fitted.log_evidence_}
     else:
-        facts = {"elbo": fitted.elbo_, "elbo_se": fitted.elbo_.se}
+        facts = {"elbo": fitted.elbo_, "elbo_se": fitted.elbo_.se} if fitted._has_bound else {}
     facts |= {
         "scores": {part: dict(scores[part]) for part in scores},
         "weights": nested(weights),
@@ -271,6 +271,8 @@ def lines(fitted: BayesianNetwork) -> Iterator[str]:
     n_weights = fitted.signal_to_noise().size
     if fitted.method == LAPLACE:
         found = f"log evidence {fitted.log_evidence_:.2f}, by Laplace's approximation"
+    elif not fitted._has_bound:
+        found = f"draws at temperature {fitted.temperature_:g}"
     else:
         elbo = fitted.elbo_
         found = f"ELBO {elbo:.2f} +- {elbo.se:.1g}, a lower bound of the log-likelihood; temperature {fitted.temperature_:g}"
@@ -308,7 +310,7 @@ def figures(fitted: BayesianNetwork, x: Any, y: np.ndarray) -> dict[str, Any]:
     """Figures by name, of these observations; each is a function."""
     last = "reliability" if hasattr(fitted, "classes_") else "predictions"
     drawn = {name: getattr(fitted.plot, name) for name in ("elbo", "signal_to_noise")}
-    others = [last] if fitted.method == "laplace" else ["pruning", last]
+    others = ["pruning", last] if fitted._has_bound else [last]
     return drawn | {name: lambda name=name: getattr(fitted.plot, name)(x, y) for name in others}
 
 

@@ -3,8 +3,9 @@
 Networks from different starts predict differently, and averaging them tells what one maximum does not know (Lakshminarayanan,
 Pritzel and Blundell 2017, "Simple and scalable predictive uncertainty estimation using deep ensembles"); where each has a
 Gaussian around it, it is MultiSWAG (Wilson and Izmailov 2020, "Bayesian deep learning and a probabilistic perspective of
-generalization"), here with the Gaussians of the ELBO. The divergence of a mixture from the prior is at most the mean of its
-parts', so that the mean of their ELBOs is a bound of the evidence, too.
+generalization"): with the Gaussians of the ELBO, or with `swag=True` those of SWAG. The divergence of a mixture from the prior is
+at most the mean of its parts', so that the mean of their ELBOs is a bound of the evidence, too. Chains of `method="sgmcmc"` are
+such members.
 """
 
 from __future__ import annotations
@@ -20,17 +21,14 @@ import numpy as np
 import pandas as pd
 from jaxtyping import PyTree
 
-from .answers import WeightPosterior
 from .bound import Bound
+from .drawn import Drawn
 from .forgetting import Forgetful
-from .influence import Influential
+from .methods import ENSEMBLE
 
 if TYPE_CHECKING:
     from .tempering import Choice
     from .training import Settings
-
-#: the name of the method, and how many members it has
-ENSEMBLE, MEMBERS = "ensemble", 5
 
 
 def shuffled(weights: PyTree, seed: int) -> PyTree:
@@ -44,10 +42,9 @@ def shares(n_draws: int, n_members: int) -> list[int]:
     return [len(part) for part in np.array_split(np.arange(n_draws), n_members)]
 
 
-class Ensembled(Influential, Forgetful, WeightPosterior):
+class Ensembled(Drawn, Forgetful):
     """An estimator that may be an ensemble: what is not of its members together is that of the first of them."""
 
-    method: Any
     random_state: int
     members_: tuple[Any, ...] = ()
     #: whether starting weights that are given are those of another member
@@ -56,9 +53,10 @@ class Ensembled(Influential, Forgetful, WeightPosterior):
     def _fitted_members(self, x: np.ndarray, y: np.ndarray, choice: Choice, settings: Settings, *held: Any) -> Any:
         """The ensemble fitted to observations, member after member."""
         members = []
-        for j in range(MEMBERS):
+        for j in range(self.n_members):
             member: Any = copy.copy(self)
-            member.method, member.random_state, member.members_ = None, self.random_state + j, ()
+            member.method = None if self.method == ENSEMBLE else self.method
+            member.random_state, member.members_ = self.random_state + j, ()
             member._shuffled = j > 0
             place = settings.checkpoint
             if place is not None:
@@ -75,6 +73,9 @@ class Ensembled(Influential, Forgetful, WeightPosterior):
             if name not in settings:
                 setattr(self, name, value)
         self.members_ = tuple(members)
+        if self._walks:
+            self._judged_together()
+            return self
         unsettled = [member for member in members if not member.converged_]
         if unsettled:
             me.converged_, me.message_ = False, unsettled[0].message_

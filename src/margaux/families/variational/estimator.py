@@ -21,8 +21,10 @@ from . import scores
 from .base import BayesianNetwork
 from .ensemble import shares
 from .likelihoods import Categorical, Gaussian, Poisson
+from .methods import MEMBERS
 from .observations import classes, numbers_of, outcomes
 from .priors import AbstractWeightPrior
+from .trajectory import CYCLES, FRICTION
 
 
 class BayesianClassifier(Classifier, BayesianNetwork):
@@ -43,10 +45,13 @@ class BayesianClassifier(Classifier, BayesianNetwork):
             (those of a network that is given, shuffled), whose predictions are averaged: see
             `margaux.families.variational.ensemble`; or "laplace", a Gaussian at the mode, with the scales of prior and noise
             of the highest `log_evidence_`: see `margaux.families.variational.laplace`. Of digits it predicts worse than the
-            default: a log score of -0.25, and -0.07. By default "ivon", and "adam" where `step` is given or weights share
+            default: a log score of -0.25, and -0.07; or "sgmcmc", draws of the posterior itself, along five chains of stochastic
+            gradients with momentum and noise whose steps fall again and again (cyclical SGHMC): see
+            `margaux.families.variational.langevin`. By default "ivon", and "adam" where `step` is given or weights share
             deviations.
         step: its step; by default it is found: see `margaux.families.variational.methods`. A network of one layer and one
-            output (or two classes) ends at the maximum, by Newton's steps, where step and average are left to it.
+            output (or two classes) ends at the maximum, by Newton's steps, where step and average are left to it. Of chains and
+            SWAG it is a number, the first step over the inverse of the largest curvature, by default one, or 8 / blocks if less.
         spread: "weight", "tensor" or "all": what shares a standard deviation. sigma: where they begin; by default, with IVON, at
             most 0.1 and where each observation bends the objective by 0.1, 0.1 by Adam and Adagrad where each weight has its own,
             else 0.05.
@@ -58,9 +63,10 @@ class BayesianClassifier(Classifier, BayesianNetwork):
         draws: "local" (default for margaux's networks of mostly dense layers), "flipout" (default for other equinox modules),
             "shared" (default for callables) or "observation": how the draws of a block's observations are related.
         n_draws: a number, or a schedule. antithetic: pairs z, -z.
-        batch_size: observations a block; or n_blocks: the number of blocks, which are fixed.
+        batch_size: observations a block, 128 by default (all of up to 1000 where there are chains, and fewer where SWAG would
+            have fewer than 8 blocks); or n_blocks: the number of blocks, which are fixed.
         epochs: passes over the blocks; by default 20, and as many as make 3000 iterations. Where T is chosen, as many as make
-            2000, and twice, four or eight times as many where the log score held out still rises.
+            2000, and twice, four or eight times as many where the log score held out still rises. Of chains and SWAG 4000.
         average: of the iterates; by default the last one.
         standardize: the columns of a table (not of images).
         early_stopping: hold out `validation_fraction`, and stop when its ELBO has not risen for `n_iter_no_change` epochs.
@@ -69,12 +75,19 @@ class BayesianClassifier(Classifier, BayesianNetwork):
         structure: of the precision, with method="laplace": "full" (by default up to 2000 weights), "kronecker" (by default of
             more; other tensors than those of dense layers have their diagonal) or "diagonal". layers: "all", or the "last"
             alone, the others being held where the mode and the scales of all layers were found.
+        n_members: of an ensemble, or chains. swag: let each member of an ensemble be the Gaussian of the way of its weights along
+            gradient descent of a constant step (SWAG with one member, MultiSWAG with several): see
+            `margaux.families.variational.trajectory`.
+        cycles: of the steps of a chain; draws are kept at the ends of all but the first quarter of them. friction: of its
+            momentum, at most one: then it is stochastic gradient Langevin dynamics.
 
     Attributes:
         classes_, `params_` and `stderr_` (posterior means and standard deviations by tensor), `elbo_`, `history_` (an epoch a
         row), `n_iter_`, `converged_` (false where the log score held out still rose), `message_`, `certificate_`, `result_`,
         `members_` (the estimators of an ensemble, of which the figures above are those of the first, but for `elbo_`, their
-        mean, and `converged_`), `log_evidence_` and `structure_` (of Laplace's approximation, which has no `elbo_`),
+        mean, and `converged_`; and chains, whose draws `params_` and `stderr_` are taken of together; chains and SWAG have no
+        `elbo_`, and `certificate_` says whether chains agree and how many draws they are worth), `log_evidence_` and
+        `structure_` (of Laplace's approximation, which has no `elbo_`),
         `temperature_`, `temperatures_` (what each temperature and prior scored of observations held out, the plain posterior
         first; empty where T is given), and what `WeightPosterior` says.
 
@@ -114,7 +127,7 @@ class BayesianClassifier(Classifier, BayesianNetwork):
 
     def predict_proba(self, X: Tabular, n_draws: int | None = None, random_state: int = 0) -> np.ndarray:
         """Probabilities (n, K), averaged over draws of the weights, 30 by default (of Laplace's approximation 256, of the
-        outputs)."""
+        outputs; of chains all that were kept, whatever `random_state` is)."""
         return self._probabilities(X, self._number(n_draws), random_state).mean(axis=0)
 
     def predict_std(self, X: Tabular, n_draws: int | None = None, random_state: int = 0) -> np.ndarray:
@@ -158,11 +171,11 @@ class BayesianRegressor(Regressor, BayesianNetwork):
         weights: PyTree = None, method: str | AbstractAlgorithm | None = None, step: Step | None = None, spread: str = "weight",
         sigma: float | None = None, prior: float | str | AbstractWeightPrior | None = None,
         temperature: float | str = "auto", draws: str | None = None,
-        n_draws: int | AbstractSchedule = 1, antithetic: bool = False, batch_size: int = 128, n_blocks: int | None = None,
+        n_draws: int | AbstractSchedule = 1, antithetic: bool = False, batch_size: int | None = None, n_blocks: int | None = None,
         epochs: int | None = None, average: AbstractAverage | None = None, standardize: bool = True,
         early_stopping: bool = False, validation_fraction: float = 0.1, n_iter_no_change: int = 5, rows: str | Path = "device",
         random_state: int = 0, dtype: DTypeLike | None = None, verbose: bool = True, structure: str | None = None,
-        layers: str = "all",
+        layers: str = "all", n_members: int = MEMBERS, swag: bool = False, cycles: int = CYCLES, friction: float = FRICTION,
     ) -> None:  # fmt: skip
         super().__init__(
             network=network, weights=weights, method=method, step=step, spread=spread, sigma=sigma, prior=prior,
@@ -170,7 +183,7 @@ class BayesianRegressor(Regressor, BayesianNetwork):
             n_draws=n_draws, antithetic=antithetic, batch_size=batch_size, n_blocks=n_blocks, epochs=epochs, average=average,
             standardize=standardize, early_stopping=early_stopping, validation_fraction=validation_fraction,
             n_iter_no_change=n_iter_no_change, rows=rows, random_state=random_state, dtype=dtype, verbose=verbose,
-            structure=structure, layers=layers,
+            structure=structure, layers=layers, n_members=n_members, swag=swag, cycles=cycles, friction=friction,
         )  # fmt: skip
         self.likelihood, self.noise, self.noise_fixed = likelihood, noise, noise_fixed
 
@@ -214,7 +227,13 @@ class BayesianRegressor(Regressor, BayesianNetwork):
     def _noises(self, n_draws: int) -> np.ndarray:
         """Of each draw (n_draws,): of an ensemble that of its member."""
         members = self.members_ or (self,)
-        return np.repeat([one._noise() for one in members], shares(n_draws, len(members)))
+        pairs = zip(members, shares(n_draws, len(members)), strict=True)
+        return np.concatenate([one._noises_alone(share) for one, share in pairs if share])
+
+    def _noises_alone(self, n_draws: int) -> np.ndarray:
+        if self._kept is None or self.noise_fixed:
+            return np.full(n_draws, self._noise())
+        return np.exp(self._log_noises(n_draws)) * self._y_scale[1]
 
     def _means_of_draws(self, X: Tabular, n_draws: int, random_state: int) -> np.ndarray:
         outputs = self._outputs(self._new(X), whole("n_draws", n_draws, 1), random_state)[:, :, 0]

@@ -51,6 +51,28 @@ def _outputs(network: Network, posterior: tuple[PyTree, PyTree], x: PyTree, key:
     return jax.lax.map(single, jax.random.split(key, n_draws))
 
 
+def outputs_at(network: Network, weights: PyTree, x: PyTree, dtype: np.dtype) -> np.ndarray:
+    """Outputs (m, n, o) of the network at each of some weights (m, ...)."""
+
+    def placed(leaf):
+        return jax.device_put(np.asarray(leaf, _dtype(leaf, dtype)))
+
+    weights, network = jax.tree.map(placed, weights), settle(network, dtype)
+    n, first = len(jax.tree.leaves(x)[0]), jax.tree.map(lambda leaf: leaf[0], weights)
+    size = min(rung(n), slice_size(network, first, jax.tree.map(lambda leaf: leaf[:1], x), dtype))
+    out = []
+    for start in range(0, n, size):
+        ids = np.minimum(np.arange(start, start + size), n - 1)
+        part = jax.tree.map(lambda leaf, ids=ids: placed(leaf[ids]), x)
+        out.append(np.asarray(_at(network, weights, part))[:, : n - start])
+    return np.concatenate(out, axis=1)
+
+
+@compiled(large=lambda network, weights, x: is_large(jax.tree.map(lambda leaf: leaf[0], weights)))
+def _at(network: Network, weights: PyTree, x: PyTree) -> Array:
+    return jax.lax.map(lambda one: network.outputs(one, x), weights)
+
+
 def slice_size(network: Network, weights: PyTree, x: PyTree, dtype: np.dtype) -> int:
     """Observations whose activations are to be held together, by what one of them, x (1, ...), takes."""
     backend = "cpu" if jax.default_backend() == "cpu" else "other"

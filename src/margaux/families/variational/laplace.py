@@ -36,6 +36,7 @@ from ...numerics.naming import path_name
 from ...numerics.precision import precision
 from .approximation import LAYERS, STRUCTURES, Approximation, Found, approximate, drawn, free_part, structure_of
 from .bound import Bound
+from .drawn import FOREIGN, TINY
 from .draws import Shared, is_linear
 from .ensemble import Ensembled
 from .evaluation import outputs_of_draws
@@ -49,6 +50,7 @@ from .networks import Network
 from .posterior import GaussianPosterior
 from .priors import ByTensor, Normal
 from .training import train
+from .trajectory import Chain
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -57,13 +59,10 @@ if TYPE_CHECKING:
     from .training import Settings
 
 LAPLACE = "laplace"
-#: the temperature at which a posterior of weights is a point, its deviation there, and draws of outputs by default
-COLD, TINY, DRAWS = 1e-8, 1e-6, 256
+#: the temperature at which a posterior of weights is a point, and draws of outputs by default
+COLD, DRAWS = 1e-8, 256
 #: factors of the prior's precisions that fits begin with, one after the other as long as the evidence rises: it has many maxima
 STARTS = (1.0, 0.1, 0.01, 0.001)
-#: settings of variational posteriors, and what they have to be
-FOREIGN = {"spread": "weight", "sigma": None, "draws": None, "n_draws": 1, "antithetic": False, "average": None,
-           "early_stopping": False}  # fmt: skip
 
 
 class Laplacian(Ensembled):
@@ -251,13 +250,20 @@ class Laplacian(Ensembled):
 
     def _number(self, n_draws: int | None, otherwise: int = 30) -> int:
         """Of draws that predictions are averaged over."""
+        if n_draws is None and isinstance(self._kept, Chain):
+            return self._kept.count
         if n_draws is None:
             return otherwise if self._approximation is None else DRAWS
         return whole("n_draws", n_draws, 1)
 
     def _scored(self, x: Any, y: np.ndarray) -> dict[str, Any]:
         """The ELBO an observation, where there is one."""
-        return {} if self._approximation is not None else {"elbo": self._elbo_of(x, y)}
+        return {"elbo": self._elbo_of(x, y)} if self._has_bound else {}
+
+    @property
+    def _has_bound(self) -> bool:
+        """Whether the posterior is one that an ELBO is of."""
+        return self._approximation is None and self._kept is None
 
     def _elbo_of(self, x: Any, y: np.ndarray, random_state: int = 0) -> Bound:
         if self._approximation is not None:

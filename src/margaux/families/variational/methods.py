@@ -25,6 +25,8 @@ from .ivon import ivon
 
 Method = Literal["ivon", "adam", "adagrad", "momentum", "bbb", "sag", "saga", "misso"]
 
+#: methods of an estimator alone: several posteriors as one, by their number, and draws along chains
+ENSEMBLE, MEMBERS, SGMCMC = "ensemble", 5, "sgmcmc"
 #: methods that scale every coordinate by themselves
 ADAPTIVE = ("adam", "ivon", "adagrad")
 #: the first step of Adam where the length of the fit is chosen
@@ -38,8 +40,8 @@ def check_method(method: object) -> None:
     if not isinstance(method, AbstractAlgorithm) and method not in get_args(Method):
         names = ", ".join(map(repr, get_args(Method)))
         raise ValueError(
-            f'method must be one of {names}, of an estimator "ensemble" or "laplace", or an algorithm such as mx.soul(...); '
-            f"got {method!r}"
+            f'method must be one of {names}, of an estimator "ensemble", "laplace" or "sgmcmc", or an algorithm such as '
+            f"mx.soul(...); got {method!r}"
         )
 
 

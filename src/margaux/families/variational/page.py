@@ -14,6 +14,7 @@ from ...showing import convergence, estimates, facts, reproducing
 from ...showing.figures import drawn
 from ...showing.page import Paragraph, Part, Section, Verdict, attempt, framed, number, section
 from .laplace import LAPLACE
+from .methods import SGMCMC
 
 if TYPE_CHECKING:
     from .estimator import BayesianNetwork
@@ -22,11 +23,16 @@ if TYPE_CHECKING:
 #: observations that scores are taken of, weights up to which pruning is tried, and shares of them
 OBSERVATIONS, WEIGHTS, SHARES = 2000, 200_000, (0.0, 0.25, 0.5, 0.75, 0.9, 0.95)
 WORDS = "A neural network whose weights have independent Gaussian posteriors, by maximising the evidence bound."
-NARROW = (
-    "Variational posteriors are usually narrower than the truth: standard deviations are a lower guide to what is not known.",
-    "A Gaussian at one mode knows of no other, and is as wide as the log posterior bends there.",
-)
 AT_MODE = "A neural network whose weights have a Gaussian posterior at their mode, by Laplace's approximation."
+BY_CHAINS = "A neural network with draws of its weights, by stochastic gradients with momentum and noise along cycles of steps."
+BY_SWAG = "Neural networks whose weights have Gaussian posteriors by the moments of their way (SWAG)."
+NARROW = {
+    WORDS: "Variational posteriors are usually narrower than the truth: standard deviations are a lower guide to what is not "
+    "known.",
+    AT_MODE: "A Gaussian at one mode knows of no other, and is as wide as the log posterior bends there.",
+    BY_CHAINS: "Means and deviations of weights are over modes that may be mirror images; predictions are what chains agree on.",
+    BY_SWAG: "How wide these Gaussians are depends on step and blocks, and not on what the data leave open alone.",
+}
 
 
 def heading(model: Any) -> tuple[str, str]:
@@ -35,7 +41,8 @@ def heading(model: Any) -> tuple[str, str]:
         count = sum(np.size(leaf) for leaf in jax.tree.leaves(model.mean))
         return "Variational fit", f"A Gaussian for {count:,} unknowns, by maximising the evidence bound."
     count = sum(np.size(leaf) for leaf in model.stderr_.values())
-    lead = f"{count:,} weights with a Gaussian posterior, from {model.n_observations_:,} observations."
+    what = "draws of their posterior" if model.method == SGMCMC else "a Gaussian posterior"
+    lead = f"{count:,} weights with {what}, from {model.n_observations_:,} observations."
     return f"{type(model).__name__}: {model.network if isinstance(model.network, str) else type(model.network).__name__}", lead
 
 
@@ -45,8 +52,8 @@ def sections(model: Any, command: str | None = None) -> list[Section]:
         return _variational(model, command)
     fit = model.result_
     by_mode = model.method == LAPLACE
-    extra = [Verdict("told", NARROW[by_mode])]
-    words = AT_MODE if by_mode else WORDS
+    words = AT_MODE if by_mode else BY_CHAINS if model.method == SGMCMC else BY_SWAG if model.swag else WORDS
+    extra = [Verdict("told", NARROW[words])]
     found = [("Log evidence", number(model.log_evidence_, 7)), ("Structure", model.structure_)] if by_mode else []
     return [
         section("fitted", "What was fitted", facts.facts(
@@ -68,6 +75,10 @@ def _method(model: BayesianNetwork) -> str:
     method = model._method
     if model.method == LAPLACE:
         return f"{LAPLACE}, the mode by {method}"
+    if model.method == SGMCMC:
+        return f"{SGMCMC}, {len(model.members_)} chains of {model.cycles} cycles, friction {model.friction:g}"
+    if model.swag:
+        return f"{len(model.members_)} Gaussians by SWAG"
     if model.members_:
         return f"{len(model.members_)} posteriors by {method}"
     return method if isinstance(method, str) else type(method).__name__
@@ -112,9 +123,9 @@ def _temperatures(model: BayesianNetwork) -> list[Part]:
 
 def _course(model: BayesianNetwork) -> list[Part]:
     history = model.history_
-    what, by_mode = history.columns[1], model.method == LAPLACE
+    what = history.columns[1]
     first, last = (number(float(-history[what].iloc[i]), 4) for i in (0, -1))
-    title, name = ("Log posterior", "log posterior") if by_mode else ("Evidence bound", "ELBO")
+    title, name = ("Log posterior", "log posterior") if what != "elbo" else ("Evidence bound", "ELBO")
     mark = "good" if model.converged_ else "careful"
     told: list[Part] = [Verdict(mark, f"{title}: minus the {name} an observation went from {first} to {last} in "
                                       f"{len(history):,} epochs. {model.message_}")]  # fmt: skip
@@ -185,7 +196,7 @@ def _scores(model: Any) -> list[Part]:
         seen = attempt("The plot of predictions", lambda: drawn(
             lambda: plots.predictions(x, y), f"{len(y):,} observed outcomes {last} against predicted means.",
             "Observed outcomes against predicted means, with two standard deviations."))  # fmt: skip
-    if model.method == LAPLACE:
+    if not model._has_bound:
         return [note, *scores, *seen]
     if model.signal_to_noise().size > WEIGHTS:
         return [

@@ -46,7 +46,7 @@ class BayesianPlots:
 
     def elbo(self, ax: Axes | None = None) -> Axes:
         """Negative ELBO an observation by epoch, of the fit (the mean over its draws) and of observations held out; of Laplace's
-        approximation the negative log posterior (up to a constant) of the way to its mode.
+        approximation, SWAG and chains the negative log posterior (up to a constant) of the way of the weights.
 
         The axis is logarithmic where the values are positive and span more than a factor of five.
         """

@@ -18,10 +18,12 @@ from ...showing.parts import check_fitted
 from . import priors
 from .approximation import Approximation, free_part
 from .draws import DRAWS
-from .model import Variational
+from .methods import ENSEMBLE
+from .model import SCALES, Variational
 from .observations import Scaling
 from .posterior import GaussianPosterior
 from .structures import KINDS, Joint
+from .trajectory import Chain, Swag
 
 KIND = "bayesian network"
 
@@ -77,6 +79,7 @@ def write(path: str | Path, estimator: Any) -> None:
         "params": sorted(estimator._params),
         "members": len(estimator.members_),
         "laplace": kinds,
+        "drawn": None if estimator._kept is None else type(estimator._kept).__name__,
     }
     arrays = _posterior("", estimator) | parts
     for j, member in enumerate(estimator.members_):
@@ -126,17 +129,34 @@ def read(path: str | Path, cls: Any, network: Any, weights: PyTree) -> Any:
     members = []
     for j in range(header.get("members", 0)):
         member = copy.copy(out)
-        member.method, member.random_state = None, out.random_state + j
+        member.method = None if out.method == ENSEMBLE else out.method
+        member.random_state = out.random_state + j
+        member._kept = _kept(f"member{j}/", header.get("drawn"), template, arrays)
         members.append(_take(f"member{j}/", member, model, template, arrays, dtype))
     out.members_, out._approximation = tuple(members), restored(out, header.get("laplace", []), arrays)
+    out._kept = out._joined() if header.get("drawn") else None
     return out
 
 
 def _posterior(start: str, estimator: Any) -> dict[str, np.ndarray]:
-    arrays = storage.flatten(f"{start}params", estimator._params)
-    return (
-        arrays | storage.flatten(f"{start}mean", estimator._means) | storage.flatten(f"{start}deviation", estimator._deviations)
-    )
+    trees = {"params": estimator._params, "mean": estimator._means, "deviation": estimator._deviations}
+    if start and estimator._kept is not None:  # draws are those of the members
+        trees |= {f"kept/{name}": value for name, value in estimator._kept._asdict().items()}
+    return {name: leaf for place, tree in trees.items() for name, leaf in storage.flatten(f"{start}{place}", tree).items()}
+
+
+def _kept(start: str, kind: str | None, template: dict[str, PyTree], arrays: dict[str, np.ndarray]) -> Chain | Swag | None:
+    """What was kept along the way of the weights."""
+    if kind is None:
+        return None
+    cls: Any = {"Chain": Chain, "Swag": Swag}[kind]
+    like = {"scales": {name: value for name, value in template.items() if name in SCALES}, "kept": 0}
+
+    def field(name: str) -> Any:
+        structure = jax.tree.structure(like.get(name, template["mean"]))
+        return jax.tree.unflatten(structure, [arrays[f"{start}kept/{name}/{i}"] for i in range(structure.num_leaves)])
+
+    return cls(**{name: field(name) for name in cls._fields})
 
 
 def _take(start: str, out: Any, model: Variational, template: Any, arrays: dict[str, np.ndarray], dtype: np.dtype) -> Any:

@@ -32,6 +32,8 @@ from .model import Variational, block_size, blocks, padded_size
 from .networks import Network
 from .posterior import GaussianPosterior, Spread
 from .priors import AbstractWeightPrior
+from .trajectory import HOT, Averaging, Chain, Cycles, Swag, chain_of, first_step
+from .trajectory import algorithm as walking
 from .watching import Watch
 
 if TYPE_CHECKING:
@@ -77,6 +79,8 @@ class Settings:
     checkpoint: str | Path | None = None
     #: whether several processes hold the blocks
     shared: bool = False
+    #: how weights are kept along the way, with steps over the curvature
+    walk: Cycles | Averaging | None = None
     #: means, standard deviations, and the logarithms of other scales, to go on from
     begin: tuple[PyTree, PyTree, dict[str, Any]] | None = None
 
@@ -84,7 +88,7 @@ class Settings:
 @dataclasses.dataclass
 class Trained:
     """The model of the fit, the fit, the figures of its epochs, the parameters of the best ELBO of observations held out, and
-    the step and the curvature where they were found."""
+    the step and the curvature where they were found, and what was kept along the way."""
 
     model: Variational
     fit: Fit
@@ -92,6 +96,7 @@ class Trained:
     best: PyTree
     step: Any
     curvature: float | None
+    kept: Chain | Swag | None = None
 
 
 def train(
@@ -143,16 +148,26 @@ def train(
         if needs_curvature(settings.method):
             keep_compilations()
             curvature = largest_curvature(model, start(model, weights, sigma, settings.begin), data, settings.seed, dtype)
-        if settings.falling and settings.method == "adam" and step is None:
+        if settings.walk is not None:
+            step = first_step(settings.n_blocks) if step is None else step
+        elif settings.falling and settings.method == "adam" and step is None:
             step = falling(settings.n_blocks * settings.epochs)
         elif settings.method == "ivon" and step is None:
             step = Falling(STEP_OF_IVON, settings.n_blocks * settings.epochs)
         elif isinstance(settings.method, str) and step is None:
             step = default_step(settings.method, settings.n_blocks, settings.n_blocks * settings.epochs, curvature)
-        if curvature is not None:
+        if curvature is not None and settings.walk is None:
             model = made(n * curvature)
         params = start(model, weights, sigma, settings.begin)
-        algorithm(cast(Any, settings.method), step, settings.average)  # refused here if it is to be
+        n_iter = settings.epochs * settings.n_blocks
+
+        def moves() -> AbstractAlgorithm:
+            if settings.walk is None or curvature is None:
+                return algorithm(cast(Any, settings.method), step, settings.average)
+            size = sum(np.size(leaf) for leaf in jax.tree.leaves(weights))
+            return walking(settings.walk, step / curvature, n_iter, size, params.get("log_noise"))
+
+        moves()  # refused here if it is to be
     keep_compilations()
     # A curvature at the start may be that of a plateau: the step is then too large for what comes.
     guarded = curvature is not None and settings.step is None and settings.checkpoint is None
@@ -162,11 +177,11 @@ def train(
             model,
             data,
             equal(settings.n_blocks, settings.shared),
-            algorithm(cast(Any, settings.method), step, settings.average),
+            moves(),
             Noise(settings.n_draws, settings.antithetic),
             key=settings.seed,
             params=params,
-            n_iter=settings.epochs * settings.n_blocks,
+            n_iter=n_iter,
             batch_size=None if settings.n_blocks == 1 else 1,
             space=space(model, params) if settings.bounded else None,
             average=settings.average,
@@ -178,12 +193,14 @@ def train(
             progress=settings.progress,
             throw=False,
         )
-        if not guarded or not (watch.fell or result.result.failed):
+        hot = settings.walk is not None and settings.walk.heat(result.trace["kinetic"]) > HOT
+        if not guarded or not (watch.fell or result.result.failed or hot):
             break
         step = step / 4
     chosen = settings.step is not None
     known = step if chosen else FIRST if is_optimiser(step) else float(step.first) if isinstance(step, Falling) else step
-    return Trained(model, result, watch.history(result.trace["log_joint"]), watch.best, known, curvature)
+    kept = None if settings.walk is None else settings.walk.result(chain_of(result))
+    return Trained(model, result, watch.history(result.trace["log_joint"]), watch.best, known, curvature, kept)
 
 
 def start(
