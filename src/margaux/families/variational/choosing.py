@@ -15,16 +15,19 @@ from ...engine.outcome import RESULTS
 from ...numerics.precision import precision, settle
 from .answers import deviations
 from .bound import is_one_layer
+from .continuing import Ended, choose_onward, first_epochs
 from .draws import as_draws, default_draws
 from .evaluation import outputs_of_draws
 from .fan_in import fan_in
 from .laplace import LAPLACE
 from .likelihoods import Categorical
+from .model import SCALES
 from .observations import Scaling
 from .priors import AbstractWeightPrior, Normal
 from .tempering import (
     CLASSES,
     FAILED,
+    MANY,
     NUMBERS,
     PLAIN,
     SPARED,
@@ -41,8 +44,8 @@ from .training import Trained, train
 if TYPE_CHECKING:
     from .training import Settings
 
-#: draws of the weights that predictions are averaged over, as by `predict_proba`
-DRAWS = 30
+#: draws of the weights that predictions are averaged over, as by `predict_proba`, and of many observations
+DRAWS, FEWER = 30, 10
 
 
 class Tempered:
@@ -77,22 +80,33 @@ class Tempered:
         if len(x) < SPARED:
             return dataclasses.replace(plain, said=kept_plain(f"{len(x)} observations are too few to hold some out").said)
 
-        def scored(candidate: Candidate, held: np.ndarray, length: int) -> np.ndarray:
-            scaling = Scaling.of(x[~held], me.standardize)
-            choice = Choice(candidate, length, False, pd.DataFrame({"temperature": [candidate.temperature]}), "")
+        def fitted(held: np.ndarray, choice: Choice) -> Ended:
+            """To the others of those that are held out, by what a choice says of it."""
+            candidate, scaling = choice.candidate, Scaling.of(x[~held], me.standardize)
+            choice = dataclasses.replace(choice, table=pd.DataFrame({"temperature": [candidate.temperature]}))
             own = dataclasses.replace(me._settings(int(np.sum(~held)), choice), progress=False, rows="device", shared=shared)
             prior = self._prior(candidate.prior, weights)
             draws = default_draws(network, weights, prior) if me.draws is None else as_draws(me.draws)
             trained = train(network, weights, likelihood, prior, draws, scaling.scaled(x[~held]), y[~held], own)
-            scores = scores_of(trained, scaling.scaled(x[held]), y[held])
+            scores = scores_of(trained, scaling.scaled(x[held]), y[held], FEWER if choice.many else DRAWS)
             if me.verbose:
                 said = f"temperature {candidate.temperature:g}, prior {candidate.prior}: log score {scores.mean():.4g} held out"
                 print(said, file=sys.stderr)
-            return scores
+            return Ended(scores, None if trained.fit.result.failed else ended_at(trained))
+
+        def scored(candidate: Candidate, held: np.ndarray, length: int) -> np.ndarray:
+            return fitted(held, Choice(candidate, length, False, pd.DataFrame(), "")).scores
+
+        def onward(candidate: Candidate, begin: Any, epochs: float) -> Ended:
+            return fitted(masks[0], Choice(candidate, 1, False, pd.DataFrame(), "", begin=begin, many=True, epochs=epochs))
 
         classified = isinstance(likelihood, Categorical)
         masks = folds(len(x), y if classified else None, me.random_state)
-        return choose(given, masks, scored, CLASSES if classified else NUMBERS, longer=self.epochs is None)
+        start = CLASSES if classified else NUMBERS
+        if len(x) < MANY:
+            return choose(given, masks, scored, start, longer=self.epochs is None)
+        epochs = None if self.epochs is None else settings.epochs
+        return choose_onward(given, onward, start, epochs or first_epochs(settings.n_blocks), epochs)
 
     def _prior(self, name: str, weights: PyTree) -> AbstractWeightPrior:
         """By the name that a candidate has."""
@@ -106,7 +120,15 @@ class Tempered:
         return given if isinstance(given, AbstractWeightPrior) else Normal(given)
 
 
-def scores_of(trained: Trained, x: np.ndarray, y: np.ndarray) -> np.ndarray:
+def ended_at(trained: Trained) -> tuple[PyTree, PyTree, dict[str, Any]]:
+    """The posterior at the end of a fit, for another one to begin at."""
+    model, dtype = trained.model, trained.fit.dtype
+    params: Any = jax.tree.map(lambda leaf: np.asarray(leaf, dtype), trained.fit.params)
+    natural = model.natural(params)
+    return params["mean"], deviations(model, params, dtype), {name: natural[name] for name in SCALES if name in natural}
+
+
+def scores_of(trained: Trained, x: np.ndarray, y: np.ndarray, n_draws: int = DRAWS) -> np.ndarray:
     """Log scores (n,) of new observations, averaged over draws of the weights; `FAILED` where the fit has failed.
 
     Raises:
@@ -119,7 +141,7 @@ def scores_of(trained: Trained, x: np.ndarray, y: np.ndarray) -> np.ndarray:
     model, dtype = trained.model, trained.fit.dtype
     params: Any = jax.tree.map(lambda leaf: np.asarray(leaf, dtype), trained.fit.params)
     with precision(dtype):
-        outputs = outputs_of_draws(model.network, params["mean"], deviations(model, params, dtype), x, DRAWS, 0, dtype)
+        outputs = outputs_of_draws(model.network, params["mean"], deviations(model, params, dtype), x, n_draws, 0, dtype)
     natural = model.natural(params)
     own = {name: value for name, value in natural.items() if name == "log_noise"}
     with precision(np.dtype(float)):

@@ -24,6 +24,7 @@ from .answers import WeightPosterior
 from .bound import Bound
 from .forgetting import Forgetful
 from .influence import Influential
+from .methods import FIRST
 
 if TYPE_CHECKING:
     from .tempering import Choice
@@ -64,6 +65,9 @@ class Ensembled(Influential, Forgetful, WeightPosterior):
             if place is not None:
                 place = Path(place).with_name(f"{Path(place).stem}-{j}{Path(place).suffix}")
             own = dataclasses.replace(settings, seed=member.random_state, checkpoint=place)
+            if j > 0 and choice.begin is not None:  # where another start has led is not where this one leads
+                epochs = settings.epochs if member.epochs is not None else 2 * settings.epochs
+                own = dataclasses.replace(own, begin=None, first=FIRST, epochs=epochs)
             members.append(member._fitted(x, y, choice, own, *held))
         return self._assembled(members)
 
