@@ -9,7 +9,7 @@ import optax
 import pytest
 
 import margaux as mx
-from margaux.families.variational import base
+from margaux.families.variational import base, tempering
 from margaux.families.variational.architectures import Perceptron
 from margaux.families.variational.continuing import RISING_ON, SETTLED_ON, Ended, choose_onward, cooled, first_epochs
 from margaux.families.variational.draws import Flipout, LocalReparameterisation, default_draws
@@ -17,7 +17,7 @@ from margaux.families.variational.falling_adam import Adam
 from margaux.families.variational.ivon import Falling
 from margaux.families.variational.networks import as_network
 from margaux.families.variational.priors import Normal, ScaleMixture
-from margaux.families.variational.tempering import CLASSES, FAILED, LADDER, MANY, NUMBERS, RISING, folds
+from margaux.families.variational.tempering import CLASSES, FAILED, LADDER, MANY, NUMBERS, RISING, folds, is_much
 
 BEGIN = ([np.array([1.0])], [np.array([0.1])], {})
 
@@ -69,7 +69,7 @@ def test_a_first_fit_that_fails_is_no_place_to_begin():
 
 
 def test_parts_and_lengths_of_many():
-    (one,) = folds(MANY, np.arange(MANY) % 10, seed=0)
+    (one,) = folds(MANY, np.arange(MANY) % 10, seed=0, parts=10)
     assert one.sum() == MANY // 10 and (np.bincount(np.arange(MANY)[one] % 10) == MANY // 100).all()
     assert (first_epochs(1), first_epochs(401), first_epochs(10_000)) == (1200, 3, 3)
     means, deviations, own = cooled(([2.0], {"a": np.array([0.3])}, {"log_noise": 1.0}), 0.25)
@@ -106,29 +106,41 @@ def test_draws_of_perceptrons_by_their_weights():
     assert isinstance(draws(400, ScaleMixture()), Flipout)
 
 
+@pytest.fixture
+def much(monkeypatch):
+    """Few weights count as many."""
+    monkeypatch.setattr(tempering, "MUCH", 0)
+
+
 def many(n=MANY, seed=0):
+    """Outcomes with a log odds of four times a product, and their probabilities."""
     rng = np.random.default_rng(seed)
     x = rng.normal(size=(n, 2))
-    return x, (x[:, 0] * x[:, 1] > 0).astype(int)
+    p = 1 / (1 + np.exp(-4 * x[:, 0] * x[:, 1]))
+    return x, (rng.random(n) < p).astype(int), p
 
 
-def test_many_observations_are_fitted_once_and_gone_on_from():
-    x, y = many()
+def test_what_is_much():
+    assert is_much(MANY, np.zeros(100_000)) and not is_much(MANY - 1, np.zeros(10**6)) and not is_much(MANY, np.zeros(99_999))
+
+
+def test_many_observations_are_fitted_once_and_gone_on_from(much):
+    x, y, _ = many()
     model = mx.BayesianClassifier(verbose=False).fit(x, y)
     table: Any = model.temperatures_
     assert (table["held_out"] == MANY // 10).all() and len(table) < 6 and model._method_for(True) == "adam"
     assert model.temperature_ == table.loc[table["chosen"], "temperature"].item()
-    new, truth = many(2000, 1)
-    assert model.score(new, truth) > 0.97 and model.evaluate(new, truth)["ece"] < 0.03
+    new, _, p = many(2000, 1)
+    found = model.predict_proba(new)[:, 1]
+    # What its log score is below that of the truth.
+    assert np.mean(p * np.log(p / found) + (1 - p) * np.log((1 - p) / (1 - found))) < 0.01
     # It begins near its end, which a fit from the start does not.
-    assert model.history_["elbo"].iloc[0] > -0.2
+    assert model.history_["elbo"].iloc[0] > -0.5
     said = RISING_ON if not model.converged_ else SETTLED_ON
     assert model.message_.startswith(said.rstrip("."))
-    again = mx.BayesianClassifier(verbose=False).fit(x, y)
-    assert np.array_equal(again.predict_proba(new), model.predict_proba(new))
 
 
-def test_many_numbers_keep_their_noise():
+def test_many_numbers_keep_their_noise(much):
     rng = np.random.default_rng(0)
     x = rng.uniform(-2, 2, size=(MANY, 1))
     y = 10 + 3 * np.sin(2 * x[:, 0]) + 0.5 * rng.normal(size=MANY)
@@ -138,8 +150,8 @@ def test_many_numbers_keep_their_noise():
     assert np.abs(model.predict(grid) - 10 - 3 * np.sin(2 * grid[:, 0])).max() < 0.15
 
 
-def test_epochs_that_are_given_are_those_of_the_last_fit():
-    x, y = many()
+def test_epochs_that_are_given_are_those_of_the_last_fit(much):
+    x, y, _ = many()
     model = mx.BayesianClassifier(epochs=2, verbose=False).fit(x, y)
     assert model.n_iter_ == 2 * -(-MANY // 128) and model.result_.n_iter == model.n_iter_
 
@@ -147,8 +159,8 @@ def test_epochs_that_are_given_are_those_of_the_last_fit():
 def test_a_score_that_still_rises_is_no_convergence(monkeypatch):
     monkeypatch.setattr(base, "SEARCHED", 20)
     rng = np.random.default_rng(0)
-    x = rng.normal(size=(120, 2))
-    model = mx.BayesianClassifier(step=1e-3, verbose=False).fit(x, x[:, 0] > 0)
-    # 160 steps of a thousandth are too few to leave the start.
+    x = rng.normal(size=(1000, 2))
+    model = mx.BayesianClassifier(step=1e-4, prior="fan-in", batch_size=1000, verbose=False).fit(x, x[:, 0] > 0)
+    # 160 steps of a ten-thousandth are too few to leave the start.
     assert model.temperatures_["length"].max() == 8 and not model.converged_
     assert model.message_.startswith(RISING.rstrip("."))

@@ -38,7 +38,7 @@ from .networks import as_network
 from .observations import Scaling, columns, inputs
 from .priors import AbstractWeightPrior
 from .storing import Stored
-from .tempering import MANY, RISING, SETTLED, Choice
+from .tempering import RISING, SETTLED, Choice, is_much
 from .training import Settings, train
 from .verdict import MAXIMUM, Judged, climbed
 from .watching import FELL, ROSE, course
@@ -179,9 +179,8 @@ class BayesianNetwork(Laplacian, Tempered, Stored, Judged, Conventional, abc.ABC
             raise ValueError(f"n_blocks = {blocks} exceeds the {n} observations; pass at most {n}")
         spread: Any = self.spread
         # Below one the deviations end far below the prior's.
-        many = choice.many or n >= MANY
-        method = self._method_for(many)
-        falling = choice.searched or (many and self.method in (None, ENSEMBLE))
+        method = self._method_for(choice.many)
+        falling = choice.searched or (choice.many and self.method in (None, ENSEMBLE))
         small = falling and self.sigma is None and method == "adam" and spread == "weight"
         sigma = SMALL if small else self.sigma
         return Settings(
@@ -197,8 +196,13 @@ class BayesianNetwork(Laplacian, Tempered, Stored, Judged, Conventional, abc.ABC
         observations, from which it learns more in a few epochs."""
         if self.method not in (None, ENSEMBLE, LAPLACE):
             return self.method
-        many = many and self.method != LAPLACE
         return "ivon" if self.spread == "weight" and self.step is None and not many else "adam"
+
+    @property
+    def _is_much(self) -> bool:
+        """Whether there was time for one fit."""
+        mode = self.method == LAPLACE or one_dimensional(self._model)
+        return not mode and is_much(self.n_observations_, self._means)
 
     def _epochs(self, blocks: int, choice: Choice) -> float:
         if choice.epochs is not None:

@@ -27,7 +27,7 @@ from .priors import AbstractWeightPrior, Normal
 from .tempering import (
     CLASSES,
     FAILED,
-    MANY,
+    FOLDS,
     NUMBERS,
     PLAIN,
     SPARED,
@@ -36,6 +36,7 @@ from .tempering import (
     Choice,
     choose,
     folds,
+    is_much,
     kept_plain,
     log_scores,
 )
@@ -65,18 +66,22 @@ class Tempered:
         given = None if self.prior is None else "fan-in" if isinstance(self.prior, str) and self.prior == "fan-in" else "given"
         if me.method == LAPLACE:
             return dataclasses.replace(kept_plain(""), said="")
+        known = Candidate(1.0, str(given or PLAIN.prior))
         if self.temperature != "auto":
             temperature: Any = self.temperature
             is_number = isinstance(temperature, int | float | np.number) and not isinstance(temperature, bool)
             if not is_number or not 0 < temperature < np.inf:
                 raise ValueError(f'temperature must be "auto" or a positive number, got {temperature!r}')
-            return Choice(Candidate(float(temperature), str(given or PLAIN.prior)), 1, False, pd.DataFrame(), "")
-        plain = Choice(Candidate(1.0, str(given or PLAIN.prior)), 1, False, pd.DataFrame(), "")
+            known = known._replace(temperature=float(temperature))
+        plain = Choice(known, 1, False, pd.DataFrame(), "")
         settings: Settings = dataclasses.replace(me._settings(len(x), plain), shared=shared)
         network, weights = me._network(settings.dtype)
         likelihood = me._likelihood()
         if is_one_layer(network, likelihood):
             return plain
+        much = is_much(len(x), weights)
+        if self.temperature != "auto":
+            return dataclasses.replace(plain, many=much)
         if len(x) < SPARED:
             return dataclasses.replace(plain, said=kept_plain(f"{len(x)} observations are too few to hold some out").said)
 
@@ -101,9 +106,9 @@ class Tempered:
             return fitted(masks[0], Choice(candidate, 1, False, pd.DataFrame(), "", begin=begin, many=True, epochs=epochs))
 
         classified = isinstance(likelihood, Categorical)
-        masks = folds(len(x), y if classified else None, me.random_state)
+        masks = folds(len(x), y if classified else None, me.random_state, 2 * FOLDS if much else FOLDS)
         start = CLASSES if classified else NUMBERS
-        if len(x) < MANY:
+        if not much:
             return choose(given, masks, scored, start, longer=self.epochs is None)
         epochs = None if self.epochs is None else settings.epochs
         return choose_onward(given, onward, start, epochs or first_epochs(settings.n_blocks), epochs)

@@ -44,7 +44,7 @@ class BayesianClassifier(Classifier, BayesianNetwork):
             `margaux.families.variational.ensemble`; or "laplace", a Gaussian at the mode, with the scales of prior and noise
             of the highest `log_evidence_`: see `margaux.families.variational.laplace`. Of digits it predicts worse than the
             default: a log score of -0.25, and -0.07. By default "ivon", and "adam" where `step` is given, weights share
-            deviations, or there are 10,000 observations or more.
+            deviations, or observations and weights are many (10,000, and 10^9 their product).
         step: its step; by default it is found: see `margaux.families.variational.methods`. A network of one layer and one
             output (or two classes) ends at the maximum, by Newton's steps, where step and average are left to it.
         spread: "weight", "tensor" or "all": what shares a standard deviation. sigma: where they begin; by default, with IVON, at
@@ -54,17 +54,17 @@ class BayesianClassifier(Classifier, BayesianNetwork):
             biases), or a prior such as `margaux.families.variational.priors.Laplace(0.1)`. By default "fan-in", that
             divided by two or four, or N(0, 1) at T = 1, whichever predicts best; N(0, 1) at a temperature that is given.
         temperature: T, or "auto". Of one layer, and of fewer than 50 observations, "auto" is 1; of fewer than 1000 it is by
-            cross-validation in five parts, else by one fifth held out. It takes five to thirty times as long as a fit. Of 10,000
-            or more one tenth is held out, and short fits at other temperatures go on from one: twice as long in all, or less (see
-            `margaux.families.variational.continuing`).
+            cross-validation in five parts, else by one fifth held out. It takes five to thirty times as long as a fit. Of many
+            observations and weights one tenth is held out, and short fits at other temperatures go on from one: two to three
+            times as long as it in all (see `margaux.families.variational.continuing`).
         draws: "local" (default for margaux's networks of mostly dense layers, "tanh" and "relu" from 32,768 weights on),
             "flipout" (default for other equinox modules), "shared" (default for callables) or "observation": how the draws of a
             block's observations are related.
         n_draws: a number, or a schedule. antithetic: pairs z, -z.
         batch_size: observations a block; or n_blocks: the number of blocks, which are fixed.
         epochs: passes over the blocks; by default 20, and as many as make 3000 iterations. Where T is chosen, as many as make
-            2000, and twice, four or eight times as many where the log score held out still rises. Of 10,000 observations or more
-            it is 3, or as many as make 1200 iterations, from where as long a fit had ended.
+            2000, and twice, four or eight times as many where the log score held out still rises. Of many
+            observations and weights it is 3, or as many as make 1200 iterations, from where as long a fit had ended.
         average: of the iterates; by default the last one.
         standardize: the columns of a table (not of images).
         early_stopping: hold out `validation_fraction`, and stop when its ELBO has not risen for `n_iter_no_change` epochs.

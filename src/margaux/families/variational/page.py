@@ -14,7 +14,6 @@ from ...showing import convergence, estimates, facts, reproducing
 from ...showing.figures import drawn
 from ...showing.page import Paragraph, Part, Section, Verdict, attempt, framed, number, section
 from .laplace import LAPLACE
-from .tempering import MANY
 
 if TYPE_CHECKING:
     from .estimator import BayesianNetwork
@@ -66,7 +65,7 @@ def sections(model: Any, command: str | None = None) -> list[Section]:
 
 
 def _method(model: BayesianNetwork) -> str:
-    method = model._method_for(model.n_observations_ >= MANY)
+    method = model._method_for(model._is_much)
     if model.method == LAPLACE:
         return f"{LAPLACE}, the mode by {method}"
     if model.members_:

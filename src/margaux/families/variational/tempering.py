@@ -4,8 +4,8 @@ A tempered posterior maximises $\sum_iE_q\log p(y_i\mid x_i, w) - T\,\mathrm{KL}
 below one the data count 1/T times, and as $T\to0$ it becomes a point estimate. Independent Gaussians of many weights and few
 observations predict best well below one (Wenzel et al. 2020, "How good is the Bayes posterior in deep neural networks really?").
 The weight of the divergence is learned from predictions, as in SafeBayes (Gruenwald and van Ommen 2017), here from predictions of
-observations held out: a fifth of them, or each of five parts in turn where they are few. Of many observations (`MANY`) one fit
-is all that can be afforded, and short ones go on from it: see `margaux.families.variational.continuing`.
+observations held out: a fifth of them, or each of five parts in turn where they are few. Of many, and many weights, one fit is
+all that can be afforded, and short ones go on from it: see `margaux.families.variational.continuing`.
 
 Priors are $N(0, 1/d)$ for the weights of a unit of d inputs (see `fan_in`), and where it predicts better at the temperature that
 was found a half or a quarter as wide: T tells how much noise the weights have, and $T/s^2$, s the width of the prior, how much
@@ -18,8 +18,10 @@ import dataclasses
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
+import jax
 import numpy as np
 import pandas as pd
+from jaxtyping import PyTree
 
 #: temperatures that are tried, from the one at a start down, or up, as long as the score rises
 LADDER = (1.0, 0.3, 0.1, 0.03, 0.01, 0.003, 0.001)
@@ -31,8 +33,8 @@ CLASSES, NUMBERS = 3, 1
 GAIN, GAIN_OF_PLAIN = 2.0, 1.0
 #: observations below which none can be spared; and from which on one fifth tells as much as five folds
 SPARED, PLENTY = 50, 1000
-#: observations from which on fits at other temperatures go on from one that is there
-MANY = 10_000
+#: observations, and their number times that of the weights, from which on fits at other temperatures go on from one that is there
+MANY, MUCH = 10_000, 1_000_000_000
 #: parts of which each is held out in turn
 FOLDS = 5
 #: log score of an observation by a fit that has failed
@@ -101,15 +103,19 @@ def ladder(prior: str | None) -> list[Candidate]:
     return [Candidate(temperature, prior or "fan-in") for temperature in LADDER]
 
 
-def folds(n: int, labels: np.ndarray | None, seed: int) -> list[np.ndarray]:
-    """Masks (n,) of the observations that are held out in turn, of each class where there are labels: a fifth, or of many a
-    tenth."""
+def is_much(n: int, weights: PyTree) -> bool:
+    """Whether a fit of so many weights to so many observations takes so long that there is time for one."""
+    return n >= MANY and n * sum(np.size(leaf) for leaf in jax.tree.leaves(weights)) >= MUCH
+
+
+def folds(n: int, labels: np.ndarray | None, seed: int, parts: int = FOLDS) -> list[np.ndarray]:
+    """Masks (n,) of the observations that are held out in turn: one of so many parts, of each class where there are labels."""
     order = np.random.default_rng([seed, 1]).permutation(n)
     if labels is not None:
         order = order[np.argsort(labels[order], kind="stable")]
     part = np.empty(n, int)
-    part[order] = np.arange(n) % (FOLDS if n < MANY else 2 * FOLDS)
-    return [part == k for k in range(1 if n >= PLENTY else FOLDS)]
+    part[order] = np.arange(n) % parts
+    return [part == k for k in range(1 if n >= PLENTY else parts)]
 
 
 def choose(prior: str | None, masks: Sequence[np.ndarray], scored: Scored, start: int, longer: bool) -> Choice:
