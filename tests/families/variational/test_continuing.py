@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+import pandas as pd
 import pytest
 
 import margaux as mx
@@ -17,7 +18,19 @@ from margaux.families.variational.falling_adam import Adam
 from margaux.families.variational.ivon import Falling
 from margaux.families.variational.networks import as_network
 from margaux.families.variational.priors import Normal, ScaleMixture
-from margaux.families.variational.tempering import CLASSES, FAILED, LADDER, MANY, NUMBERS, RISING, folds, is_much
+from margaux.families.variational.tempering import (
+    CLASSES,
+    FAILED,
+    LADDER,
+    MANY,
+    NUMBERS,
+    RISING,
+    SETTLED,
+    Candidate,
+    Choice,
+    folds,
+    is_much,
+)
 
 BEGIN = ([np.array([1.0])], [np.array([0.1])], {})
 
@@ -156,6 +169,16 @@ def test_epochs_that_are_given_are_those_of_the_last_fit(much):
     assert model.n_iter_ == 2 * -(-MANY // 128) and model.result_.n_iter == model.n_iter_
 
 
+@pytest.mark.parametrize("rising", [False, True])
+def test_what_a_fit_says_of_a_score_that_rises(monkeypatch, rising):
+    choice = Choice(Candidate(0.1, "fan-in"), 1, rising, pd.DataFrame({"temperature": [0.1]}), "", lengthened=True)
+    monkeypatch.setattr(mx.BayesianClassifier, "_choice", lambda *_: choice)
+    x = np.random.default_rng(0).normal(size=(60, 2))
+    model = mx.BayesianClassifier(epochs=20, verbose=False).fit(x, x[:, 0] > 0)
+    assert (model.converged_, model.message_) == (not rising, RISING if rising else SETTLED)
+
+
+@pytest.mark.slow
 def test_a_score_that_still_rises_is_no_convergence(monkeypatch):
     monkeypatch.setattr(base, "SEARCHED", 20)
     rng = np.random.default_rng(0)
