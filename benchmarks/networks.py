@@ -13,6 +13,15 @@ learns its own. Means over the splits, each with its own observations to be pred
     five networks                    -0.099   -3.831    -5.982    -3.840
     five networks, weight decay      -0.096   -0.267    -5.431    -3.214
     stopped early                    -0.242   -0.552    -5.463    -3.756
+
+"mnist" and "lenet5" are all of MNIST, beside ten epochs of Adam in a loop of plain JAX: of a point estimate, and of independent
+Gaussians by one draw of the weights a batch. One split of mnist, compilation and predictions of 30,000 images included; the area
+under the curve (AUROC) is that of the entropy of predictions, of digits turned by a right angle and of noise among those of the test:
+
+                                 log score  accuracy     ece  AUROC turned   noise  CPU seconds
+    margaux, default                -0.068     0.979  0.0045         0.940   0.980           32
+    point estimate by Adam          -0.081     0.977  0.0045         0.913   0.960            6
+    Bayes by Backprop, one draw     -0.108     0.969  0.0203         0.932   0.993           31
 """
 
 from __future__ import annotations
