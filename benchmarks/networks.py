@@ -16,7 +16,7 @@ learns its own. Means over the splits, each with its own observations to be pred
 
 "mnist" and "lenet5" are all of MNIST, beside ten epochs of Adam in a loop of plain JAX: of a point estimate, and of independent
 Gaussians by one draw of the weights a batch. One split of mnist, compilation and predictions of 30,000 images included; the area
-under the curve (AUROC) is that of the entropy of predictions, of digits turned by a right angle and of noise among those of the test:
+under the curve (AUROC) is that of the entropy of predictions, of digits turned by a right angle and of noise among the tests:
 
                                  log score  accuracy     ece  AUROC turned   noise  CPU seconds
     margaux, default                -0.068     0.979  0.0045         0.940   0.980           32
