@@ -110,7 +110,7 @@ class Tempered:
         start = CLASSES if classified else NUMBERS
         if not much:
             return choose(given, masks, scored, start, longer=self.epochs is None)
-        epochs = None if self.epochs is None else settings.epochs
+        epochs = None if self.epochs is None else int(settings.epochs)
         return choose_onward(given, onward, start, epochs or first_epochs(settings.n_blocks), epochs)
 
     def _prior(self, name: str, weights: PyTree) -> AbstractWeightPrior:
