@@ -1,6 +1,6 @@
 """Bayesian networks with nothing chosen, beside networks of point estimates, on observations that chose nothing.
 
-    python benchmarks/networks.py [digits moons fours diabetes concrete] [--splits 5]
+    python benchmarks/networks.py [digits moons fours diabetes concrete mnist lenet5] [--splits 5]
 
 Contestants: margaux's default; scikit-learn's network with weight decay by cross-validation; five of its networks averaged, with
 its own weight decay and with that of cross-validation; and one stopped early. All have a hidden layer of 100 tanh units and
@@ -13,6 +13,15 @@ learns its own. Means over the splits, each with its own observations to be pred
     five networks                    -0.099   -3.831    -5.982    -3.840
     five networks, weight decay      -0.096   -0.267    -5.431    -3.214
     stopped early                    -0.242   -0.552    -5.463    -3.756
+
+"mnist" and "lenet5" are all of MNIST, beside ten epochs of Adam in a loop of plain JAX: of a point estimate, and of independent
+Gaussians by one draw of the weights a batch. One split of mnist, compilation and predictions of 30,000 images included; the area
+under the curve (AUROC) is that of the entropy of predictions, of digits turned by a right angle and of noise among the tests:
+
+                                 log score  accuracy     ece  AUROC turned   noise  CPU seconds
+    margaux, default                -0.068     0.979  0.0045         0.940   0.980           32
+    point estimate by Adam          -0.081     0.977  0.0045         0.913   0.960            6
+    Bayes by Backprop, one draw     -0.108     0.969  0.0203         0.932   0.993           31
 """
 
 from __future__ import annotations
@@ -23,11 +32,15 @@ import warnings
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+import jax
+import jax.numpy as jnp
 import numpy as np
+import optax
 import pandas as pd
-from scipy.special import logsumexp
+from scipy.special import entr, logsumexp
 from scipy.stats import norm
 from sklearn.datasets import load_diabetes, make_moons
+from sklearn.metrics import roc_auc_score
 from sklearn.model_selection import GridSearchCV, cross_val_predict
 from sklearn.neural_network import MLPClassifier, MLPRegressor
 from sklearn.pipeline import make_pipeline
@@ -37,23 +50,50 @@ import margaux as mx
 from margaux.datasets.images import load_mnist
 from margaux.examples.digits import split
 from margaux.families.variational import scores
+from margaux.families.variational.architectures import named
+from margaux.families.variational.networks import as_network
 
 DECAYS = (1e-4, 1e-2, 1e-1, 0.3, 1.0, 3.0, 10.0, 30.0)
 NETS, FOLDS = 5, 3
 
 
 class Sample(NamedTuple):
-    """Observations of a fit and to be predicted."""
+    """Observations of a fit and to be predicted, and some that are unlike either; the network, and the number of its start."""
 
     x: Any
     y: Any
     x_new: Any
     y_new: Any
+    apart: dict[str, Any] = {}
+    network: str = "tanh"
+    seed: int = 0
+
+    @property
+    def asked(self) -> Any:
+        """All that is to be predicted."""
+        return np.concatenate([self.x_new, *self.apart.values()])
 
 
 def digits(seed: int) -> Sample:
     """scikit-learn's: 1,347 and 450."""
-    return Sample(*split(seed))
+    own = Sample(*split(seed))
+    images = np.asarray(own.x_new).reshape(-1, 8, 8)
+    noise = np.random.default_rng(seed).uniform(0, images.max(), images.shape)
+    apart = {"rotated": np.rot90(images, axes=(1, 2)), "noise": noise}
+    return own._replace(apart={name: part.reshape(own.x_new.shape) for name, part in apart.items()})
+
+
+def mnist(seed: int, network: str = "tanh") -> Sample:
+    """All of MNIST, 60,000 and 10,000; a hidden layer of 100 tanh units, as MISSO's paper has it."""
+    x, y = load_mnist("train")
+    x_new, y_new = load_mnist("test")
+    noise = np.random.default_rng(seed).integers(0, 256, x_new.shape, dtype=np.uint8)
+    return Sample(x, y, x_new, y_new, {"rotated": np.rot90(x_new, axes=(1, 2)), "noise": noise}, network, seed)
+
+
+def lenet5(seed: int) -> Sample:
+    """All of MNIST by LeNet-5."""
+    return mnist(seed, "lenet5")
 
 
 def moons(seed: int) -> Sample:
@@ -97,8 +137,8 @@ def parted(x: Any, y: Any, new: int, seed: int) -> Sample:
 
 
 def classes(sample: Sample) -> dict[str, Callable[[], np.ndarray]]:
-    """Probabilities of the classes, by contestant."""
-    x, y, new, _ = sample
+    """Probabilities of the classes of all that is asked, by contestant."""
+    x, y, new = sample.x, sample.y, sample.asked
 
     def ours() -> np.ndarray:
         model = mx.BayesianClassifier(verbose=False).fit(x, y)
@@ -126,14 +166,80 @@ def classes(sample: Sample) -> dict[str, Callable[[], np.ndarray]]:
     }
 
 
+def networks(sample: Sample) -> dict[str, Callable[[], np.ndarray]]:
+    """The same, of networks that are fitted to many images: the default beside ten epochs in a loop of plain JAX."""
+    x, y, new = sample.x, sample.y, sample.asked
+
+    def ours() -> np.ndarray:
+        model = mx.BayesianClassifier(network=sample.network, random_state=sample.seed, verbose=False).fit(x, y)
+        print(f"    {model.message_}", flush=True)
+        return model.predict_proba(new)
+
+    def plain(bayes: bool) -> Callable[[], np.ndarray]:
+        return lambda: ten_epochs(sample.network, x, y, new, sample.seed, bayes)
+
+    return {"margaux, default": ours, "point estimate by Adam": plain(False), "Bayes by Backprop, one draw": plain(True)}
+
+
+def ten_epochs(name: str, x: np.ndarray, y: np.ndarray, new: np.ndarray, seed: int, bayes: bool) -> np.ndarray:
+    """Probabilities after ten epochs of batches of 128 by Adam, of a point estimate or of independent Gaussians with one draw of
+    the weights a batch and a prior N(0, 1)."""
+    module = named(name, x.shape[1:], int(y.max()) + 1, seed)
+    network, weights = as_network(module)
+    weights = jax.tree.map(jnp.asarray, weights)
+    params = (weights, jax.tree.map(lambda w: jnp.full_like(w, np.log(0.05)), weights)) if bayes else (weights, ())
+    optimiser, size = optax.adam(1e-3), 128
+
+    def drawn(params: Any, key: Any) -> Any:
+        if not bayes:
+            return params[0]
+        leaves, structure = jax.tree.flatten(params[0])
+        keys = jax.tree.unflatten(structure, list(jax.random.split(key, len(leaves))))
+        return jax.tree.map(lambda m, r, k: m + jnp.exp(r) * jax.random.normal(k, m.shape), *params, keys)
+
+    def loss(params: Any, key: Any, x: Any, y: Any) -> Any:
+        fit = optax.softmax_cross_entropy_with_integer_labels(network.outputs(drawn(params, key), x), y).mean()
+        parts = jax.tree.map(lambda m, r: jnp.sum((jnp.exp(2 * r) + m**2) / 2 - r - 0.5), *params) if bayes else ()
+        return fit + sum(jax.tree.leaves(parts)) / len(images)
+
+    @jax.jit
+    def epoch(carry: Any, images: Any, labels: Any, order: Any, keys: Any) -> Any:
+        def step(carry: Any, one: Any) -> Any:
+            params, state = carry
+            ids, key = one
+            moves, state = optimiser.update(jax.grad(loss)(params, key, images[ids], labels[ids]), state)
+            return (optax.apply_updates(params, moves), state), None
+
+        return jax.lax.scan(step, carry, (order, keys))[0]
+
+    images, labels, rng = jnp.asarray(x), jnp.asarray(y), np.random.default_rng(seed)
+    carry: Any = params, optimiser.init(params)
+    for number in range(10):
+        order = rng.permutation(len(x))[: len(x) // size * size].reshape(-1, size)
+        carry = epoch(carry, images, labels, jnp.asarray(order), jax.random.split(jax.random.key(10 * seed + number), len(order)))
+    predicted = jax.jit(lambda params, key, x: jax.nn.softmax(network.outputs(drawn(params, key), x)))
+    keys = jax.random.split(jax.random.key(seed), 30 if bayes else 1)
+    parts = [np.mean([predicted(carry[0], key, part) for key in keys], axis=0) for part in np.array_split(new, len(new) // 1000)]
+    return np.concatenate(parts)
+
+
 def scored_classes(sample: Sample, found: np.ndarray) -> dict[str, float]:
     y = np.asarray(sample.y_new)
+    entropies = entr(found).sum(axis=1)
+    parts = np.split(entropies, np.cumsum([len(y), *map(len, sample.apart.values())])[:-1])
+    found = found[: len(y)]
+    unlike = {}
+    for name, part in zip(sample.apart, parts[1:], strict=True):
+        outside = np.repeat([0, 1], [len(y), len(part)])
+        unlike[f"entropy_{name}"] = float(part.mean())
+        unlike[f"auroc_{name}"] = float(roc_auc_score(outside, np.concatenate([parts[0], part])))
     return {
         "log_score": scores.log_score(y, found),
         "brier": scores.brier_score(y, found),
         "ece": scores.expected_calibration_error(y, found),
         "accuracy": float(np.mean(found.argmax(axis=1) == y)),
-    }
+        "entropy": float(parts[0].mean()),
+    } | unlike
 
 
 # -- numbers ----------------------------------------------------------------------------------
@@ -141,7 +247,7 @@ def scored_classes(sample: Sample, found: np.ndarray) -> dict[str, float]:
 
 def numbers(sample: Sample) -> dict[str, Callable[[], tuple[np.ndarray, float]]]:
     """Means (draws, n) and the noise around them, by contestant."""
-    x, y, new, _ = sample
+    x, y, new = sample.x, sample.y, sample.x_new
     location, scale = y.mean(), y.std()
     z = (y - location) / scale
 
@@ -198,6 +304,8 @@ SETS: dict[str, tuple[Callable[[int], Sample], Callable[..., Any], Callable[...,
     "fours": (fours, classes, scored_classes),
     "diabetes": (diabetes, numbers, scored_numbers),
     "concrete": (concrete, numbers, scored_numbers),
+    "mnist": (mnist, networks, scored_classes),
+    "lenet5": (lenet5, networks, scored_classes),
 }
 
 
@@ -214,9 +322,10 @@ def main() -> None:
         for seed in range(options.splits):
             sample = draw(seed)
             for contestant, predict in contestants(sample).items():
-                start = time.perf_counter()
+                start, cpu = time.perf_counter(), time.process_time()
                 found = predict()
-                row = scored(sample, found) | {"seconds": time.perf_counter() - start}
+                took = {"seconds": time.perf_counter() - start, "cpu_seconds": time.process_time() - cpu}
+                row = scored(sample, found) | took
                 rows.setdefault(contestant, []).append(row)
         means = pd.DataFrame({contestant: pd.DataFrame(own).mean() for contestant, own in rows.items()}).T
         print(means.round(4).to_string(), flush=True)

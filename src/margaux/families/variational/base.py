@@ -33,12 +33,12 @@ from .drawn import ITERATIONS as WALKED
 from .ensemble import shuffled
 from .laplace import LAPLACE, Laplacian
 from .likelihoods import AbstractLikelihood
-from .methods import ENSEMBLE, MEMBERS, SGMCMC
+from .methods import ENSEMBLE, FIRST, MEMBERS, ONWARD, SGMCMC
 from .networks import as_network
 from .observations import Scaling, columns, inputs
 from .priors import AbstractWeightPrior
 from .storing import Stored
-from .tempering import RISING, SETTLED, Choice
+from .tempering import RISING, SETTLED, Choice, is_much
 from .training import Settings, train
 from .trajectory import CYCLES, FRICTION
 from .verdict import MAXIMUM, Judged, climbed
@@ -152,7 +152,7 @@ class BayesianNetwork(Laplacian, Tempered, Stored, Judged, Conventional, abc.ABC
         self.n_observations_, self._data, self._held_out = len(x), (x, outcome), held
         stopped, fit = self.early_stopping and trained.best is not None, trained.fit
         verdict = None if stopped or fit.result.failed else course(fit.trace["log_joint"].ravel(), settings.n_blocks)
-        if verdict == ROSE and settings.falling:
+        if verdict == ROSE and choice.searched:
             verdict = None  # whether it is long enough was asked of observations held out
         ended = not (stopped or fit.result.failed or fit.result is RESULTS.interrupted or verdict == FELL)
         params: Any = trained.best if stopped else fit.params
@@ -169,7 +169,7 @@ class BayesianNetwork(Laplacian, Tempered, Stored, Judged, Conventional, abc.ABC
         elif verdict is not None:
             self.converged_, self.message_ = False, verdict
         elif ended and choice.lengthened:
-            self.converged_, self.message_ = not choice.rising, RISING if choice.rising else SETTLED
+            self.converged_, self.message_ = not choice.rising, choice.ended or (RISING if choice.rising else SETTLED)
         if choice.said and verdict != FELL and not fit.result.failed:
             self.message_ = f"{self.message_.rstrip('.')}. {choice.said}"
         if verdict == FELL or fit.result.failed:
@@ -189,25 +189,35 @@ class BayesianNetwork(Laplacian, Tempered, Stored, Judged, Conventional, abc.ABC
             raise ValueError(f"n_blocks = {blocks} exceeds the {n} observations; pass at most {n}")
         spread: Any = self.spread
         # Below one the deviations end far below the prior's.
-        method = self._method
-        small = choice.searched and self.sigma is None and method == "adam" and spread == "weight"
+        method = self._method_for(choice.many)
+        falling = choice.searched or (choice.many and self.method in (None, ENSEMBLE))
+        small = falling and self.sigma is None and method == "adam" and spread == "weight"
         sigma = SMALL if small else self.sigma
         settings = Settings(
             method=method, step=self.step, spread=spread, sigma=sigma, n_draws=self.n_draws,
             antithetic=self.antithetic, n_blocks=blocks, rows=self.rows, average=self.average, seed=self.random_state,
-            epochs=self._epochs(blocks, choice), falling=choice.searched, temperature=choice.candidate.temperature,
+            epochs=self._epochs(blocks, choice), falling=falling, temperature=choice.candidate.temperature,
+            first=FIRST if choice.begin is None else ONWARD, begin=choice.begin,
             dtype=default_dtype(np.float32 if self.dtype is None else self.dtype), progress=self.verbose,
         )  # fmt: skip
         return self._walking(settings, n) if self._walks else settings
 
-    @property
-    def _method(self) -> str | AbstractAlgorithm:
-        """The one that was asked for, or by default IVON, where it can be and its step is its own."""
+    def _method_for(self, many: bool) -> str | AbstractAlgorithm:
+        """The one that was asked for, or by default IVON, where it can be and its step is its own, and Adam of many
+        observations, from which it learns more in a few epochs."""
         if self.method not in (None, ENSEMBLE, LAPLACE, SGMCMC):
             return self.method
-        return "ivon" if self.spread == "weight" and self.step is None else "adam"
+        return "ivon" if self.spread == "weight" and self.step is None and not many else "adam"
 
-    def _epochs(self, blocks: int, choice: Choice) -> int:
+    @property
+    def _is_much(self) -> bool:
+        """Whether there was time for one fit."""
+        mode = self.method == LAPLACE or self._walks or one_dimensional(self._model)
+        return not mode and is_much(self.n_observations_, self._means)
+
+    def _epochs(self, blocks: int, choice: Choice) -> float:
+        if choice.epochs is not None:
+            return choice.epochs
         if self.epochs is not None:
             return whole("epochs", self.epochs, 1)
         count = WALKED * choice.length if self._walks else SEARCHED * choice.length if choice.searched else ITERATIONS

@@ -13,6 +13,8 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, PyTree
 
+from ...numerics.compiling import is_large
+from .architectures import Perceptron
 from .layers import Convolution, Dense, over_channels, over_observations
 from .networks import ModuleNetwork, Network, floating
 from .priors import AbstractWeightPrior
@@ -285,12 +287,15 @@ def as_draws(draws: str) -> AbstractDraws:
 
 def default_draws(network: Network, weights: PyTree, prior: AbstractWeightPrior) -> AbstractDraws:
     """Local reparameterisation for networks of ours whose weights are mostly in dense layers, where the prior allows it: it
-    costs and varies least. Otherwise Flipout, and shared draws where the layers are not known."""
+    costs and varies least, of perceptrons where weights are many. Otherwise Flipout, and shared draws where the layers are not
+    known."""
     if not isinstance(network, ModuleNetwork):
         return Shared()
 
     def size(tree):
         return sum(leaf.size for leaf in jax.tree.leaves(eqx.filter(tree, eqx.is_inexact_array)))
 
-    inside = sum(size(layer) for layer in layers(network.module(weights)) if isinstance(layer, Dense))
+    # An eqx.nn.Linear of another module may be applied to several parts of one observation. Of few weights Flipout costs as much.
+    once = (Dense, eqx.nn.Linear) if isinstance(network.static, Perceptron) and is_large(weights) else Dense
+    inside = sum(size(layer) for layer in layers(network.module(weights)) if isinstance(layer, once))
     return LocalReparameterisation() if inside > size(weights) / 2 and not prior.by_draws else Flipout()

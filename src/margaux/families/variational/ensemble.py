@@ -24,7 +24,7 @@ from jaxtyping import PyTree
 from .bound import Bound
 from .drawn import Drawn
 from .forgetting import Forgetful
-from .methods import ENSEMBLE
+from .methods import ENSEMBLE, FIRST
 
 if TYPE_CHECKING:
     from .tempering import Choice
@@ -62,6 +62,9 @@ class Ensembled(Drawn, Forgetful):
             if place is not None:
                 place = Path(place).with_name(f"{Path(place).stem}-{j}{Path(place).suffix}")
             own = dataclasses.replace(settings, seed=member.random_state, checkpoint=place)
+            if j > 0 and choice.begin is not None:  # where another start has led is not where this one leads
+                epochs = settings.epochs if member.epochs is not None else 2 * settings.epochs
+                own = dataclasses.replace(own, begin=None, first=FIRST, epochs=epochs)
             members.append(member._fitted(x, y, choice, own, *held))
         return self._assembled(members)
 

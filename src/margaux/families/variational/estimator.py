@@ -47,8 +47,8 @@ class BayesianClassifier(Classifier, BayesianNetwork):
             of the highest `log_evidence_`: see `margaux.families.variational.laplace`. Of digits it predicts worse than the
             default: a log score of -0.25, and -0.07; or "sgmcmc", draws of the posterior itself, along five chains of stochastic
             gradients with momentum and noise whose steps fall again and again (cyclical SGHMC): see
-            `margaux.families.variational.langevin`. By default "ivon", and "adam" where `step` is given or weights share
-            deviations.
+            `margaux.families.variational.langevin`. By default "ivon", and "adam" where `step` is given, weights
+            share deviations, or observations and weights are many (10,000, and 10^9 their product).
         step: its step; by default it is found: see `margaux.families.variational.methods`. A network of one layer and one
             output (or two classes) ends at the maximum, by Newton's steps, where step and average are left to it. Of chains and
             SWAG it is a number, the first step over the inverse of the largest curvature, by default one, or 8 / blocks if less.
@@ -59,14 +59,19 @@ class BayesianClassifier(Classifier, BayesianNetwork):
             biases), or a prior such as `margaux.families.variational.priors.Laplace(0.1)`. By default "fan-in", that
             divided by two or four, or N(0, 1) at T = 1, whichever predicts best; N(0, 1) at a temperature that is given.
         temperature: T, or "auto". Of one layer, and of fewer than 50 observations, "auto" is 1; of fewer than 1000 it is by
-            cross-validation in five parts, else by one fifth held out. It takes five to thirty times as long as a fit.
-        draws: "local" (default for margaux's networks of mostly dense layers), "flipout" (default for other equinox modules),
-            "shared" (default for callables) or "observation": how the draws of a block's observations are related.
+            cross-validation in five parts, else by one fifth held out. It takes five to thirty times as long as a fit. Of many
+            observations and weights one tenth is held out, and short fits at other temperatures go on from one: two to three
+            times as long as it in all (see `margaux.families.variational.continuing`).
+        draws: "local" (default for margaux's networks of mostly dense layers, "tanh" and "relu" from 32,768 weights on),
+            "flipout" (default for other equinox modules), "shared" (default for callables) or "observation": how the draws of a
+            block's observations are related.
         n_draws: a number, or a schedule. antithetic: pairs z, -z.
         batch_size: observations a block, 128 by default (all of up to 1000 where there are chains, and fewer where SWAG would
             have fewer than 8 blocks); or n_blocks: the number of blocks, which are fixed.
         epochs: passes over the blocks; by default 20, and as many as make 3000 iterations. Where T is chosen, as many as make
-            2000, and twice, four or eight times as many where the log score held out still rises. Of chains and SWAG 4000.
+            2000, and twice, four or eight times as many where the log score held out still rises. Of many
+            observations and weights it is 3, or as many as make 1200 iterations, from where as long a fit had ended. Of chains
+            and SWAG 4000 iterations.
         average: of the iterates; by default the last one.
         standardize: the columns of a table (not of images).
         early_stopping: hold out `validation_fraction`, and stop when its ELBO has not risen for `n_iter_no_change` epochs.

@@ -29,7 +29,8 @@ from .model import Variational
 
 #: the first step by default, and what is kept of the direction in each
 FIRST, KEPT = 0.1, 0.9
-#: weight of the newest curvature: as much at most, and as if the last tenth of all counted
+#: weight of the newest curvature: as much at most, as if the last tenth of all counted, and no more than in an average over all
+#: blocks: a weight whose input is zero but in a few of them has its curvature from these
 NEWEST, TENTH = 0.01, 10.0
 #: curvature of a logarithm of a scale that is learned, an observation, and how far one moves in a step
 OF_SCALES, FARTHEST = 2.0, 0.05
@@ -95,7 +96,8 @@ class IVON(AbstractUpdate):
     def __call__(self, problem, params, s, state, k):
         model: Any = problem.model
         k = jnp.asarray(k, float)
-        share, newest, delta = model.temperature / model.n, jnp.minimum(NEWEST, TENTH / k), self.step(k)
+        share, delta = model.temperature / model.n, self.step(k)
+        newest = jnp.minimum(jnp.minimum(NEWEST, TENTH / k), 1 / model.n_blocks)
 
         def curvature(u: Array, slope: Array, old: Array) -> Array:
             variance = jnp.exp(2 * u)

@@ -3,13 +3,12 @@ r"""MISSO and its rivals by name: statistic x memory x update.
 With L the curvature of the negative ELBO per observation in the means and B blocks, the default steps are 1/(2L) for Bayes by
 Backprop, a tenth of it with momentum 0.9, 1/(4L) for tables of scores, and B/(2L) for MISSO, whose table turns each visit into a
 step of length $\gamma/B$. Adam moves a coordinate by a step an iteration at most: its own lets it go as far as 5, within 1e-3 and
-1e-2. IVON's is a tenth of Newton's, and falls to zero. Where a fit falls apart with a step from the curvature it begins again
-with a quarter of it, three times at most.
+1e-2, or falls from 1e-2 to zero where the temperature is chosen. IVON's is a tenth of Newton's, and falls to zero. Where a fit
+falls apart with a step from the curvature it begins again with a quarter of it, three times at most.
 """
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable
 from typing import Any, Literal, get_args
 
@@ -21,7 +20,8 @@ from ...algorithms.base import AbstractAlgorithm
 from ...algorithms.recipes import misso, sag, saga, soul
 from ...algorithms.updates import is_optimiser
 from ...problem.schedule import AbstractSchedule, as_schedule
-from .ivon import ivon
+from .falling_adam import falling_adam
+from .ivon import Falling, ivon
 
 Method = Literal["ivon", "adam", "adagrad", "momentum", "bbb", "sag", "saga", "misso"]
 
@@ -29,8 +29,8 @@ Method = Literal["ivon", "adam", "adagrad", "momentum", "bbb", "sag", "saga", "m
 ENSEMBLE, MEMBERS, SGMCMC = "ensemble", 5, "sgmcmc"
 #: methods that scale every coordinate by themselves
 ADAPTIVE = ("adam", "ivon", "adagrad")
-#: the first step of Adam where the length of the fit is chosen
-FIRST = 1e-2
+#: the first step of Adam where it falls to zero, and where such a fit goes on from another
+FIRST, ONWARD = 1e-2, 3e-3
 #: methods that keep a table
 TABLES = ("sag", "saga", "misso")
 
@@ -60,13 +60,6 @@ def default_step(method: str, n_blocks: int, n_iter: int, curvature: float | Non
     return {"bbb": 1 / 2, "momentum": 1 / 20, "sag": 1 / 4, "saga": 1 / 4, "misso": n_blocks / 2}[method] / curvature
 
 
-@functools.lru_cache(maxsize=16)
-def falling(n_iter: int) -> optax.GradientTransformation:
-    """Adam whose step falls from `FIRST` to zero along a cosine: its last iterate needs no average. One
-    object for a length, so that fits beside each other are traced once."""
-    return optax.adam(optax.cosine_decay_schedule(FIRST, n_iter))
-
-
 def algorithm(method: Method | AbstractAlgorithm, step: Any, average: AbstractAverage | None) -> AbstractAlgorithm:
     r"""The algorithm of a method and a step (a number; for all but MISSO a schedule or an optax optimiser as well).
 
@@ -89,6 +82,8 @@ def algorithm(method: Method | AbstractAlgorithm, step: Any, average: AbstractAv
         if is_optimiser(step):
             raise ValueError("the step of IVON is a number or a schedule, in units of Newton's; pass step=0.1, say")
         return ivon(as_schedule(step, name="step"), average)
+    if method == "adam" and isinstance(step, Falling):
+        return falling_adam(step, average)
     if method == "sag":
         return sag(step, average=average, first_pass=False)
     if method == "saga":

@@ -72,7 +72,7 @@ def sections(model: Any, command: str | None = None) -> list[Section]:
 
 
 def _method(model: BayesianNetwork) -> str:
-    method = model._method
+    method = model._method_for(model._is_much)
     if model.method == LAPLACE:
         return f"{LAPLACE}, the mode by {method}"
     if model.method == SGMCMC:

@@ -4,7 +4,8 @@ A tempered posterior maximises $\sum_iE_q\log p(y_i\mid x_i, w) - T\,\mathrm{KL}
 below one the data count 1/T times, and as $T\to0$ it becomes a point estimate. Independent Gaussians of many weights and few
 observations predict best well below one (Wenzel et al. 2020, "How good is the Bayes posterior in deep neural networks really?").
 The weight of the divergence is learned from predictions, as in SafeBayes (Gruenwald and van Ommen 2017), here from predictions of
-observations held out: a fifth of them, or each of five parts in turn where they are few.
+observations held out: a fifth of them, or each of five parts in turn where they are few. Of many, and many weights, one fit is
+all that can be afforded, and short ones go on from it: see `margaux.families.variational.continuing`.
 
 Priors are $N(0, 1/d)$ for the weights of a unit of d inputs (see `fan_in`), and where it predicts better at the temperature that
 was found a half or a quarter as wide: T tells how much noise the weights have, and $T/s^2$, s the width of the prior, how much
@@ -17,8 +18,10 @@ import dataclasses
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
+import jax
 import numpy as np
 import pandas as pd
+from jaxtyping import PyTree
 
 #: temperatures that are tried, from the one at a start down, or up, as long as the score rises
 LADDER = (1.0, 0.3, 0.1, 0.03, 0.01, 0.003, 0.001)
@@ -30,6 +33,8 @@ CLASSES, NUMBERS = 3, 1
 GAIN, GAIN_OF_PLAIN = 2.0, 1.0
 #: observations below which none can be spared; and from which on one fifth tells as much as five folds
 SPARED, PLENTY = 50, 1000
+#: observations, and their number times that of the weights, from which on fits at other temperatures go on from one that is there
+MANY, MUCH = 10_000, 1_000_000_000
 #: parts of which each is held out in turn
 FOLDS = 5
 #: log score of an observation by a fit that has failed
@@ -52,6 +57,8 @@ PLAIN = Candidate(1.0, "N(0, 1)")
 SETTLED = "The log score held out no longer rises with longer fits."
 RISING = "The log score held out still rose when the fit was made twice as long: raise epochs= for a better one."
 
+#: of a table of what was tried
+COLUMNS = pd.Index(["temperature", "prior", "length", "log_score", "difference", "se", "held_out", "chosen"])
 #: log scores (m,) of the observations that are held out, of a fit to the others: (candidate, mask of those held out, length)
 Scored = Callable[[Candidate, np.ndarray, int], np.ndarray]
 
@@ -64,8 +71,9 @@ class Choice:
         candidate: temperature and prior. length: how often the shortest fit, a power of two. rising: whether the score still
             rose when the fit was made as long as that. table: a row a candidate: "temperature", "prior", "log_score" an
             observation held out, "difference" from the chosen one with its standard error "se", "held_out" (observations),
-            "chosen". said: a sentence. lengthened: whether the length
-            was chosen, too.
+            "chosen". said: a sentence. lengthened: whether the length was chosen, too. begin: where the fit goes on from, as in
+            `Settings`. ended: what is to be said of its length, where it went on. many: whether observations are so many that
+            fits go on from others. epochs: of the fit, where they are.
     """
 
     candidate: Candidate
@@ -74,6 +82,10 @@ class Choice:
     table: pd.DataFrame
     said: str
     lengthened: bool = False
+    begin: Any = None
+    ended: str | None = None
+    many: bool = False
+    epochs: float | None = None
 
     @property
     def searched(self) -> bool:
@@ -91,14 +103,19 @@ def ladder(prior: str | None) -> list[Candidate]:
     return [Candidate(temperature, prior or "fan-in") for temperature in LADDER]
 
 
-def folds(n: int, labels: np.ndarray | None, seed: int) -> list[np.ndarray]:
-    """Masks (n,) of the observations that are held out in turn: a fifth each, of each class where there are labels."""
+def is_much(n: int, weights: PyTree) -> bool:
+    """Whether a fit of so many weights to so many observations takes so long that there is time for one."""
+    return n >= MANY and n * sum(np.size(leaf) for leaf in jax.tree.leaves(weights)) >= MUCH
+
+
+def folds(n: int, labels: np.ndarray | None, seed: int, parts: int = FOLDS) -> list[np.ndarray]:
+    """Masks (n,) of the observations that are held out in turn: one of so many parts, of each class where there are labels."""
     order = np.random.default_rng([seed, 1]).permutation(n)
     if labels is not None:
         order = order[np.argsort(labels[order], kind="stable")]
     part = np.empty(n, int)
-    part[order] = np.arange(n) % FOLDS
-    return [part == k for k in range(1 if n >= PLENTY else FOLDS)]
+    part[order] = np.arange(n) % parts
+    return [part == k for k in range(1 if n >= PLENTY else parts)]
 
 
 def choose(prior: str | None, masks: Sequence[np.ndarray], scored: Scored, start: int, longer: bool) -> Choice:
@@ -125,17 +142,10 @@ def choose(prior: str | None, masks: Sequence[np.ndarray], scored: Scored, start
         return float(all_of(one).mean())
 
     mean(plain(prior))
-    for way in (1, -1):
-        at = start
-        while 0 <= at + way < len(steps) and mean(steps[at + way]) > mean(steps[at]):
-            at += way
-        if at != start:
-            break
+    walk(steps, start, mean)
     walked = [one for one in steps if one in scores]
     best = max((plain(prior), *walked), key=mean)
-    differences = {one: all_of(one) - all_of(best) for one in walked}
-    near = [one for one in walked if differences[one].mean() >= -_error(differences[one])]
-    chosen = near[0] if best in walked else best
+    chosen = nearest(walked, best, all_of) if best in walked else best
     for name in [*WIDTHS][1:] if prior is None and chosen in walked else ():
         one = chosen._replace(prior=name)
         if mean(one) <= mean(chosen):
@@ -147,9 +157,25 @@ def choose(prior: str | None, masks: Sequence[np.ndarray], scored: Scored, start
         gains = {one: GAIN_OF_PLAIN if one == tried[0] else GAIN for one in found}
         found = {one: _lengthened(one, scores[one], masks, scored, gain) for one, gain in gains.items()}
         gap = found[tried[0]].scores - found[chosen].scores
-        chosen = tried[0] if gap.mean() >= -_error(gap) else chosen
+        chosen = tried[0] if gap.mean() >= -error(gap) else chosen
     table = _table(tried, {one: all_of(one) for one in tried}, found, chosen)
     return Choice(chosen, found[chosen].times, found[chosen].rising, table, _said(chosen, table, tried[0]), longer)
+
+
+def walk(steps: Sequence[Candidate], start: int, mean: Callable[[Candidate], float]) -> None:
+    """Ask for mean scores from the start down, or up, as long as they rise."""
+    for way in (1, -1):
+        at = start
+        while 0 <= at + way < len(steps) and mean(steps[at + way]) > mean(steps[at]):
+            at += way
+        if at != start:
+            break
+
+
+def nearest(walked: Sequence[Candidate], best: Candidate, scores: Callable[[Candidate], np.ndarray]) -> Candidate:
+    """The first, of the highest temperature, whose score is within one standard error of the best one's."""
+    differences = {one: scores(one) - scores(best) for one in walked}
+    return next(one for one in walked if differences[one].mean() >= -error(differences[one]))
 
 
 class _Length(NamedTuple):
@@ -167,7 +193,7 @@ def _lengthened(one: Candidate, shortest: list[np.ndarray], masks: Sequence[np.n
     best = np.concatenate(shortest[: len(some)])
     for _ in range(DOUBLINGS):
         twice = np.concatenate([scored(one, mask, 2 * times) for mask in some])
-        rising = bool((twice - best).mean() > gain * _error(twice - best))
+        rising = bool((twice - best).mean() > gain * error(twice - best))
         if not rising:
             break
         times, best = 2 * times, twice
@@ -176,7 +202,8 @@ def _lengthened(one: Candidate, shortest: list[np.ndarray], masks: Sequence[np.n
     return _Length(times, rising, np.concatenate([best, *(scored(one, mask, times) for mask in masks[2:])]))
 
 
-def _error(differences: np.ndarray) -> float:
+def error(differences: np.ndarray) -> float:
+    """Standard error of their mean."""
     return float(differences.std(ddof=1) / np.sqrt(len(differences)))
 
 
@@ -190,12 +217,11 @@ def _table(
     rows = []
     for one, times, own in of:
         difference = own - last.scores
-        figures = [own.mean(), difference.mean(), _error(difference)]
+        figures = [own.mean(), difference.mean(), error(difference)]
         if np.any(own == FAILED):
             figures = [np.nan] * 3
         rows.append([one.temperature, one.prior, times, *figures, len(own), one == chosen and times == last.times])
-    names = pd.Index(["temperature", "prior", "length", "log_score", "difference", "se", "held_out", "chosen"])
-    return pd.DataFrame(rows, columns=names)
+    return pd.DataFrame(rows, columns=COLUMNS)
 
 
 def _said(chosen: Candidate, table: pd.DataFrame, plain: Candidate) -> str:

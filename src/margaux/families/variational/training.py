@@ -13,7 +13,6 @@ import pandas as pd
 from jaxtyping import PyTree
 
 from ...algorithms.average import AbstractAverage
-from ...algorithms.updates import is_optimiser
 from ...answers.fit import Fit
 from ...engine.callbacks import AbstractCallback
 from ...esteps import Noise
@@ -27,7 +26,7 @@ from .evaluation import slice_size
 from .ivon import FIRST as STEP_OF_IVON
 from .ivon import Falling, started
 from .likelihoods import AbstractLikelihood
-from .methods import FIRST, TABLES, algorithm, check_method, default_step, falling, needs_curvature
+from .methods import FIRST, TABLES, algorithm, check_method, default_step, needs_curvature
 from .model import Variational, block_size, blocks, padded_size
 from .networks import Network
 from .posterior import GaussianPosterior, Spread
@@ -64,14 +63,16 @@ class Settings:
     n_draws: int | AbstractSchedule = 1
     antithetic: bool = False
     n_blocks: int = 1
-    epochs: int = 20
+    #: passes over the blocks, whole or not
+    epochs: float = 20
     average: AbstractAverage | None = None
     rows: str | Path = "device"
     seed: int = 0
     dtype: DTypeLike = np.float32
     progress: bool = True
-    #: whether the step of Adam falls to zero, where it is not given
+    #: whether the step of Adam falls to zero, where it is not given, and from where
     falling: bool = False
+    first: float = FIRST
     #: what the divergence from the prior is multiplied by
     temperature: float = 1.0
     #: keep means and scales in a box that no network should meet
@@ -145,21 +146,21 @@ def train(
 
         model, curvature = made(None), None
         step: Any = settings.step
+        n_iter = max(round(settings.epochs * settings.n_blocks), 1)
         if needs_curvature(settings.method):
             keep_compilations()
             curvature = largest_curvature(model, start(model, weights, sigma, settings.begin), data, settings.seed, dtype)
         if settings.walk is not None:
             step = first_step(settings.n_blocks) if step is None else step
         elif settings.falling and settings.method == "adam" and step is None:
-            step = falling(settings.n_blocks * settings.epochs)
+            step = Falling(settings.first, n_iter)
         elif settings.method == "ivon" and step is None:
-            step = Falling(STEP_OF_IVON, settings.n_blocks * settings.epochs)
+            step = Falling(STEP_OF_IVON, n_iter)
         elif isinstance(settings.method, str) and step is None:
-            step = default_step(settings.method, settings.n_blocks, settings.n_blocks * settings.epochs, curvature)
+            step = default_step(settings.method, settings.n_blocks, n_iter, curvature)
         if curvature is not None and settings.walk is None:
             model = made(n * curvature)
         params = start(model, weights, sigma, settings.begin)
-        n_iter = settings.epochs * settings.n_blocks
 
         def moves() -> AbstractAlgorithm:
             if settings.walk is None or curvature is None:
@@ -198,7 +199,7 @@ def train(
             break
         step = step / 4
     chosen = settings.step is not None
-    known = step if chosen else FIRST if is_optimiser(step) else float(step.first) if isinstance(step, Falling) else step
+    known = float(step.first) if isinstance(step, Falling) and not chosen else step
     kept = None if settings.walk is None else settings.walk.result(chain_of(result))
     return Trained(model, result, watch.history(result.trace["log_joint"]), watch.best, known, curvature, kept)
 
