@@ -57,9 +57,16 @@ def _folder(name: str, override: str | None = None) -> Path | None:
 NUMERICS = ("numerics", "kernels", "esteps", "algorithms", "engine")
 
 
+#: tests that take long, of which a sister does not or whose subject others have: studies, too
+SLOW = frozenset((ROOT / "tests" / "slow.txt").read_text().splitlines())
+
+
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Tests of numerics are those of `make test-gpu`. Those marked gpu in their file need an accelerator."""
     for item in items:
+        if item.nodeid in SLOW:
+            item.add_marker(pytest.mark.slow)
         if item.get_closest_marker("gpu") is None:
             if item.path.parent.name in NUMERICS:
                 item.add_marker(pytest.mark.gpu)
