@@ -110,7 +110,7 @@ class Drawn(Influential, WeightPosterior):
             ValueError: too few iterations or blocks.
         """
         walk = Cycles(self.cycles, float(self.friction)) if self.method == SGMCMC else Averaging()
-        walk.check(settings.epochs * settings.n_blocks)
+        walk.check(round(settings.epochs * settings.n_blocks))
         if self.swag and settings.n_blocks < 2:
             raise ValueError(f"swag=True is by the noise of blocks, and {n} observations are in one; pass n_blocks=2 at least")
         return dataclasses.replace(settings, method="momentum", spread="all", sigma=TINY, bounded=False, falling=False, walk=walk)
