@@ -8,15 +8,10 @@ from scipy.special import logsumexp
 from scipy.stats import norm
 
 import margaux as mx
+from linear_networks import products as data
 from margaux.families.variational.ensemble import shuffled
 
 SETTINGS: dict = {"temperature": 0.3, "prior": "fan-in", "epochs": 15, "n_blocks": 3, "verbose": False}
-
-
-def data(seed=0, n=90):
-    rng = np.random.default_rng(seed)
-    x = rng.normal(size=(n, 2))
-    return x, np.where(x[:, 0] * x[:, 1] + 0.3 * rng.normal(size=n) > 0, "same", "other")
 
 
 @pytest.fixture(scope="module")

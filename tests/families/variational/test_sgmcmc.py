@@ -9,6 +9,7 @@ from scipy.special import expit, logsumexp
 from scipy.stats import norm
 
 import margaux as mx
+from linear_networks import products as data
 from margaux.answers.certificate import Certificate
 from margaux.families.variational.drawn_verdict import chained, effective
 from margaux.families.variational.priors import Normal
@@ -96,12 +97,6 @@ def test_of_a_logistic_regression_they_are_those_of_a_grid():
     new = np.array([[1.0, -1.0], [1.0, 0.3], [1.0, 2.0]])
     np.testing.assert_allclose(model.predict_proba(new)[:, 1], weights @ expit(grid @ new.T), atol=0.01)
     assert model.certificate_.word == "certified"
-
-
-def data(seed=0, n=90):
-    rng = np.random.default_rng(seed)
-    x = rng.normal(size=(n, 2))
-    return x, np.where(x[:, 0] * x[:, 1] + 0.3 * rng.normal(size=n) > 0, "same", "other")
 
 
 @pytest.fixture(scope="module")

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 import margaux as mx
+from linear_networks import products as data
 from margaux.families.variational.drawn_verdict import averaged
 from margaux.families.variational.trajectory import Averaging, Chain, Swag, algorithm
 
@@ -16,12 +17,6 @@ SETTINGS: dict[str, Any] = {"method": "ensemble", "swag": True, "temperature": 0
 def but(own: dict[str, Any], settings: dict[str, Any] = SETTINGS) -> dict[str, Any]:
     """Settings with some of one's own."""
     return settings | own
-
-
-def data(seed=0, n=90):
-    rng = np.random.default_rng(seed)
-    x = rng.normal(size=(n, 2))
-    return x, np.where(x[:, 0] * x[:, 1] + 0.3 * rng.normal(size=n) > 0, "same", "other")
 
 
 @pytest.fixture(scope="module")
