@@ -9,7 +9,7 @@ from scipy import special, stats
 
 import margaux as mx
 from helpers import normal
-from margaux.answers.hidden import WIDE, with_hidden
+from margaux.answers.hidden import WIDE, missed, with_hidden
 from margaux.answers.likelihood import loglik
 from margaux.answers.posterior import proposals
 from margaux.answers.rules import best_rule
@@ -139,3 +139,34 @@ def test_a_look_elsewhere_against_densities_of_known_shape():
     assert looked(lambda z: -50 * z @ z + 1e-3 * z[0], 0.01 * far) == 0  # close by
     assert looked(lambda z: jnp.logaddexp(-50 * z @ z, -50 * (z - 9) @ (z - 9)), [[8.0, 8.5], [1.0, 0.0]]) == 1
     assert looked(lambda z: -jnp.abs(z[0] - 3), [[9.0, 0.0]]) == 0 and looked(lambda z: -jnp.abs(z[0] - 3), [[4.0, 0.0]]) == 1
+
+
+def test_a_false_alarm_leaves_rows_as_they_are():
+    y = data(0.3, 0)
+    fit = at_zero(Line(0.3), y)
+    rows = proposals(fit, mx.ImportanceSampling(2, ModeMixture()))
+    rows |= {"against": np.arange(8) % 3 == 0}
+    assert with_hidden(fit, rows, fit.params, 0) is rows
+
+
+class Lobes(Line):
+    """Two Gaussian lobes a unit: one at its datum, one of any share and scale elsewhere."""
+
+    def log_joint(self, params, z, y):
+        return jnp.logaddexp(normal(z, y[0], 1.0), y[2] + normal(z, y[1], y[3]))
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_what_searches_at_once_find_is_what_there_is(seed):
+    """Of 40 units every second has another lobe, of a thousandth of the mass to a thousand times as much."""
+    rng = np.random.default_rng(seed)
+    n = 40
+    there = np.arange(n) % 2 == 1
+    share = np.where(there, rng.uniform(-7, 7, n), -40.0)
+    y = np.stack([rng.normal(0, 3, n), rng.normal(0, 300, n), share, np.exp(rng.uniform(-2, 2, n))], axis=1)
+    close = there & (np.abs(y[:, 0] - y[:, 1]) < 8 * (1 + y[:, 3]))  # may be one mode, which is no matter here
+    fit = at_zero(Lobes(1.0), y)
+    rows = {"mean": y[:, None, :1], "cholesky": np.ones((n, 1, 1, 1)), "log_share": np.zeros((n, 1))}
+    found = missed(fit, rows, fit.params, 0, np.arange(n), places(y[:, 1:2], 200)) > 0
+    assert not np.any(found & ~there)
+    assert np.all(found[there & ~close])

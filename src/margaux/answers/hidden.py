@@ -10,8 +10,12 @@ from jaxtyping import PyTree
 
 from ..esteps import ImportanceSampling, ModeMixture
 from ..esteps.elsewhere import places
+from ..numerics.compiling import compiled
+from ..numerics.keys import key_of
+from ..numerics.precision import default_dtype, precision, settle
+from ..numerics.threads import side_by_side
 from ..problem.model import costly
-from .posterior import proposals
+from .posterior import as_numpy, of_all, ours, proposals
 
 if TYPE_CHECKING:
     from .fit import Fit
@@ -31,8 +35,34 @@ def with_hidden(fit: Fit, rows: PyTree, params: PyTree, key: int) -> PyTree:
     if not len(units):
         return rows
     slow = costly(fit._model().model)
-    units = units if slow else np.union1d(units, np.flatnonzero(rows["unseen"]))
-    return widely(fit, rows, params, key, units, places(rows["mean"][:, 0], SLOW_STARTS if slow else STARTS, FARTHEST))
+    starts = places(rows["mean"][:, 0], SLOW_STARTS if slow else STARTS, FARTHEST)
+    if not slow:
+        units = units[missed(fit, rows, params, key, units, starts) > 0]
+        if not len(units):
+            return rows
+        units = np.union1d(units, np.flatnonzero(rows["unseen"]))
+    return widely(fit, rows, params, key, units, starts)
+
+
+def missed(fit: Fit, rows: PyTree, params: PyTree, key: int, units: np.ndarray, starts: np.ndarray) -> np.ndarray:
+    """How many of many searches, for each of the units, end at modes that its row has not: of most suspects none."""
+    dtype, problem, share = default_dtype(None), fit._model(), fit.share
+    chosen, before = ours(share, units)
+    with precision(dtype):
+        at = as_numpy(fit.params if params is None else params, dtype)
+        model, proposal = settle((problem.model, ModeMixture(places=starts)), dtype)
+
+        def visit(unit: int) -> int:
+            own = as_numpy(rows, dtype, np.asarray(unit)), as_numpy(fit.data, dtype, np.asarray(unit - before))
+            return int(_counted(model, proposal, at, *own, key_of(key)))
+
+        counts = np.array(side_by_side(visit, chosen.tolist(), dtype))
+    return counts if share is None else of_all(share, units, counts, {}, {})[0]
+
+
+@compiled(small=True)
+def _counted(model, proposal, params, row, y, key):
+    return proposal.missed(key, model, params, row, y)
 
 
 def widely(fit: Fit, rows: PyTree, params: PyTree, key: int, units: np.ndarray, starts: np.ndarray | None = None) -> PyTree:

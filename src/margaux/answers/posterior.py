@@ -36,7 +36,7 @@ BLOCK_NUMBERS, MOST = 500_000, 4096
 AT_ONCE = 4
 #: units whose proposals are made at once: a search lasts as long as that of the slowest
 SEARCHED = 64
-#: units at once whose densities take long, each as long as that of the slowest
+#: units at once whose densities take long, each as long as that of the slowest; and of few that are looked at once more
 ALIKE = 8
 #: latents a unit up to which blocks are visited side by side: the linear algebra of larger ones has threads of its own
 FEW = 20
@@ -118,10 +118,10 @@ def each_unit(
     # Sums over units and determinants are taken in float64 where the backend has it.
     dtype = default_dtype(None)
     asked = np.arange(problem.n) if units is None else np.asarray(units)
-    chosen, before = _here(share, asked)
+    chosen, before = ours(share, asked)
     given = fit.params if params is None else params
     with precision(dtype):
-        params = _on_host(given, dtype)
+        params = as_numpy(given, dtype)
         if rows is not None:
             estep, width = _in_pieces(estep, latent_size(fit), width)
         model, estep = settle((problem.model, estep), dtype)
@@ -131,10 +131,10 @@ def each_unit(
 
         def visit(first: int) -> tuple[PyTree, dict[str, np.ndarray], dict[str, np.ndarray]]:
             ids = chosen[np.minimum(np.arange(first, first + size), len(chosen) - 1)]
-            block = _on_host(data, dtype, ids - before)
-            own = _on_host(jax.tree.map(lambda leaf: leaf[0], fit.rows), dtype, ids - before) if chains else None
+            block = as_numpy(data, dtype, ids - before)
+            own = as_numpy(jax.tree.map(lambda leaf: leaf[0], fit.rows), dtype, ids - before) if chains else None
             if rows is not None:
-                own = _on_host(rows, dtype, ids)
+                own = as_numpy(rows, dtype, ids)
             value, info = _block(model, estep, params, own, block, ids, key_of(key), f)
             keep = min(size, len(chosen) - first)
             value = jax.tree.map(lambda leaf: np.asarray(leaf)[:keep], value)
@@ -149,7 +149,7 @@ def each_unit(
         joined, figures = jax.tree.map(lambda leaf: leaf[back], (joined, figures))
     totals = {name: sum(part[name] for part in sums) for name in summed}
     if share is not None:
-        joined, figures, totals = _of_all(share, asked, joined, figures, totals)
+        joined, figures, totals = of_all(share, asked, joined, figures, totals)
     undefined = np.isnan(figures.get("log_marginal", np.zeros(1)))
     if undefined.any():
         raise UndefinedDensity(int(asked[undefined.argmax()]), given)
@@ -165,7 +165,7 @@ def _in_pieces(estep: AbstractEStep, d: int, width: int) -> tuple[AbstractEStep,
     return held(estep, d), AT_ONCE * numbers * max(round(width / (points * (d + 2))), 1)
 
 
-def _here(share: Share | None, asked: np.ndarray) -> tuple[np.ndarray, int]:
+def ours(share: Share | None, asked: np.ndarray) -> tuple[np.ndarray, int]:
     """Of the units that are asked for, those of this process, or its first if there is none; and how many come before its own."""
     if share is None:
         return asked, 0
@@ -187,7 +187,7 @@ def _alike(model: AbstractModel, data: PyTree, chosen: np.ndarray, before: int) 
     return chosen[order], np.argsort(order)
 
 
-def _of_all(share: Share, asked: np.ndarray, joined: PyTree, figures: dict, totals: dict) -> tuple[PyTree, dict, dict]:
+def of_all(share: Share, asked: np.ndarray, joined: PyTree, figures: dict, totals: dict) -> tuple[PyTree, dict, dict]:
     """What was asked for, from what the processes have of it."""
     count = int(np.sum(share.owners(asked) == share.index))
     joined, figures = share.gathered(jax.tree.map(lambda leaf: leaf[:count], (joined, figures)), asked)
@@ -201,7 +201,7 @@ def _units_at_once(n: int, width: int) -> int:
     return rung(-(-total // -(-total // most)))
 
 
-def _on_host(tree: PyTree, dtype: np.dtype, ids: np.ndarray | None = None) -> PyTree:
+def as_numpy(tree: PyTree, dtype: np.dtype, ids: np.ndarray | None = None) -> PyTree:
     """Leaves, or their rows, as arrays of NumPy, floating ones of the given dtype: programs take them as they are, and what is
     small is made in a fiftieth of the time of arrays of jax."""
 
@@ -228,17 +228,17 @@ def proposals(fit: Fit, estep: AbstractEStep, params: PyTree = None, units: np.n
     if (trouble := lacks_prior(problem.model, estep)) is not None:
         raise TypeError(trouble)
     asked = np.arange(problem.n) if units is None else np.asarray(units)
-    chosen, before = _here(share, asked)
+    chosen, before = ours(share, asked)
     chosen, back = _alike(problem.model, fit.data, chosen, before)
-    size = min(rung(min(problem.n, SEARCHED)), _most(problem.model))
+    size = min(rung(min(problem.n, SEARCHED)), _most(problem.model) if len(chosen) > ALIKE else ALIKE)
     with precision(dtype):
-        at = _on_host(fit.params if params is None else params, dtype)
+        at = as_numpy(fit.params if params is None else params, dtype)
         model, estep = settle((problem.model, estep.for_rows()), dtype)
 
         def visit(first: int) -> PyTree:
             # Filled up by the first ones again: units are compared with those beside them.
             ids = chosen[np.arange(first, first + size) % len(chosen)]
-            made = _proposals(model, estep, at, _on_host(fit.data, dtype, ids - before), key_of(key))
+            made = _proposals(model, estep, at, as_numpy(fit.data, dtype, ids - before), key_of(key))
             return jax.tree.map(lambda leaf: np.asarray(leaf)[: len(chosen) - first], made)
 
         parts = side_by_side(visit, range(0, len(chosen), size), dtype, None if latent_size(fit) <= FEW else 1)
@@ -246,7 +246,7 @@ def proposals(fit: Fit, estep: AbstractEStep, params: PyTree = None, units: np.n
     if back is not None:
         made = jax.tree.map(lambda leaf: leaf[back], made)
     if share is not None:
-        made, *_ = _of_all(share, asked, made, {}, {})
+        made, *_ = of_all(share, asked, made, {}, {})
     if units is None:
         return made
     place = np.full(problem.n, len(asked) - 1)
@@ -258,11 +258,11 @@ def proposals_ahead(model: AbstractModel, params: PyTree, data: PyTree) -> None:
     """Have the program of the proposals that a polish begins with compiled while a fit goes on."""
     dtype, n = default_dtype(None), jax.tree.leaves(data)[0].shape[0]
     with precision(dtype):
-        block = _on_host(data, dtype, np.zeros(min(rung(min(n, SEARCHED)), _most(model)), int))
+        block = as_numpy(data, dtype, np.zeros(min(rung(min(n, SEARCHED)), _most(model)), int))
         concave = isinstance(model, AbstractConcave) and model.concave
         rule = Quadrature(1) if concave else ImportanceSampling(2, ModeMixture())
         model, estep = settle((model, rule.for_rows()), dtype)
-        _proposals.ahead(model, estep, _on_host(params, dtype), block, key_of(0))
+        _proposals.ahead(model, estep, as_numpy(params, dtype), block, key_of(0))
 
 
 def block_ahead(
@@ -273,9 +273,9 @@ def block_ahead(
     estep, width = _in_pieces(estep, row["mean"].shape[-1], width)
     with precision(dtype):
         ids = np.zeros(min(_units_at_once(n, width), _most(model)), int)
-        block, rows = _on_host(data, dtype, ids), _on_host(jax.tree.map(lambda leaf: leaf[None], row), dtype, ids)
+        block, rows = as_numpy(data, dtype, ids), as_numpy(jax.tree.map(lambda leaf: leaf[None], row), dtype, ids)
         model, estep = settle((model, estep), dtype)
-        _block.ahead(model, estep, _on_host(params, dtype), rows, block, ids, key_of(0), f)
+        _block.ahead(model, estep, as_numpy(params, dtype), rows, block, ids, key_of(0), f)
 
 
 def _short(model: AbstractModel, estep: AbstractEStep, params: PyTree, data: PyTree, key: Any) -> bool:

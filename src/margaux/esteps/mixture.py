@@ -8,11 +8,11 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float
+from jaxtyping import Array, Float, Scalar
 
 from ..numerics import triangular
 from ..numerics.arrays import mapped_as
-from ..numerics.gaussian import NEGLIGIBLE, Mode, find_modes, normals
+from ..numerics.gaussian import APART, FURTHER, NEGLIGIBLE, Mode, find_mode, find_modes, normals
 from ..numerics.sampling import pareto_shape
 from ..problem.mixed import AbstractMixed, mixed
 from ..problem.model import AbstractConcave, AbstractPopulation, for_searches, leading
@@ -95,20 +95,17 @@ class ModeMixture(AbstractProposal):
         """Distinct modes (K, ...), that of most mass first, searched for from the starts, from far away in normal directions and
         from the given means; their log masses (minus infinity: none); how many; and see `find_modes`."""
         start, other = starts
-        reach, directions = jnp.asarray(FAR, start.dtype), normal / jnp.sqrt(jnp.sum(normal**2, axis=1, keepdims=True))
+        directions = _directions(normal)
         searches = self.searches if means is None else self.searches + len(means)
 
         def place(i, first, root):
             near = jnp.where(i == 0, start, jnp.where(i == 1, other, -first))
-            turn, far = jnp.divmod(jnp.maximum(i - 3, 0), len(FAR))
-            # The first direction as far as `FAR` says, others up to half as near and sixteen times as far.
-            length = reach[far] * jnp.where(turn == 0, 1.0, 2.0 ** (5 * ((turn * GOLDEN) % 1.0) - 1))
-            direction = directions[turn % len(directions)]
-            step = triangular.solve_transposed(root, direction)
-            step = jnp.where(jnp.isfinite(step), step, direction)
-            at = jnp.where(i < 3, near, first + length * step)
-            if self.places is not None:
-                at = jnp.where((i >= 3) & (i % 2 == 1), jnp.asarray(self.places, at.dtype)[(i // 2 - 1) % len(self.places)], at)
+
+            def along(direction):
+                step = triangular.solve_transposed(root, direction)
+                return jnp.where(jnp.isfinite(step), step, direction)
+
+            at = jnp.where(i < 3, near, self._far(i - 3, first, along, directions))
             own = (i >= self.searches) & (i < searches)
             return at if means is None else jnp.where(own, means[i - self.searches], at)
 
@@ -120,6 +117,37 @@ class ModeMixture(AbstractProposal):
         kept = mass > jnp.max(mass) + np.log(NEGLIGIBLE)
         kept = kept | (~jnp.any(kept) & (jnp.arange(self.n_modes) == 0))
         return modes, jnp.where(kept, mass, -jnp.inf), jnp.sum(kept), unseen
+
+    def _far(self, i, first, along, directions: Float[Array, "m d"]) -> Float[Array, " d"]:
+        """Where search i of those that begin elsewhere does: so many standard deviations, which `along` makes, from the first
+        mode in one of the directions, every second at one of `places` where there are any."""
+        turn, far = jnp.divmod(jnp.maximum(i, 0), len(FAR))
+        # The first direction as far as `FAR` says, others up to half as near and sixteen times as far.
+        reach = jnp.asarray(FAR, first.dtype)[far] * jnp.where(turn == 0, 1.0, 2.0 ** (5 * ((turn * GOLDEN) % 1.0) - 1))
+        at = first + reach * along(directions[turn % len(directions)])
+        if self.places is None:
+            return at
+        spots = jnp.asarray(self.places, at.dtype)
+        return jnp.where((i >= 0) & (i % 2 == 0), spots[(i // 2) % len(spots)], at)
+
+    def missed(self, key, model, params, row, y) -> Scalar:
+        """How many of so many searches, all at once, end at modes of more than negligible mass that a row has not: a tenth of
+        the time of those of `init` for few units, whose searches wait for each other there."""
+        target, _ = flat_target(for_searches(model), params, y)
+        known, d = row["mean"], row["mean"].shape[1]
+        directions = _directions(normals(key, DIRECTIONS, d, known.dtype, True))
+        count, k = 2 * (1 if self.places is None else len(self.places)), len(known)
+        far = jax.vmap(lambda i: self._far(i, known[0], lambda e: row["cholesky"][0] @ e, directions))(jnp.arange(count))
+        ends = jax.vmap(lambda start: find_mode(target, start, FURTHER))(jnp.concatenate([known, far]))
+        white = jax.vmap(triangular.inverse_root)(ends.root)
+        gaps = ends.at[:, None] - ends.at[None, :k]
+        distances = [jnp.einsum("pij,pkj->pki", white, gaps), jnp.einsum("kij,pkj->pki", white[:k], gaps)]
+        near = jnp.any(jnp.stack([jnp.sum(z**2, axis=2) for z in distances]) < APART**2, axis=0)
+        modes = (ends.away < APART) & jnp.isfinite(ends.value)
+        mass = jnp.where(modes, ends.value + jnp.sum(jnp.log(jnp.diagonal(ends.root, axis1=1, axis2=2)), axis=1), -jnp.inf)
+        there = row["log_share"] > -jnp.inf
+        least = jnp.max(jnp.where(there, mass[:k], -jnp.inf)) + np.log(NEGLIGIBLE)
+        return jnp.sum((mass > least) & ~jnp.any(near & there, axis=1))
 
     def blank(self, d: int) -> dict[str, np.ndarray]:
         """A row of the shapes of those that `init` makes for d latents."""
@@ -181,6 +209,10 @@ class ModeMixture(AbstractProposal):
 
     def figures(self, row, log_w):
         return {"pareto": pareto_shape(log_w), "away": row["away"], "modes": row["modes"]}
+
+
+def _directions(normal: Float[Array, "m d"]) -> Float[Array, "m d"]:
+    return normal / jnp.sqrt(jnp.sum(normal**2, axis=1, keepdims=True))
 
 
 def _whiten(root: Array, gap: Array) -> Array:
