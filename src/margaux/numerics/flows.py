@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
@@ -56,12 +57,22 @@ def _factors(m: Any, s: Any, waving: bool) -> Callable[[Any], tuple[Any, Any]]:
         up, down, little = jnp.exp(slower * time), jnp.exp(faster * time), s * time**2
         even, odd = (up + down) / 2, (up - down) / (2 * root)
         if waving:
-            waves = jnp.where(below, root * time, 0.0)
-            even, odd = jnp.where(below, up * jnp.cos(waves), even), jnp.where(below, up * jnp.sin(waves) / root, odd)
+            cosine, sine = _circle(below, root * time)
+            even, odd = jnp.where(below, up * cosine, even), jnp.where(below, up * sine / root, odd)
         small = up * (1 + little / 2 * (1 + little / 12)), up * time * (1 + little / 6 * (1 + little / 20))
         return jnp.where(near, small[0], even), jnp.where(near, small[1], odd)
 
     return at
+
+
+def _circle(waves: Any, angle: Any) -> tuple[Any, Any]:
+    """Cosine and sine where there are waves, by a loop of one turn: among units side by side none is taken if there are none, as
+    of compartments, and steps that are written out would have the two again wherever they are used."""
+
+    def turn(_: Any) -> tuple[Any, Any, Any]:
+        return jnp.zeros_like(waves), jnp.cos(angle), jnp.sin(angle)
+
+    return jax.lax.while_loop(lambda state: state[0], turn, (waves, jnp.ones_like(angle), jnp.zeros_like(angle)))[1:]
 
 
 def _gathered(m: Any, time: Any) -> Any:

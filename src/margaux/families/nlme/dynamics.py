@@ -102,22 +102,20 @@ class Dynamics(AbstractAdministration):
         """The predictions of one subject's rows."""
         names = sorted(parameters)
         values = [jnp.ravel(parameters[name]) for name in names]
-        where = [0, *np.cumsum([len(value) for value in values]).tolist()]
-        x = jnp.concatenate(values)
-
-        def predictions(x: Array, rows: Mapping[str, Any]) -> Array:
-            parts = [x[where[i] : where[i + 1]] if jnp.ndim(parameters[name]) else x[where[i]] for i, name in enumerate(names)]
-            psi = Parameters(zip(names, parts, strict=True), rows)
-            states = self._states(psi, rows)
-            own = {name: leaf for name, leaf in rows.items() if name not in (DOSES, OCCASION)}
-            if not psi.changes:
-                return jax.vmap(lambda state, row: self.output(self._named(state), psi, row))(states, own)
-            places = rows[OCCASION].astype(int)
-            return jax.vmap(lambda k, state, row: self.output(self._named(state), psi.on(k), row))(places, states, own)
-
+        sizes = tuple((name, len(value) if jnp.ndim(parameters[name]) else None) for name, value in zip(names, values, strict=True))
+        x, solved = jnp.concatenate(values), functools.partial(_predictions, self, sizes)
         if self.derivatives == "forward":
-            return predictions(x, dict(rows))
-        return transposable(predictions, self.derivatives == "any")(x, dict(rows))
+            return solved(x, dict(rows))
+        return transposable(solved, self.derivatives == "any")(x, dict(rows))
+
+    def predictions(self, psi: Parameters, rows: Mapping[str, Any]) -> Float[Array, " T"]:
+        """Those of rows, as the function of parameters that is differentiated."""
+        states = self._states(psi, rows)
+        own = {name: leaf for name, leaf in rows.items() if name not in (DOSES, OCCASION)}
+        if not psi.changes:
+            return jax.vmap(lambda state, row: self.output(self._named(state), psi, row))(states, own)
+        places = rows[OCCASION].astype(int)
+        return jax.vmap(lambda k, state, row: self.output(self._named(state), psi.on(k), row))(places, states, own)
 
     def _named(self, state: Any) -> dict[str, Array]:
         return dict(zip(self.states, state, strict=True))
@@ -327,6 +325,15 @@ class Dynamics(AbstractAdministration):
             jnp.concatenate([out.amount, jnp.zeros((every, len(start)))]),
             jnp.concatenate([out.rate, jnp.broadcast_to(running * into, (every, len(start)))]),
         )
+
+
+# A program within programs: a density stands in one many times, and each pass of a transformation finds its own form again.
+@functools.partial(jax.jit, static_argnums=(0, 1))
+def _predictions(dynamics: Dynamics, sizes: tuple[tuple[str, int | None], ...], x: Array, rows: Mapping[str, Any]) -> Array:
+    """Args: sizes: how many numbers of x each parameter has, None where it is one."""
+    ends = np.cumsum([size or 1 for _, size in sizes])
+    parts = [x[end - 1] if size is None else x[end - size : end] for end, (_, size) in zip(ends.tolist(), sizes, strict=True)]
+    return dynamics.predictions(Parameters(zip((name for name, _ in sizes), parts, strict=True), rows), rows)
 
 
 @functools.lru_cache
