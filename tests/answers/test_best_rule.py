@@ -66,7 +66,8 @@ def found(monkeypatch):
 
     def rows(n, modes):
         return {"modes": modes, "away": np.arange(n) / 10, "mean": np.arange(3.0 * n).reshape(n, 3), "cholesky": np.ones((n, 3)),
-                "unseen": np.full(n, state.unseen), "against": np.full(n, float(state.suspects))}  # fmt: skip
+                "unseen": np.full(n, state.unseen), "against": np.full(n, float(state.suspects)),
+                "log_share": np.where(np.arange(3)[::-1] < modes[:, None], np.arange(3.0), -np.inf)}  # fmt: skip
 
     def widely(fit, rows, params, key, units):
         state.calls.append(("widely", params, len(units), key))
@@ -119,16 +120,31 @@ def test_others_are_sampled_from_a_mixture(why, found):
     assert [call[2] for call in found.calls] == ([5000, None] if many else [None])
 
 
-@pytest.mark.parametrize("slow", [False, True])
-def test_many_modes_are_searched_for_widely_unless_a_density_takes_long(slow, found, monkeypatch):
-    monkeypatch.setattr(module, "costly", lambda model: slow)
+def test_many_modes_are_searched_for_widely(found):
     found.modes, found.unseen = 3.0, 0.1
     rule: Any = best_rule(fit())
-    assert rule.estep.proposal.n_modes == (3 if slow else 24) and len(found.calls) == (1 if slow else 2)
+    assert rule.estep.proposal.n_modes == 24 and len(found.calls) == 2
     assert rule.unseen is rule.rows["unseen"] and rule.unseen[0] == 0.1
     found.unseen = 0.0
     rule = best_rule(fit())
-    assert rule.estep.proposal.n_modes == 3 and len(found.calls) == (2 if slow else 3)
+    assert rule.estep.proposal.n_modes == 3 and len(found.calls) == 3
+
+
+@pytest.mark.parametrize("modes", [1.0, 2.0, 3.0, 4.0])
+def test_a_few_modes_of_a_density_that_takes_long_have_a_grid_each(modes, found, monkeypatch):
+    monkeypatch.setattr(module, "costly", lambda model: True)
+    found.modes, found.unseen = modes, 0.1
+    rule: Any = best_rule(fit())
+    assert len(found.calls) == 1
+    if modes > 3:
+        assert rule.estep.proposal.n_modes == 3 and rule.unseen[0] == 0.1
+        return
+    assert isinstance(rule.estep, mx.Quadrature) and rule.deterministic and rule.modes.max() == modes
+    if modes > 1:
+        assert rule.unseen[0] == 0.1
+        # The seventh unit has so many, in the last places; those of most mass are first.
+        assert rule.rows["mean"].shape == (100, modes) and rule.rows["mean"][7, 0] == 23.0
+        np.testing.assert_array_equal(rule.rows["log_share"][7], np.arange(2.0, 2.0 - modes, -1.0))
 
 
 @pytest.mark.parametrize(("n", "calls"), [

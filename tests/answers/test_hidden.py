@@ -15,7 +15,7 @@ from margaux.answers.posterior import proposals
 from margaux.answers.rules import best_rule
 from margaux.esteps import ModeMixture
 from margaux.esteps.elsewhere import against, places
-from margaux.problem.model import AbstractConcave
+from margaux.problem.model import AbstractConcave, AbstractCostly
 
 TIMES, POPULATION = np.arange(1, 6), 6.0
 
@@ -170,3 +170,29 @@ def test_what_searches_at_once_find_is_what_there_is(seed):
     found = missed(fit, rows, fit.params, 0, np.arange(n), places(y[:, 1:2], 200)) > 0
     assert not np.any(found & ~there)
     assert np.all(found[there & ~close])
+
+
+class Slow(Lobes, AbstractCostly):
+    costly = True
+
+    def lengths(self, data):
+        return np.ones(len(data))
+
+    def for_searches(self):
+        return self
+
+
+def test_two_modes_of_a_density_that_takes_long_have_a_grid_each():
+    """Whatever the other units: draws would be many times as many points."""
+    y = np.stack([np.linspace(-3, 3, 8), np.full(8, 12.0), np.full(8, -60.0), np.ones(8)], axis=1)
+    y[[2, 5], 1:] = [[14.0, 0.5, 2.0], [-9.0, -2.0, 2.0]]
+    fit = at_zero(Slow(1.0), y)
+    rule = best_rule(fit)
+    assert isinstance(rule.estep, mx.Quadrature) and rule.rows["mean"].shape == (8, 2, 1)
+    assert np.flatnonzero(rule.modes > 1).tolist() == [2, 5]
+    grid = np.linspace(-40, 40, 200_001)[:, None]
+    density = np.logaddexp(stats.norm.logpdf(grid, y[:, 0]), y[:, 2] + stats.norm.logpdf(grid, y[:, 1], y[:, 3]))
+    exact = special.logsumexp(density, axis=0) + np.log(grid[1, 0] - grid[0, 0])
+    found = loglik(fit)
+    assert found.method == "quadrature"
+    np.testing.assert_allclose(found.per_unit, exact, atol=2e-3)

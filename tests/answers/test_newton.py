@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 
 from margaux.answers.scores import Evaluation
-from margaux.answers.search import LEAP, _mean, newton, noise, rise
+from margaux.answers.search import _mean, rise
+from margaux.answers.steps import LEAP, newton, noise
 
 
 def evaluation(scores, matrix, logs=None, u=None):

@@ -9,8 +9,9 @@ from margaux.answers import search as module
 from margaux.answers.posterior import UndefinedDensity
 from margaux.answers.rules import Rule
 from margaux.answers.scores import Evaluation
-from margaux.answers.search import CLOSE, FLAT, MOVED, NEAR, PATIENCE, RADIUS, Search, spread
-from margaux.esteps import Exact, Quadrature
+from margaux.answers.search import CLOSE, MOVED, NEAR, PATIENCE, RADIUS, Search
+from margaux.answers.steps import FLAT, spread
+from margaux.esteps import Exact, ImportanceSampling, Quadrature
 
 
 def parabola(curvature, top):
@@ -366,3 +367,20 @@ def test_a_fall_by_proposals_of_elsewhere_counts_where_it_is_a_parabolas_beyond_
     search.value = lambda params, rule: (-value if params[0] else 0.0, error)
     search.around()
     assert len(search.rules) == anew
+
+
+@pytest.mark.parametrize(("estep", "modes", "kept"), [
+    (Quadrature(3, held=True), [1, 1], module.NEARBY),
+    (Quadrature(3, held=True), None, module.NEARBY),
+    (Quadrature(3, held=True), [1, 2], "as it is"),
+    (ImportanceSampling(4), [1, 1], module.SAME),
+    (ImportanceSampling(4), [1, 2], None),
+])  # fmt: skip
+def test_a_look_nearby_loses_no_mode(estep, modes, kept, monkeypatch):
+    """One search, which does where there is one mode, would find one of several."""
+    monkeypatch.setattr(module, "best_rule", lambda fit, params, level, proposal: proposal)
+    search = object.__new__(Search)
+    search.fit, search.level = SimpleNamespace(_model=lambda: SimpleNamespace(model=None)), 0
+    search.rule = Rule(estep, None, 1, 10, None if modes is None else np.array(modes))
+    assert search.rule_at({}, nearby=True) is (search.rule if kept == "as it is" else kept)
+    assert search.rule_at({}) is None

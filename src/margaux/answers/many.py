@@ -31,7 +31,8 @@ from .flock import Flock
 from .likelihood import TOLERANCE
 from .polish import MOST
 from .rules import NODES
-from .search import CLOSE, too_far
+from .search import CLOSE
+from .steps import too_far
 
 if TYPE_CHECKING:
     from ..problem.model import AbstractModel

@@ -17,7 +17,8 @@ from .likelihood import LogLikelihood, loglik
 from .posterior import UndefinedDensity, latent_size, where_undefined
 from .rules import NODES, Rule, best_rule, quadratures
 from .scores import Coordinates, Evaluation
-from .search import CLOSE, RADIUS, Search, newton, noise
+from .search import CLOSE, RADIUS, Search
+from .steps import newton, noise
 
 if TYPE_CHECKING:
     from .fit import Fit

@@ -37,6 +37,8 @@ NODES: dict[int, tuple[tuple[int, int, float | None], ...]] = {
 COARSE: dict[int, tuple[tuple[int, int, float | None], ...]] = {1: ((11, 15, None),), 2: ((7, 11, None),), 3: ((5, 7, None),)}
 #: and searches for modes of theirs: from the starts, and from five standard deviations to both sides; rounds of draws after them
 SEARCHES, ROUNDS = 5, 2
+#: modes that a posterior of a density that takes long may have, to be integrated by a grid for each
+GRIDS = 3
 #: points over all units that a quadrature may have
 AFFORDABLE = 50_000_000
 #: draws a replicate over all units, the least and the most a unit has, and replicates
@@ -92,10 +94,10 @@ def best_rule(
     """The most accurate rule for a fit's model, with rows made at the estimate or at `params`.
 
     A discrete latent is enumerated. Up to three latents are integrated by adaptive quadrature, if each posterior has one mode,
-    which is looked into unless the log density is concave, or, where the population is a mixture, by a grid for each of them, and
-    the points are affordable; others by importance sampling from a
-    mixture over their modes, or, where the weights of a hundred latents are too uneven for that, by a conjugate model's own draws
-    or by chains. More latents than can be drawn so stay approximated where the fit's own E-step is Laplace's.
+    which is looked into unless the log density is concave, or, where the population is a mixture, or the density takes long, by
+    a grid for each of a few, and the points are affordable; others by importance sampling from a mixture over their modes, or,
+    where the weights of a hundred latents are too uneven for that, by a conjugate model's own draws or by chains. More latents
+    than can be drawn so stay approximated where the fit's own E-step is Laplace's.
 
     Args:
         level: of `quadratures`; beyond the last there are draws. proposal: of draws, and what quadratures are
@@ -129,12 +131,14 @@ def best_rule(
     if proposal is None and some is None:
         rows = with_hidden(fit, rows, params, key)
     modes, away = (rows[name] if some is None else rows[name][some] for name in ("modes", "away"))
-    if affordable and (modes.max() == 1 or several):
+    # Draws of densities that take long are dearer than a few grids.
+    grids = 1 < modes.max() <= GRIDS and costly(problem.model) and some is None and rows["unseen"].max() < 1
+    if affordable and (modes.max() == 1 or several or grids):
         grid = Quadrature(nodes, held=True, reach=reach)
-        if several:
+        if several or grids:
             rows = rows if some is None else proposals(fit, importance, params, key=key)
-            own = {name: rows[name] for name in ("mean", "cholesky", "log_share")}
-            return Rule(grid, own, 1, nodes**size * (size + 2), modes, away, finer)
+            unseen = None if several else rows["unseen"]
+            return Rule(grid, _by_share(rows), 1, nodes**size * (size + 2), modes, away, finer, unseen)
         # Centred at the mean and scaled by the covariance of the draws, which are the same as mode and curvature or better.
         single = {"mean": rows["mean"][:, 0], "cholesky": rows["cholesky"][:, 0]} if some is None else None
         rows = proposals(fit, grid, params) if single is None else single
@@ -170,6 +174,14 @@ def continuous_trouble(fit: Fit) -> bool:
     unit = jax.tree.map(lambda leaf: np.asarray(leaf[0]), fit.data)
     latents = shapes_of(fit._model().model.init_latents, key_of(0), fit.params, unit)
     return continuous(fit._model().model, latents, "") is not None
+
+
+def _by_share(rows: PyTree) -> dict[str, np.ndarray]:
+    """Gaussians of each unit's mixture (n, K, ...), as many as the unit of most has, those of most mass first."""
+    order = np.argsort(-rows["log_share"], axis=1, kind="stable")
+    order = order[:, : np.max(np.sum(rows["log_share"] > -np.inf, axis=1))]
+    units = np.arange(len(order))[:, None]
+    return {name: rows[name][units, order] for name in ("mean", "cholesky", "log_share")}
 
 
 def _even(fit: Fit, rule: Rule, params: PyTree) -> bool:

@@ -13,7 +13,8 @@ from ...answers.ascents import Heights, climb, newton, pseudo_inverses
 from ...answers.likelihood import TOLERANCE, WIDER
 from ...answers.many import FEW, NEAR
 from ...answers.rules import NODES
-from ...answers.search import ASIDE, FLAT, NOTHING, RISEN, too_far
+from ...answers.search import ASIDE, NOTHING, RISEN
+from ...answers.steps import FLAT, too_far
 from ...esteps import Laplace, Quadrature
 
 if TYPE_CHECKING:

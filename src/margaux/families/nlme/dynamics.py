@@ -102,7 +102,9 @@ class Dynamics(AbstractAdministration):
         """The predictions of one subject's rows."""
         names = sorted(parameters)
         values = [jnp.ravel(parameters[name]) for name in names]
-        sizes = tuple((name, len(value) if jnp.ndim(parameters[name]) else None) for name, value in zip(names, values, strict=True))
+        sizes = tuple(
+            (name, len(value) if jnp.ndim(parameters[name]) else None) for name, value in zip(names, values, strict=True)
+        )
         x, solved = jnp.concatenate(values), functools.partial(_predictions, self, sizes)
         if self.derivatives == "forward":
             return solved(x, dict(rows))

@@ -15,7 +15,8 @@ from ...answers.polish import polish
 from ...answers.posterior import UndefinedDensity, latent_size
 from ...answers.rules import NODES, best_rule
 from ...answers.scores import Coordinates, Evaluation, evaluate
-from ...answers.search import CLOSE, too_far
+from ...answers.search import CLOSE
+from ...answers.steps import too_far
 from ...engine.progress import Line
 from ...numerics.inverse import guarded
 from ...numerics.precision import precision

@@ -15,7 +15,7 @@ import pandas as pd
 from jax.flatten_util import ravel_pytree
 from jaxtyping import Array, Bool, Float
 
-from ...answers.search import too_far
+from ...answers.steps import too_far
 from ...engine.share import alone
 from ...numerics.inverse import guarded
 from ...numerics.precision import precision
