@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -173,7 +175,9 @@ def test_what_searches_at_once_find_is_what_there_is(seed):
 
 
 class Slow(Lobes, AbstractCostly):
-    costly = True
+    @property
+    def costly(self):
+        return True
 
     def lengths(self, data):
         return np.ones(len(data))
@@ -187,7 +191,7 @@ def test_two_modes_of_a_density_that_takes_long_have_a_grid_each():
     y = np.stack([np.linspace(-3, 3, 8), np.full(8, 12.0), np.full(8, -60.0), np.ones(8)], axis=1)
     y[[2, 5], 1:] = [[14.0, 0.5, 2.0], [-9.0, -2.0, 2.0]]
     fit = at_zero(Slow(1.0), y)
-    rule = best_rule(fit)
+    rule: Any = best_rule(fit)
     assert isinstance(rule.estep, mx.Quadrature) and rule.rows["mean"].shape == (8, 2, 1)
     assert np.flatnonzero(rule.modes > 1).tolist() == [2, 5]
     grid = np.linspace(-40, 40, 200_001)[:, None]

@@ -1,6 +1,7 @@
 """The polish's search on log-likelihoods that are formulas: how it steps, stops, and looks around."""
 
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -379,7 +380,7 @@ def test_a_fall_by_proposals_of_elsewhere_counts_where_it_is_a_parabolas_beyond_
 def test_a_look_nearby_loses_no_mode(estep, modes, kept, monkeypatch):
     """One search, which does where there is one mode, would find one of several."""
     monkeypatch.setattr(module, "best_rule", lambda fit, params, level, proposal: proposal)
-    search = object.__new__(Search)
+    search: Any = object.__new__(Search)
     search.fit, search.level = SimpleNamespace(_model=lambda: SimpleNamespace(model=None)), 0
     search.rule = Rule(estep, None, 1, 10, None if modes is None else np.array(modes))
     assert search.rule_at({}, nearby=True) is (search.rule if kept == "as it is" else kept)
