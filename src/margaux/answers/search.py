@@ -189,7 +189,7 @@ class Search:
         self.rule, self.since = self.rule_at(params, nearby=True), 0.0
         there = self.tried(params, self.scouts) if isinstance(self.rule.estep, Quadrature) else None
         gained = -np.inf if there is None else there.loglik - before.loglik
-        if not gained > 0:
+        if not gained > 0 or self.rule is rule:
             self.rule, self.since = rule, since
         return there, gained
 

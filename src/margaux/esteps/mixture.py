@@ -131,8 +131,8 @@ class ModeMixture(AbstractProposal):
         return jnp.where((i >= 0) & (i % 2 == 0), spots[(i // 2) % len(spots)], at)
 
     def missed(self, key, model, params, row, y) -> Scalar:
-        """How many of so many searches, all at once, end at modes of more than negligible mass that a row has not: a tenth of
-        the time of those of `init` for few units, whose searches wait for each other there."""
+        """How many of so many searches, all at once, end at modes of more than negligible mass that a row has not: for few units,
+        whose searches are made one after the other by `init`."""
         target, _ = flat_target(for_searches(model), params, y)
         known, d = row["mean"], row["mean"].shape[1]
         directions = _directions(normals(key, DIRECTIONS, d, known.dtype, True))
