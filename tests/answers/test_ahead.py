@@ -12,7 +12,8 @@ import margaux as mx
 from margaux.algorithms.updates import Problem
 from margaux.answers import ahead as module
 from margaux.answers.ahead import ahead
-from margaux.answers.posterior import _block, _proposals
+from margaux.answers.posterior import _block
+from margaux.answers.proposing import _proposals
 from margaux.numerics import compiling, programs
 from margaux.problem.penalty import NoPenalty
 from margaux.problem.space import Real

@@ -13,7 +13,7 @@ import margaux as mx
 from helpers import normal
 from margaux.answers.hidden import WIDE, missed, with_hidden
 from margaux.answers.likelihood import loglik
-from margaux.answers.posterior import proposals
+from margaux.answers.proposing import proposals
 from margaux.answers.rules import best_rule
 from margaux.esteps import ModeMixture
 from margaux.esteps.elsewhere import against, places
@@ -168,8 +168,8 @@ def test_what_searches_at_once_find_is_what_there_is(seed):
     y = np.stack([rng.normal(0, 3, n), rng.normal(0, 300, n), share, np.exp(rng.uniform(-2, 2, n))], axis=1)
     close = there & (np.abs(y[:, 0] - y[:, 1]) < 8 * (1 + y[:, 3]))  # may be one mode, which is no matter here
     fit = at_zero(Lobes(1.0), y)
-    rows = {"mean": y[:, None, :1], "cholesky": np.ones((n, 1, 1, 1)), "log_share": np.zeros((n, 1))}
-    found = missed(fit, rows, fit.params, 0, np.arange(n), places(y[:, 1:2], 200)) > 0
+    rows = {"mean": y[:, None, :1], "cholesky": np.ones((n, 1, 1, 1)), "modes": np.ones(n)}
+    found = missed(fit, rows, fit.params, 0, np.arange(n), np.broadcast_to(places(y[:, 1:2], 200), (n, 200, 1)))
     assert not np.any(found & ~there)
     assert np.all(found[there & ~close])
 

@@ -18,7 +18,8 @@ from helpers import normal
 from margaux.answers import moments as of_latents
 from margaux.answers import posterior as module
 from margaux.answers.moments import latents
-from margaux.answers.posterior import UndefinedDensity, _of_one_kind, each_unit, latent_size, proposals, reference_estep
+from margaux.answers.posterior import UndefinedDensity, _of_one_kind, each_unit, latent_size, reference_estep
+from margaux.answers.proposing import proposals
 from margaux.numerics.ladder import rung
 from margaux.problem import AbstractCostly
 

@@ -6,7 +6,7 @@ import pytest
 
 import margaux as mx
 from helpers import random_intercept
-from margaux.answers import posterior
+from margaux.answers import posterior, proposing
 from margaux.engine import chunks, loop, minibatch
 from margaux.families.pln import fitting
 from margaux.families.pln.counts import Counts
@@ -69,8 +69,8 @@ def test_a_chunk_of_a_fit(where, name, settings, dtype):
 
 
 def test_proposals_and_blocks_of_units():
-    for name in ("_proposals", "_block"):
-        program, args, static = seen(posterior, name, lambda: fitted().loglik())
+    for module, name in ((proposing, "_proposals"), (posterior, "_block")):
+        program, args, static = seen(module, name, lambda: fitted().loglik())
         assert "stablehlo" in lowered(program, *args, **static)
 
 

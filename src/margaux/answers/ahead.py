@@ -18,7 +18,8 @@ from ..numerics.keys import key_of
 from ..problem.model import AbstractDiscrete
 from .certify import COMPARED, fresh_draws
 from .polish import FEW_UNITS, LARGEST
-from .posterior import block_ahead, nothing, proposals_ahead
+from .posterior import block_ahead, nothing
+from .proposing import proposals_ahead
 from .rules import NODES, SAMPLE, quadratures
 from .scores import evaluated_width, frozen, louis
 
@@ -34,15 +35,16 @@ def ahead(problem: Problem, estep: Any, params: PyTree, data: PyTree, compared: 
     few = sum(np.size(leaf) for leaf in jax.tree.leaves(params)) <= LARGEST
     if programs.threads() > 1 and known and few and jax.tree.leaves(data)[0].shape[0] <= FEW_UNITS:
         with contextlib.suppress(Exception):
-            proposals_ahead(problem.model, params, data)
-            _quadratures_ahead(problem, params, data, compared)
+            first = jax.tree.map(lambda leaf: np.asarray(leaf[0]), data)
+            size, _ = flat_size(shapes_of(problem.model.init_latents, key_of(0), params, first))
+            proposals_ahead(problem.model, params, data, size)
+            _quadratures_ahead(problem, params, data, size, compared)
             programs.import_ahead("margaux.answers.information")  # with pandas, which takes a tenth of a first fit
 
 
-def _quadratures_ahead(problem: Problem, params: PyTree, data: PyTree, compared: bool) -> None:
+def _quadratures_ahead(problem: Problem, params: PyTree, data: PyTree, size: int, compared: bool) -> None:
     """In the order in which they are asked for (see `margaux.answers.rules`)."""
-    model, n, first = problem.model, jax.tree.leaves(data)[0].shape[0], jax.tree.map(lambda leaf: np.asarray(leaf[0]), data)
-    size, _ = flat_size(shapes_of(model.init_latents, key_of(0), params, first))
+    model, n = problem.model, jax.tree.leaves(data)[0].shape[0]
     if size not in NODES or n > SAMPLE:
         return
     nodes, _, reach = quadratures(model, size)[0]

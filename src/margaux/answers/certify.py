@@ -19,7 +19,8 @@ from .certificate import Certificate, Check, Level
 from .diagnostics import trace_checks
 from .likelihood import LogLikelihood, loglik
 from .polish import Polish, affordable, polish, unpolishable
-from .posterior import UndefinedDensity, each_unit, nothing, proposals
+from .posterior import UndefinedDensity, each_unit, nothing
+from .proposing import proposals
 from .rules import Rule
 from .visits import visits
 

@@ -9,20 +9,17 @@ import numpy as np
 from jaxtyping import PyTree
 
 from ..esteps import ImportanceSampling, ModeMixture
-from ..esteps.elsewhere import places
-from ..numerics.compiling import compiled
-from ..numerics.keys import key_of
-from ..numerics.precision import default_dtype, precision, settle
-from ..numerics.threads import side_by_side
+from ..esteps.elsewhere import around, places
+from ..numerics.gaussian import APART
 from ..problem.model import costly
-from .posterior import as_numpy, of_all, ours, proposals
+from .proposing import HIDDEN, lanes, rows_of
 
 if TYPE_CHECKING:
     from .fit import Fit
 
 
-#: places where every second search starts, of densities that take long fewer
-STARTS, SLOW_STARTS = 200, 12
+#: places of other units where searches start, of densities that take long
+SLOW_STARTS = 12
 #: times as far as modes are from each other that a search may start from one: all may be near the start of theirs
 FARTHEST = 64.0
 #: of posteriors with more modes than usual, or of which some were hardly found
@@ -35,47 +32,60 @@ def with_hidden(fit: Fit, rows: PyTree, params: PyTree, key: int) -> PyTree:
     if not len(units):
         return rows
     slow = costly(fit._model().model)
-    starts = places(rows["mean"][:, 0], SLOW_STARTS if slow else STARTS, FARTHEST)
+    starts = everywhere(rows, units, 2 * SLOW_STARTS if slow else HIDDEN)
     if not slow:
-        units = units[missed(fit, rows, params, key, units, starts) > 0]
+        more = missed(fit, rows, params, key, units, starts) | (rows["unseen"][units] > 0)
+        units, starts = units[more], starts[more]
         if not len(units):
             return rows
-        units = np.union1d(units, np.flatnonzero(rows["unseen"]))
     return widely(fit, rows, params, key, units, starts)
 
 
+def everywhere(rows: PyTree, units: np.ndarray, count: int) -> np.ndarray:
+    """Where searches of units begin (u, count, d): by turns where other units have their modes, and around their own."""
+    others = places(rows["mean"][:, 0], count // 2, FARTHEST)
+    own = [around(rows["mean"][u, 0], rows["cholesky"][u, 0], count // 2) for u in units]
+    return np.stack([np.stack([others, points], axis=1).reshape(count, -1) for points in own])
+
+
 def missed(fit: Fit, rows: PyTree, params: PyTree, key: int, units: np.ndarray, starts: np.ndarray) -> np.ndarray:
-    """How many of many searches, for each of the units, end at modes that its row has not: of most suspects none."""
-    dtype, problem, share = default_dtype(None), fit._model(), fit.share
-    chosen, before = ours(share, units)
-    with precision(dtype):
-        at = as_numpy(fit.params if params is None else params, dtype)
-        model, proposal = settle((problem.model, ModeMixture(places=starts)), dtype)
+    """Whether searches from the starts (u, s, d) find modes of a unit that its row has not: of most suspects none do.
 
-        def visit(unit: int) -> int:
-            own = as_numpy(rows, dtype, np.asarray(unit)), as_numpy(fit.data, dtype, np.asarray(unit - before))
-            return int(_counted(model, proposal, at, *own, key_of(key)))
+    A unit's searches are shared by a block of copies of it, so that the program is the one that made its row.
+    """
+    copies, d = lanes(fit._model().n), starts.shape[2]
+    each = -(-HIDDEN // copies)
+    given = np.concatenate([rows["mean"][units], starts], axis=1)
+    given = given[:, np.arange(copies * each) % given.shape[1]].reshape(-1, each, d)
+    searched = ImportanceSampling(2, ModeMixture(searches=3 + each, rounds=0))
+    found = rows_of(fit, searched, np.repeat(units, copies), params, key, given)
+    kept, means, roots = (
+        leaf.reshape(len(units), -1, *leaf.shape[2:]) for leaf in (found["log_share"] > -np.inf, found["mean"], found["cholesky"])
+    )
+    counts = [distinct(mean[here], root[here]) for here, mean, root in zip(kept, means, roots, strict=True)]
+    return np.array(counts) > rows["modes"][units]
 
-        counts = np.array(side_by_side(visit, chosen.tolist(), dtype))
-    return counts if share is None else of_all(share, units, counts, {}, {})[0]
 
-
-@compiled(small=True)
-def _counted(model, proposal, params, row, y, key):
-    return proposal.missed(key, model, params, row, y)
+def distinct(means: np.ndarray, roots: np.ndarray) -> int:
+    """Of modes (m, d), those that are not within `APART` of one before them, by the curvature of either."""
+    gaps = means[:, None] - means
+    white = np.linalg.solve(roots[:, None], gaps[..., None])[..., 0]
+    square = np.sum(white**2, axis=-1)
+    near = np.tril(np.minimum(square, square.T) < APART**2, -1)
+    return int(np.sum(~near.any(axis=1)))
 
 
 def widely(fit: Fit, rows: PyTree, params: PyTree, key: int, units: np.ndarray, starts: np.ndarray | None = None) -> PyTree:
     """Rows with more modes: of the given units by many searches, some from `starts`, of the others those that there are."""
     many = WIDE
     if starts is not None:
-        count = 2 * len(starts)
-        many = dataclasses.replace(WIDE, searches=np.asarray(3 + count), most=np.asarray(2 * count), places=starts)
-    fresh = proposals(fit, ImportanceSampling(2, many), params, units, key)
+        count = starts.shape[1]
+        many = dataclasses.replace(WIDE, searches=np.asarray(3 + count), most=np.asarray(2 * count))
+    fresh = rows_of(fit, ImportanceSampling(2, many), units, params, key, starts)
     out = {}
     for name, leaf in fresh.items():
         out[name] = _with_slots(rows[name], leaf.shape[1:])
-        out[name][units] = leaf[units]
+        out[name][units] = leaf
     return out
 
 

@@ -14,7 +14,8 @@ from ..numerics.ladder import rung
 from ..numerics.sampling import HEAVY, pooled
 from ..problem.model import AbstractDiscrete, AbstractLikelihood, costly
 from .evidence import annealed, harmonic_mean, student
-from .posterior import each_unit, latent_size, nothing, proposals
+from .posterior import each_unit, latent_size, nothing
+from .proposing import proposals
 from .rules import CORRECTED, TRIED, Rule, best_rule, weighted_draws
 
 if TYPE_CHECKING:

@@ -10,18 +10,18 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, PyTree
 
-from ..esteps import MCMC, AbstractEStep, Exact, ImportanceSampling, ModeMixture, Noise, Quadrature
+from ..esteps import MCMC, AbstractEStep, Exact, ImportanceSampling, Noise, Quadrature
 from ..esteps.held import PIECES, held
 from ..esteps.mcmc import lacks_prior
 from ..kernels.base import flat_size
 from ..numerics.arrays import taken
-from ..numerics.compiling import compiled, is_short, shapes_of
+from ..numerics.compiling import compiled, shapes_of
 from ..numerics.keys import key_of
 from ..numerics.ladder import rung
 from ..numerics.naming import named_values
 from ..numerics.precision import default_dtype, precision, settle
 from ..numerics.threads import side_by_side
-from ..problem.model import AbstractConcave, AbstractConjugate, AbstractDiscrete, AbstractLikelihood, AbstractModel, costly
+from ..problem.model import AbstractConjugate, AbstractDiscrete, AbstractLikelihood, AbstractModel, costly
 
 if TYPE_CHECKING:
     from ..engine.share import Share
@@ -34,8 +34,6 @@ UnitIntegrand = Callable[[AbstractModel, PyTree, PyTree, Array, PyTree], PyTree]
 BLOCK_NUMBERS, MOST = 500_000, 4096
 #: pieces of points by which blocks of units are sized
 AT_ONCE = 4
-#: units whose proposals are made at once: a search lasts as long as that of the slowest
-SEARCHED = 64
 #: units at once whose densities take long, each as long as that of the slowest; and of few that are looked at once more
 ALIKE = 8
 #: latents a unit up to which blocks are visited side by side: the linear algebra of larger ones has threads of its own
@@ -125,8 +123,9 @@ def each_unit(
         if rows is not None:
             estep, width = _in_pieces(estep, latent_size(fit), width)
         model, estep = settle((problem.model, estep), dtype)
-        chosen, back = _alike(problem.model, data, chosen, before)
-        size = min(_units_at_once(problem.n, width), _most(problem.model))
+        order = alike(problem.model, data, chosen, before)
+        chosen = chosen if order is None else chosen[order]
+        size = min(_units_at_once(problem.n, width), most_at_once(problem.model))
         chains = keep_chains and fit.rows is not None and _of_one_kind(estep, fit.estep)
 
         def visit(first: int) -> tuple[PyTree, dict[str, np.ndarray], dict[str, np.ndarray]]:
@@ -145,8 +144,8 @@ def each_unit(
     values, infos, sums = zip(*found, strict=True)
     joined = jax.tree.map(lambda *leaf: np.concatenate(leaf), *values)
     figures = {name: np.concatenate([info[name] for info in infos]) for name in infos[0]}
-    if back is not None:
-        joined, figures = jax.tree.map(lambda leaf: leaf[back], (joined, figures))
+    if order is not None:
+        joined, figures = jax.tree.map(lambda leaf: leaf[np.argsort(order)], (joined, figures))
     totals = {name: sum(part[name] for part in sums) for name in summed}
     if share is not None:
         joined, figures, totals = of_all(share, asked, joined, figures, totals)
@@ -173,18 +172,17 @@ def ours(share: Share | None, asked: np.ndarray) -> tuple[np.ndarray, int]:
     return own if len(own) else np.array([share.first]), share.before
 
 
-def _most(model: AbstractModel) -> int:
+def most_at_once(model: AbstractModel) -> int:
     """Units at once."""
     return ALIKE if costly(model) else MOST
 
 
-def _alike(model: AbstractModel, data: PyTree, chosen: np.ndarray, before: int) -> tuple[np.ndarray, np.ndarray | None]:
-    """Units in the order of how long their densities take, and their places in it; None where all take alike."""
+def alike(model: AbstractModel, data: PyTree, chosen: np.ndarray, before: int) -> np.ndarray | None:
+    """The order of units by how long their densities take; None where all take alike."""
     if not costly(model):
-        return chosen, None
+        return None
     slow: Any = model
-    order = np.argsort(np.asarray(slow.lengths(jax.tree.map(np.asarray, data)))[chosen - before], kind="stable")
-    return chosen[order], np.argsort(order)
+    return np.argsort(np.asarray(slow.lengths(jax.tree.map(np.asarray, data)))[chosen - before], kind="stable")
 
 
 def of_all(share: Share, asked: np.ndarray, joined: PyTree, figures: dict, totals: dict) -> tuple[PyTree, dict, dict]:
@@ -219,52 +217,6 @@ def _of_one_kind(estep: AbstractEStep, other: object) -> bool:
     return type(estep.kernel) is type(other.kernel) and estep.n_chains == other.n_chains
 
 
-def proposals(fit: Fit, estep: AbstractEStep, params: PyTree = None, units: np.ndarray | None = None, key: int = 0) -> PyTree:
-    """The E-step's rows (n, ...) at the estimate (or at `params`): proposals that several calls of `each_unit` can share.
-
-    Those of other units than the given ones repeat the last of them.
-    """
-    dtype, problem, share = default_dtype(None), fit._model(), fit.share
-    if (trouble := lacks_prior(problem.model, estep)) is not None:
-        raise TypeError(trouble)
-    asked = np.arange(problem.n) if units is None else np.asarray(units)
-    chosen, before = ours(share, asked)
-    chosen, back = _alike(problem.model, fit.data, chosen, before)
-    size = min(rung(min(problem.n, SEARCHED)), _most(problem.model) if len(chosen) > ALIKE else ALIKE)
-    with precision(dtype):
-        at = as_numpy(fit.params if params is None else params, dtype)
-        model, estep = settle((problem.model, estep.for_rows()), dtype)
-
-        def visit(first: int) -> PyTree:
-            # Filled up by the first ones again: units are compared with those beside them.
-            ids = chosen[np.arange(first, first + size) % len(chosen)]
-            made = _proposals(model, estep, at, as_numpy(fit.data, dtype, ids - before), key_of(key))
-            return jax.tree.map(lambda leaf: np.asarray(leaf)[: len(chosen) - first], made)
-
-        parts = side_by_side(visit, range(0, len(chosen), size), dtype, None if latent_size(fit) <= FEW else 1)
-    made = jax.tree.map(lambda *leaf: np.concatenate(leaf), *parts)
-    if back is not None:
-        made = jax.tree.map(lambda leaf: leaf[back], made)
-    if share is not None:
-        made, *_ = of_all(share, asked, made, {}, {})
-    if units is None:
-        return made
-    place = np.full(problem.n, len(asked) - 1)
-    place[asked] = np.arange(len(asked))
-    return jax.tree.map(lambda leaf: leaf[place], made)
-
-
-def proposals_ahead(model: AbstractModel, params: PyTree, data: PyTree) -> None:
-    """Have the program of the proposals that a polish begins with compiled while a fit goes on."""
-    dtype, n = default_dtype(None), jax.tree.leaves(data)[0].shape[0]
-    with precision(dtype):
-        block = as_numpy(data, dtype, np.zeros(min(rung(min(n, SEARCHED)), _most(model)), int))
-        concave = isinstance(model, AbstractConcave) and model.concave
-        rule = Quadrature(1) if concave else ImportanceSampling(2, ModeMixture())
-        model, estep = settle((model, rule.for_rows()), dtype)
-        _proposals.ahead(model, estep, as_numpy(params, dtype), block, key_of(0))
-
-
 def block_ahead(
     model: AbstractModel, estep: AbstractEStep, params: PyTree, data: PyTree, row: PyTree, f: UnitIntegrand, width: int
 ) -> None:
@@ -272,20 +224,10 @@ def block_ahead(
     dtype, n = default_dtype(None), jax.tree.leaves(data)[0].shape[0]
     estep, width = _in_pieces(estep, row["mean"].shape[-1], width)
     with precision(dtype):
-        ids = np.zeros(min(_units_at_once(n, width), _most(model)), int)
+        ids = np.zeros(min(_units_at_once(n, width), most_at_once(model)), int)
         block, rows = as_numpy(data, dtype, ids), as_numpy(jax.tree.map(lambda leaf: leaf[None], row), dtype, ids)
         model, estep = settle((model, estep), dtype)
         _block.ahead(model, estep, as_numpy(params, dtype), rows, block, ids, key_of(0), f)
-
-
-def _short(model: AbstractModel, estep: AbstractEStep, params: PyTree, data: PyTree, key: Any) -> bool:
-    return is_short(data) and not costly(model)
-
-
-@compiled(small=_short)
-def _proposals(model, estep, params, data, key):
-    rows = jax.vmap(lambda y: estep.init(key, model, params, y))(data)
-    return estep.compared(model, params, rows, data)
 
 
 @compiled

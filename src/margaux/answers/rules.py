@@ -20,7 +20,8 @@ from ..numerics.sampling import HEAVY
 from ..problem.mixed import mixed
 from ..problem.model import AbstractConcave, AbstractConjugate, AbstractDiscrete, AbstractLikelihood, AbstractModel, costly
 from .hidden import WIDE, widely, with_hidden
-from .posterior import latent_size, proposals
+from .posterior import latent_size
+from .proposing import proposals
 
 if TYPE_CHECKING:
     from .fit import Fit

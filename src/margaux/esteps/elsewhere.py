@@ -1,7 +1,8 @@
-"""Whether a posterior has its mode where a search ended, by how it rises and falls where other units have theirs."""
+"""Where searches for further modes begin, and whether a posterior rises towards its mode where other units have theirs."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -14,8 +15,26 @@ from ..numerics import triangular
 
 #: how much of the way to the mode a place is set against, and the change of a log density, as a share, that is no rounding
 NEARER, CHANGE = 0.01, 1e-9
+#: starts of searches: this many standard deviations from the first mode
+FAR = (5.0, -5.0, 20.0, -20.0, 80.0, -80.0)
+#: whose multiples fill the unit interval evenly
+GOLDEN = (math.sqrt(5) - 1) / 2
 #: standard deviations from the centre up to which a place says nothing: a mean of draws is no mode
 CLOSE = 4.0
+
+
+def further(turn: Any) -> Any:
+    """Times as far as `FAR` that searches of a turn in a new direction begin: in the first as far, then up to half as near and
+    sixteen times as far."""
+    return 2.0 ** ((turn > 0) * (5 * ((turn * GOLDEN) % 1.0) - 1))
+
+
+def around(centre: np.ndarray, root: np.ndarray, count: int) -> np.ndarray:
+    """Points (count, d) near and far in random directions around a centre, by the Cholesky factor of a covariance."""
+    turn, far = np.divmod(np.arange(count), len(FAR))
+    direction = np.random.default_rng(count).normal(size=(turn[-1] + 1, len(centre)))
+    direction /= np.linalg.norm(direction, axis=1, keepdims=True)
+    return centre + (np.take(FAR, far) * further(turn))[:, None] * (direction @ root.T)[turn]
 
 
 def places(modes: Any, count: int, farthest: float = 1.0) -> Any:

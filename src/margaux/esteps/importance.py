@@ -108,7 +108,7 @@ class ImportanceSampling(AbstractEStep):
         if not isinstance(self.n_draws, int):
             return key
         size, dtype = flat_size(latents)
-        return normals(key, self.n_draws, size + self.proposal.extra, dtype, self.quasi)
+        return normals(key, self.n_draws, size, dtype, self.quasi, self.proposal.extra)
 
     def expect(self, f, noise, model, params, rows, batch, k):
         b = leading(batch)
@@ -162,13 +162,13 @@ class ImportanceSampling(AbstractEStep):
 
     def _growing(self, f, keys, model, params, rows, batch, k):
         """Two passes over rounds of the same draws: first each unit's normaliser, then the average."""
-        d, dtype = rows["mean"].shape[-1] + self.proposal.extra, rows["mean"].dtype
+        d, dtype = rows["mean"].shape[-1], rows["mean"].dtype
         assert not isinstance(self.n_draws, int)
         rounds = jnp.maximum(jnp.ceil(self.n_draws(k) / self._round).astype(jnp.int32), 1)
 
         def draw(r):
             def unit(key):
-                return normals(jax.random.fold_in(key, r), self._round, d, dtype, self.quasi)
+                return normals(jax.random.fold_in(key, r), self._round, d, dtype, self.quasi, self.proposal.extra)
 
             return self._draws(jax.vmap(unit)(keys), model, params, rows, batch)
 

@@ -8,26 +8,22 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float, Scalar
+from jaxtyping import Array, Float
 
 from ..numerics import triangular
 from ..numerics.arrays import mapped_as
-from ..numerics.gaussian import APART, FURTHER, NEGLIGIBLE, Mode, find_mode, find_modes, normals
+from ..numerics.gaussian import NEGLIGIBLE, Mode, find_modes, normals
 from ..numerics.sampling import pareto_shape
 from ..problem.mixed import AbstractMixed, mixed
 from ..problem.model import AbstractConcave, AbstractPopulation, for_searches, leading
 from .base import flat_start, flat_target
-from .elsewhere import against, places
+from .elsewhere import FAR, against, further, places
 from .proposals import LOG_2PI, AbstractProposal
 
 #: successive draws come from the Gaussians (0), Student's t with four degrees of freedom (1), and the population (2)
 PARTS, WITH_POPULATION = (0, 0, 1, 0, 0), (0, 0, 1, 0, 2)
 #: scale of the t, in units of the Gaussians
 STRETCH = 2.0
-#: starts of the search for more modes: this many standard deviations away, and mirrored in zero
-FAR = (5.0, -5.0, 20.0, -20.0, 80.0, -80.0)
-#: whose multiples fill the unit interval evenly: by how much further searches start nearer or farther
-GOLDEN = (math.sqrt(5) - 1) / 2
 #: directions of further searches, and times as many searches as usual until each of several modes was found often
 DIRECTIONS, MORE = 16, 5
 #: places at which each log density is looked at
@@ -50,14 +46,14 @@ class ModeMixture(AbstractProposal):
     Args:
         n_modes: components at most. searches: for modes, the first from the model's own start. most: searches where several modes
             are found, until each was found often; five times as many by default. rounds: in which moments are learned.
-        places: points of the latents' space (p, d), where other units have their modes: every second search starts there.
+        starts: of one unit (p, d): where its searches after the first three begin; NaN for where they would without.
     """
 
     n_modes: int = eqx.field(static=True, default=3)
     searches: int | Array | np.ndarray = eqx.field(converter=np.asarray, default=3 + len(FAR))
     rounds: int | Array | np.ndarray = eqx.field(converter=np.asarray, default=ROUNDS)
     most: int | Array | np.ndarray | None = eqx.field(converter=lambda n: None if n is None else np.asarray(n), default=None)
-    places: Float[Array, "p d"] | np.ndarray | None = None
+    starts: Float[Array, "p d"] | np.ndarray | None = None
 
     @property
     def extra(self):
@@ -67,10 +63,10 @@ class ModeMixture(AbstractProposal):
         target, _ = flat_target(for_searches(model), params, y)
         start = mapped_as(y, flat_start(key, model, params, y))
         d = start.size
-        trial = normals(jax.random.fold_in(key, 1), TRIAL, d + self.extra, start.dtype, True)
-        starts = start, flat_start(jax.random.fold_in(key, 3), model, params, y)
+        trial = normals(jax.random.fold_in(key, 1), TRIAL, d, start.dtype, True, self.extra)
+        pair = start, flat_start(jax.random.fold_in(key, 3), model, params, y)
         means = mapped_as(y, model.component_means(params, y)) if isinstance(model, AbstractMixed) and mixed(model) else None
-        modes, mass, count, unseen = self._modes(target, starts, trial[:DIRECTIONS, :d], means)
+        modes, mass, count, unseen = self._modes(target, pair, trial[:DIRECTIONS, :d], means)
         row = {
             "mean": modes.at,
             "cholesky": modes.root,
@@ -90,22 +86,25 @@ class ModeMixture(AbstractProposal):
         return jax.lax.fori_loop(0, self.rounds, moments, row)
 
     def _modes(
-        self, target, starts: tuple[Array, Array], normal: Float[Array, "m d"], means: Float[Array, "c d"] | None = None
+        self, target, pair: tuple[Array, Array], normal: Float[Array, "m d"], means: Float[Array, "c d"] | None = None
     ) -> tuple[Mode, Array, Array, Array]:
-        """Distinct modes (K, ...), that of most mass first, searched for from the starts, from far away in normal directions and
+        """Distinct modes (K, ...), that of most mass first, searched for from the pair, from far away in normal directions and
         from the given means; their log masses (minus infinity: none); how many; and see `find_modes`."""
-        start, other = starts
-        directions = _directions(normal)
+        start, other = pair
+        directions = normal / jnp.sqrt(jnp.sum(normal**2, axis=1, keepdims=True))
         searches = self.searches if means is None else self.searches + len(means)
 
         def place(i, first, root):
             near = jnp.where(i == 0, start, jnp.where(i == 1, other, -first))
-
-            def along(direction):
-                step = triangular.solve_transposed(root, direction)
-                return jnp.where(jnp.isfinite(step), step, direction)
-
-            at = jnp.where(i < 3, near, self._far(i - 3, first, along, directions))
+            turn, far = jnp.divmod(jnp.maximum(i - 3, 0), len(FAR))
+            direction = directions[turn % len(directions)]
+            step = triangular.solve_transposed(root, direction)
+            step = jnp.where(jnp.isfinite(step), step, direction)
+            at = jnp.where(i < 3, near, first + jnp.asarray(FAR, first.dtype)[far] * further(turn) * step)
+            if self.starts is not None:
+                spot = jnp.asarray(self.starts, at.dtype)[jnp.clip(i - 3, 0, len(self.starts) - 1)]
+                given = (i >= 3) & (i < 3 + len(self.starts)) & jnp.isfinite(spot[0])
+                at = jnp.where(given, spot, at)
             own = (i >= self.searches) & (i < searches)
             return at if means is None else jnp.where(own, means[i - self.searches], at)
 
@@ -117,37 +116,6 @@ class ModeMixture(AbstractProposal):
         kept = mass > jnp.max(mass) + np.log(NEGLIGIBLE)
         kept = kept | (~jnp.any(kept) & (jnp.arange(self.n_modes) == 0))
         return modes, jnp.where(kept, mass, -jnp.inf), jnp.sum(kept), unseen
-
-    def _far(self, i, first, along, directions: Float[Array, "m d"]) -> Float[Array, " d"]:
-        """Where search i of those that begin elsewhere does: so many standard deviations, which `along` makes, from the first
-        mode in one of the directions, every second at one of `places` where there are any."""
-        turn, far = jnp.divmod(jnp.maximum(i, 0), len(FAR))
-        # The first direction as far as `FAR` says, others up to half as near and sixteen times as far.
-        reach = jnp.asarray(FAR, first.dtype)[far] * jnp.where(turn == 0, 1.0, 2.0 ** (5 * ((turn * GOLDEN) % 1.0) - 1))
-        at = first + reach * along(directions[turn % len(directions)])
-        if self.places is None:
-            return at
-        spots = jnp.asarray(self.places, at.dtype)
-        return jnp.where((i >= 0) & (i % 2 == 0), spots[(i // 2) % len(spots)], at)
-
-    def missed(self, key, model, params, row, y) -> Scalar:
-        """How many of so many searches, all at once, end at modes of more than negligible mass that a row has not: for few units,
-        whose searches are made one after the other by `init`."""
-        target, _ = flat_target(for_searches(model), params, y)
-        known, d = row["mean"], row["mean"].shape[1]
-        directions = _directions(normals(key, DIRECTIONS, d, known.dtype, True))
-        count, k = 2 * (1 if self.places is None else len(self.places)), len(known)
-        far = jax.vmap(lambda i: self._far(i, known[0], lambda e: row["cholesky"][0] @ e, directions))(jnp.arange(count))
-        ends = jax.vmap(lambda start: find_mode(target, start, FURTHER))(jnp.concatenate([known, far]))
-        white = jax.vmap(triangular.inverse_root)(ends.root)
-        gaps = ends.at[:, None] - ends.at[None, :k]
-        distances = [jnp.einsum("pij,pkj->pki", white, gaps), jnp.einsum("kij,pkj->pki", white[:k], gaps)]
-        near = jnp.any(jnp.stack([jnp.sum(z**2, axis=2) for z in distances]) < APART**2, axis=0)
-        modes = (ends.away < APART) & jnp.isfinite(ends.value)
-        mass = jnp.where(modes, ends.value + jnp.sum(jnp.log(jnp.diagonal(ends.root, axis1=1, axis2=2)), axis=1), -jnp.inf)
-        there = row["log_share"] > -jnp.inf
-        least = jnp.max(jnp.where(there, mass[:k], -jnp.inf)) + np.log(NEGLIGIBLE)
-        return jnp.sum((mass > least) & ~jnp.any(near & there, axis=1))
 
     def blank(self, d: int) -> dict[str, np.ndarray]:
         """A row of the shapes of those that `init` makes for d latents."""
@@ -168,21 +136,20 @@ class ModeMixture(AbstractProposal):
     def follow(self, model, params, row, y):
         return row
 
-    def draw(self, normal, model, params, row, y):
-        m, d = normal.shape[0], normal.shape[1] - self.extra
-        e, pair = normal[:, :d], normal[:, d:]
+    def draw(self, noise, model, params, row, y):
+        m, d = noise.shape[0], noise.shape[1] - self.extra
+        e, pair = noise[:, :d], noise[:, d:]
         population = model.population(params, y) if isinstance(model, AbstractPopulation) else None
         pattern = np.asarray(PARTS if population is None else WITH_POPULATION)[np.arange(m) % len(PARTS)]
         # Draws go to the components by rank within each run of five, in proportions that are then counted, not estimated.
         rank = (jnp.arange(m) // len(PARTS) + 0.5) / -(-m // len(PARTS))
         ends = jnp.cumsum(jnp.exp(row["log_share"]))
         own = jnp.minimum(jnp.sum(rank[:, None] > ends / ends[-1], axis=1), len(ends) - 1)
-        # Chi-squared with four degrees of freedom is minus twice the log of a product of two uniforms, which normals of some
-        # eight standard deviations at most make without another formula for the tail.
-        chi = -2 * jnp.sum(jnp.log(jax.lax.erfc(pair * -math.sqrt(0.5)) / 2), axis=1)
+        # Chi-squared with four degrees of freedom is minus twice the log of a product of two uniforms.
+        heavy = np.flatnonzero(pattern == 1)
+        chi = -2 * jnp.sum(jnp.log(pair[heavy]), axis=1)
         chi = jnp.maximum(chi, jnp.finfo(chi.dtype).eps)
-        heavy = jnp.asarray(pattern == 1)
-        stretch = jnp.where(heavy, STRETCH * jnp.sqrt(4 / chi), 1.0)
+        stretch = jnp.ones(m, chi.dtype).at[heavy].set(STRETCH * jnp.sqrt(4 / chi))
         x = row["mean"][own] + jnp.einsum("mij,mj->mi", row["cholesky"][own], e * stretch[:, None])
         if population is not None:
             mean, root = population
@@ -192,7 +159,7 @@ class ModeMixture(AbstractProposal):
         def component(k, mean, root):
             square = jnp.sum(_whiten(root, (x - mean).T) ** 2, axis=0)
             gauss = -square / 2 - d / 2 * LOG_2PI
-            student = log_c - (4 + d) / 2 * jnp.log1p(square / (4 * STRETCH**2))
+            student = log_c - (4 + d) / 2 * jnp.log(1 + square / (4 * STRETCH**2))
             own_kinds = (own == k) & np.stack([pattern == 0, pattern == 1])
             share = jnp.log(jnp.mean(own_kinds, axis=1, dtype=x.dtype))
             return jnp.stack([gauss, student]) + (share - jnp.sum(jnp.log(jnp.diagonal(root))))[:, None]
@@ -209,10 +176,6 @@ class ModeMixture(AbstractProposal):
 
     def figures(self, row, log_w):
         return {"pareto": pareto_shape(log_w), "away": row["away"], "modes": row["modes"]}
-
-
-def _directions(normal: Float[Array, "m d"]) -> Float[Array, "m d"]:
-    return normal / jnp.sqrt(jnp.sum(normal**2, axis=1, keepdims=True))
 
 
 def _whiten(root: Array, gap: Array) -> Array:

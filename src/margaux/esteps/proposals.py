@@ -23,12 +23,12 @@ LOG_2PI = float(np.log(2 * np.pi))
 
 
 class AbstractProposal(eqx.Module):
-    """The density q_i that a unit's latents are drawn from, as a function of standard normals; its row is kept by the E-step."""
+    """The density q_i that a unit's latents are drawn from, as a function of random numbers; its row is kept by the E-step."""
 
     @property
     @abc.abstractmethod
     def extra(self) -> int:
-        """Standard normals that a draw takes beside one a latent."""
+        """Uniform numbers that a draw takes beside a standard normal a latent."""
 
     @abc.abstractmethod
     def init(self, key: PRNGKeyArray, model: AbstractModel, params: Params, y: Unit) -> PyTree:
@@ -44,9 +44,9 @@ class AbstractProposal(eqx.Module):
 
     @abc.abstractmethod
     def draw(
-        self, normal: Float[Array, "m e"], model: AbstractModel, params: Params, row: PyTree, y: Unit
+        self, noise: Float[Array, "m e"], model: AbstractModel, params: Params, row: PyTree, y: Unit
     ) -> tuple[Float[Array, "m d"], Float[Array, " m"], Float[Array, "m d"]]:
-        """Flat draws, log q of each, and what `learn` is told of them."""
+        """Flat draws, log q of each, and what `learn` is told of them, by noise of `normals`."""
 
     @abc.abstractmethod
     def learn(self, row: PyTree, told: Float[Array, "m d"], w: Float[Array, " m"]) -> PyTree:
@@ -91,11 +91,11 @@ class AtMode(AbstractProposal):
         share, delta = self.wide(m) / m, jnp.asarray(self.widening)
         return (1 - share) + share * delta**2
 
-    def draw(self, normal, model, params, row, y):
-        m, d = normal.shape
-        wide, delta = self.wide(m), jnp.asarray(self.widening, normal.dtype)
+    def draw(self, noise, model, params, row, y):
+        m, d = noise.shape
+        wide, delta = self.wide(m), jnp.asarray(self.widening, noise.dtype)
         share = wide / m
-        u = normal * jnp.where(jnp.arange(m) < wide, delta, 1.0)[:, None]
+        u = noise * jnp.where(jnp.arange(m) < wide, delta, 1.0)[:, None]
         square = jnp.sum(u**2, axis=1)
         log_q = -square / 2
         if wide:

@@ -280,18 +280,22 @@ def _inverse_root(precision: Array) -> Array:
     return jax.scipy.linalg.solve_triangular(upper, jnp.eye(d, dtype=precision.dtype)).T
 
 
-def normals(key: PRNGKeyArray, m: int, d: int, dtype: jnp.dtype, quasi: bool) -> Float[Array, "m d"]:
-    r"""m standard normal vectors; quasi-Monte-Carlo ones are a `lattice`.
+def normals(key: PRNGKeyArray, m: int, d: int, dtype: jnp.dtype, quasi: bool, uniforms: int = 0) -> Float[Array, "m e"]:
+    r"""m standard normal vectors, with further entries that are uniform between 0 and 1; quasi-Monte-Carlo ones are a `lattice`.
 
     It is shifted uniformly (Cranley and Patterson 1976), so that each point is exactly standard normal.
     """
+    size = d + uniforms
     if not quasi:
-        return jax.random.normal(key, (m, d), dtype)
-    shift = jax.random.uniform(key, (d,), dtype)
-    u = (shift + jnp.arange(1, m + 1, dtype=dtype)[:, None] * jnp.asarray(lattice_steps(d) % 1.0, dtype)) % 1.0
-    edge = jnp.finfo(dtype).eps
+        signed = jax.random.uniform(key, (m, size), dtype, np.nextafter(np.asarray(-1, dtype), np.asarray(0, dtype)), 1.0)
+    else:
+        shift = jax.random.uniform(key, (size,), dtype)
+        u = (shift + jnp.arange(1, m + 1, dtype=dtype)[:, None] * jnp.asarray(lattice_steps(size) % 1.0, dtype)) % 1.0
+        edge = jnp.finfo(dtype).eps
+        signed = 2 * jnp.clip(u, edge, 1 - edge) - 1
     # Not `ndtri`, which is as accurate far from the middle but several times the code to compile.
-    return math.sqrt(2.0) * jax.lax.erf_inv(2 * jnp.clip(u, edge, 1 - edge) - 1)
+    normal = math.sqrt(2.0) * jax.lax.erf_inv(signed[:, :d])
+    return jnp.concatenate([normal, (1 + signed[:, d:]) / 2], axis=1) if uniforms else normal
 
 
 def lattice(shift: Float[np.ndarray, " d"], count: int) -> Float[np.ndarray, "count d"]:

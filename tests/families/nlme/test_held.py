@@ -9,7 +9,8 @@ import pytest
 from scipy import optimize, stats
 
 import margaux as mx
-from margaux.answers.posterior import _block, _proposals
+from margaux.answers.posterior import _block
+from margaux.answers.proposing import _proposals
 from margaux.engine.loop import full_chunk
 from margaux.families.nlme import Combined, ConstantError, LogNormal, Normal, ResidualError, lr_test
 from margaux.families.nlme.answers import natural_jacobian

@@ -13,8 +13,8 @@ from ...algorithms.updates import Problem
 from ...answers.ahead import ahead
 from ...answers.fit import Fit
 from ...answers.polish import polished
-from ...answers.posterior import proposals
 from ...answers.profile import held
+from ...answers.proposing import proposals
 from ...engine.outcome import RESULTS
 from ...esteps import ImportanceSampling, ModeMixture
 from ...numerics import programs

@@ -9,7 +9,8 @@ import pandas as pd
 
 from ...answers.fit import Fit
 from ...answers.likelihood import agreed, loglik, marginals
-from ...answers.posterior import UndefinedDensity, proposals
+from ...answers.posterior import UndefinedDensity
+from ...answers.proposing import proposals
 from ...answers.rules import best_rule
 from ...engine.outcome import RESULTS, FitError
 from ...esteps import ImportanceSampling, ModeMixture, Quadrature
