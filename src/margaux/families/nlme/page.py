@@ -12,7 +12,7 @@ from ...answers import fitted_page as fitted
 from ...answers.ending import ending
 from ...showing import convergence, facts
 from ...showing.figures import drawn
-from ...showing.page import Paragraph, Part, Section, Verdict, attempt, framed, listed, nats, probability, section
+from ...showing.page import Code, Paragraph, Part, Section, Table, Verdict, attempt, framed, listed, nats, probability, section
 from . import membership, words
 from .answers import engine_names
 from .informed import has_priors, own_priors
@@ -24,6 +24,9 @@ if TYPE_CHECKING:
 #: observations times simulations of the checks by simulation, and observations up to which there are any
 SIMULATED, OBSERVATIONS = 4_000_000, 40_000
 WORDS = "A nonlinear curve a subject, whose parameters vary normally between subjects on a scale of their own; by SAEM."
+
+
+EQUATIONS = "Parameters have the names of the table of estimates; e is standard normal."
 
 
 def heading(model: NLME) -> tuple[str, str]:
@@ -61,13 +64,21 @@ def sections(model: NLME, command: str | None = None) -> list[Section]:
         fitted.estimated(
             model, "Estimates on their natural scale; intervals by Student's t, on the scale they are normal on.", against
         ),
+        section("equations", "The model in equations", attempt("The model", lambda: Code(model.equations(), EQUATIONS))),
         _convergence(model),
         _criteria(model),
         section("latents", "The latent posterior: individual parameters", _individuals(model)),
+        section("data", "The data", attempt("The table of the data", lambda: _data(model))),
         fitted.reproduce(
             model, command, lambda: data.frame, "margaux.report.checksum(frame), its rows sorted by subject", f"data, {roles}"
         ),
     ]
+
+
+def _data(model: NLME) -> Table:
+    frame = model.data_summary().reset_index()
+    rows = tuple(tuple(map(str, row)) for row in frame.itertuples(index=False))
+    return Table("What was fitted to: medians and ranges, or counts.", ("", "", ""), rows, (False, False, False))
 
 
 def _curve(model: NLME) -> str:
@@ -129,23 +140,16 @@ def _goodness(model: NLME) -> list[Part]:
             f"The first {shown} of {model.n_subjects_:,} subjects: observed, individual curve, and the population's.",
         ),
     )
-    parts += fitted.figure(
-        model,
-        "The plot of predictions",
-        lambda: drawn(
-            model.plot.predictions,
-            f"{n:,} observed {y} against population and individual predictions.",
-            "Observed against predicted.",
-        ),
-    )
     if n > OBSERVATIONS:
         return [
             *parts,
+            *_predictions(model),
             Paragraph(
                 f"Checks by simulation are left out: {n:,} observations take long; call model.plot.vpc() and model.npde()."
             ),
         ]
     times = int(np.clip(SIMULATED // n, 100, 500))
+    parts += _panels(model, times) if model.model_.outcome.continuous else _predictions(model)
     parts += fitted.figure(
         model,
         "The visual predictive check",
@@ -157,6 +161,20 @@ def _goodness(model: NLME) -> list[Part]:
     )
     parts += fitted.figure(model, "npde", lambda: _npde(model))
     return parts
+
+
+def _predictions(model: NLME) -> list[Part]:
+    alt = f"{model.n_observations_:,} observed {model.data_.roles['y']} against population and individual predictions."
+    return fitted.figure(
+        model, "The plot of predictions", lambda: drawn(model.plot.predictions, alt, "Observed against predicted.")
+    )
+
+
+def _panels(model: NLME, times: int) -> list[Part]:
+    y = model.data_.roles["y"]
+    alt = f"{model.n_observations_:,} observed {y} against predictions, and their residuals against time and predictions."
+    caption = "Observed against predicted, residuals of the individual curves, and npde; medians of residuals by bin in red."
+    return fitted.figure(model, "The panels of fit", lambda: drawn(lambda: model.plot.goodness(times), alt, caption))
 
 
 def _npde(model: NLME) -> list[Part]:

@@ -1,11 +1,15 @@
-"""What a nonlinear mixed-effects model writes: itself as a text file, and its answers as tables of other programs."""
+"""What a nonlinear mixed-effects model writes: itself as a text file and in equations, its data in numbers, and its answers as
+tables of other programs."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ...showing.parts import check_fitted
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 
 class Writing:
@@ -51,6 +55,37 @@ class Writing:
         if path is not None:
             Path(path).write_text(text, encoding="utf-8")
         return text
+
+    def equations(self) -> str:
+        r"""The fitted model in equations, as text: its structure (differential equations as they are written, where they are
+        text), each individual parameter on the scale on which it is normal, $h^{-1}(\psi_i)=h^{-1}(\psi)+c_i^\top\beta+\eta_i$,
+        with its covariates, occasions and classes, the laws of random effects, and the residual errors. Parameters have the
+        names of `params_`; what a fit dropped is not there.
+
+        >>> from margaux.datasets import load_theophylline
+        >>> from margaux.nlme import LogNormal, Normal, NLME, oral1cpt
+        >>> table = load_theophylline()
+        >>> individual = {"ka": LogNormal(1.0), "V": LogNormal(20.0), "CL": LogNormal(0.5, covariates="log(Weight/70)")}
+        >>> model = NLME(structural=oral1cpt, individual=individual, n_iter=50, n_starts=1, polish=False, verbose=False)
+        >>> model = model.fit(table, id="Id", time="Time", y="Concentration", dose="Dose")
+        >>> print(model.equations())
+        """
+        from .model_equations import equations
+
+        check_fitted(self)
+        model: Any = self
+        return equations(model)
+
+    def data_summary(self) -> pd.DataFrame:
+        """What was fitted to: numbers of subjects, observations (a subject, of each output, beyond limits) and doses; median and
+        range of responses, times, amounts and numeric covariates, with their units where `data.attrs["units"]` has them; counts
+        of levels of other covariates. Covariates are columns with one value a subject, and those that the model reads. A frame of
+        texts, `value`, by `what` and `of`."""
+        from .data_summary import summary
+
+        check_fitted(self)
+        model: Any = self
+        return summary(model)
 
     def tables(self, folder: str | Path, n_simulations: int = 1000, key: int = 0) -> list[Path]:
         r"""Write the tables that are usual elsewhere into a folder, made if it is not there; the paths written.
