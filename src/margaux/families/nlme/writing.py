@@ -62,13 +62,29 @@ class Writing:
         with its covariates, occasions and classes, the laws of random effects, and the residual errors. Parameters have the
         names of `params_`; what a fit dropped is not there.
 
+        >>> from margaux import NLME
         >>> from margaux.datasets import load_theophylline
-        >>> from margaux.nlme import LogNormal, Normal, NLME, oral1cpt
-        >>> table = load_theophylline()
-        >>> individual = {"ka": LogNormal(1.0), "V": LogNormal(20.0), "CL": LogNormal(0.5, covariates="log(Weight/70)")}
-        >>> model = NLME(structural=oral1cpt, individual=individual, n_iter=50, n_starts=1, polish=False, verbose=False)
-        >>> model = model.fit(table, id="Id", time="Time", y="Concentration", dose="Dose")
+        >>> from margaux.nlme import LogNormal, oral1cpt
+        >>> individual = {"ka": LogNormal(1.5), "V": LogNormal(30.0), "CL": LogNormal(2.7, random=False)}
+        >>> short = {"n_iter": 30, "n_burn": 20, "n_starts": 1, "polish": False, "verbose": False}
+        >>> model = NLME(structural=oral1cpt, individual=individual, random_state=0, **short)
+        >>> model = model.fit(load_theophylline(), id="Id", time="Time", y="Concentration", dose="Dose")
         >>> print(model.equations())
+        Structural model:
+          f = oral1cpt(ka, V, CL | time, dose)
+        <BLANKLINE>
+        Individual parameters, of subject i:
+          log(ka_i) = log(ka) + eta_ka,i
+          log(V_i) = log(V) + eta_V,i
+          log(CL_i) = log(CL)
+        <BLANKLINE>
+        Random effects:
+          eta_ka,i ~ N(0, omega2_ka)
+          eta_V,i ~ N(0, omega2_V)
+        <BLANKLINE>
+        Observations, j of subject i:
+          Concentration_ij = f_ij + a * e_ij
+          e_ij ~ N(0, 1), independent unless said otherwise
         """
         from .model_equations import equations
 
