@@ -31,14 +31,13 @@ def with_hidden(fit: Fit, rows: PyTree, params: PyTree, key: int) -> PyTree:
     units = np.flatnonzero(rows["against"])
     if not len(units):
         return rows
-    slow = costly(fit._model().model)
-    starts = everywhere(rows, units, 2 * SLOW_STARTS if slow else HIDDEN)
-    if not slow:
-        more = missed(fit, rows, params, key, units, starts) | (rows["unseen"][units] > 0)
-        units, starts = units[more], starts[more]
-        if not len(units):
-            return rows
-    return widely(fit, rows, params, key, units, starts)
+    if costly(fit._model().model):
+        return widely(fit, rows, params, key, units, everywhere(rows, units, 2 * SLOW_STARTS))
+    more = missed(fit, rows, params, key, units, everywhere(rows, units, HIDDEN))
+    if not more.any():
+        return rows
+    units = np.union1d(units[more], np.flatnonzero(rows["unseen"]))
+    return widely(fit, rows, params, key, units, everywhere(rows, units, HIDDEN))
 
 
 def everywhere(rows: PyTree, units: np.ndarray, count: int) -> np.ndarray:
@@ -69,7 +68,7 @@ def missed(fit: Fit, rows: PyTree, params: PyTree, key: int, units: np.ndarray, 
 def distinct(means: np.ndarray, roots: np.ndarray) -> int:
     """Of modes (m, d), those that are not within `APART` of one before them, by the curvature of either."""
     gaps = means[:, None] - means
-    white = np.linalg.solve(roots[:, None], gaps[..., None])[..., 0]
+    white = np.einsum("iab,ijb->ija", np.linalg.inv(roots), gaps)
     square = np.sum(white**2, axis=-1)
     near = np.tril(np.minimum(square, square.T) < APART**2, -1)
     return int(np.sum(~near.any(axis=1)))
