@@ -147,7 +147,7 @@ def move(z: Latents, flat: Array) -> Latents:
 
 def gain(count: Array) -> Array:
     """Robbins and Monro's, count^-0.6: of a transition, counted from one."""
-    # A power of doubles is a call for each of them; these are vectorised, and seven digits of a gain are enough.
+    # A power of doubles is a call for each of them; those of single precision are vectorised, and seven digits are enough.
     return (count.astype(jnp.float32) ** -0.6).astype(count.dtype)
 
 

@@ -71,6 +71,8 @@ def _doses(fitted: NLME, known: dict[str, str]) -> list[tuple[str, str, str]]:
         return []
     given: Any = pd.to_numeric(records[amount], errors="coerce")
     given = given[given > 0]
+    if not len(given):
+        return [("records of doses", "", "0")]
     each = records.loc[given.index].groupby(data.roles["id"]).size().reindex(data.labels, fill_value=0)
     return [
         ("records of doses", "", f"{len(given):,}"),

@@ -24,8 +24,7 @@ if TYPE_CHECKING:
 #: observations times simulations of the checks by simulation, and observations up to which there are any
 SIMULATED, OBSERVATIONS = 4_000_000, 40_000
 WORDS = "A nonlinear curve a subject, whose parameters vary normally between subjects on a scale of their own; by SAEM."
-
-
+#: below the equations
 EQUATIONS = "Parameters have the names of the table of estimates; e is standard normal."
 
 
