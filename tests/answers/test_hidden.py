@@ -99,10 +99,18 @@ def test_nothing_is_searched_for_where_one_mode_is_all():
         rows = proposals(fit, mx.ImportanceSampling(2, ModeMixture()))
         assert not rows["against"].any()
         assert with_hidden(fit, rows, fit.params, 0) is rows
-    single = at_zero(Frequency(0.3), y[:1])
-    rows = proposals(single, mx.ImportanceSampling(2, ModeMixture()))
-    assert not rows["against"].any()
-    assert best_rule(single).modes is not None
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_a_unit_alone_has_its_surroundings_looked_at(seed):
+    """It has no others to be compared with."""
+    y = data(0.1, seed, 1)
+    fit = at_zero(Frequency(0.1), y)
+    assert proposals(fit, mx.ImportanceSampling(2, ModeMixture()))["against"].all()
+    found = loglik(fit)
+    assert float(found) == pytest.approx(exact(y, 0.1)[0], abs=0.3) or "more modes than were found" in found.message
+    line = proposals(at_zero(Line(0.1), y), mx.ImportanceSampling(2, ModeMixture()))
+    assert not line["against"].any()
 
 
 def test_units_that_are_not_suspected_keep_their_rows():
@@ -172,6 +180,31 @@ def test_what_searches_at_once_find_is_what_there_is(seed):
     found = missed(fit, rows, fit.params, 0, np.arange(n), np.broadcast_to(places(y[:, 1:2], 200), (n, 200, 1)))
     assert not np.any(found & ~there)
     assert np.all(found[there & ~close])
+
+
+class Balls(Line):
+    """The same of three latents: two Gaussian balls a unit."""
+
+    def log_joint(self, params, z, y):
+        first, second, share, scale = y[:3], y[3:6], y[6], y[7]
+        return jnp.logaddexp(jnp.sum(normal(z, first, 1.0)), share + jnp.sum(normal(z, second, scale))) + 0 * params["mu"]
+
+    def init_latents(self, key, params, y):
+        return y[:3]
+
+
+def test_a_ball_that_no_other_unit_resembles_is_found_more_often_than_not():
+    """As it lies in a direction of its own, searches from the first one's neighbourhood or the others' may all pass it."""
+    rng, n, found, there = np.random.default_rng(0), 60, 0, np.arange(60) % 3 == 1
+    for _ in range(3):
+        share, scale = np.where(there, rng.uniform(-5, 5, n), -60.0), np.exp(rng.uniform(-1, 1, n))
+        y = np.column_stack([rng.normal(0, 3, (n, 3)), rng.normal(0, 15, (n, 3)), share, scale])
+        fit = at_zero(Balls(1.0), y)
+        rows = proposals(fit, mx.ImportanceSampling(2, ModeMixture()))
+        more = with_hidden(fit, rows, fit.params, 0)["modes"] > 1
+        assert not np.any(more & ~there)
+        found += np.sum(more)
+    assert found >= 0.65 * 60
 
 
 class Slow(Lobes, AbstractCostly):

@@ -21,6 +21,8 @@ FAR = (5.0, -5.0, 20.0, -20.0, 80.0, -80.0)
 GOLDEN = (math.sqrt(5) - 1) / 2
 #: standard deviations from the centre up to which a place says nothing: a mean of draws is no mode
 CLOSE = 4.0
+#: how far a unit's own surroundings reach, the same; further out, densities of one mode often do not rise towards it
+NEAREST, FARTHEST = 5.0, 30.0
 
 
 def further(turn: Any) -> Any:
@@ -44,6 +46,13 @@ def places(modes: Any, count: int, farthest: float = 1.0) -> Any:
     first, second, third = rng.integers(0, len(modes), (3, count))
     reach = rng.uniform(size=(count, 1)) * farthest ** rng.uniform(size=(count, 1))
     return modes[first] + reach.astype(modes.dtype) * (modes[third] - modes[second])
+
+
+def surroundings(d: int, count: int, farthest: float = FARTHEST) -> np.ndarray:
+    """Points (count, d) each in a random direction of its own, at distances spread evenly in their logarithms."""
+    direction = np.random.default_rng(count).normal(size=(count, d))
+    distance = NEAREST * (farthest / NEAREST) ** ((np.arange(count) * GOLDEN) % 1.0)
+    return distance[:, None] * direction / np.linalg.norm(direction, axis=1, keepdims=True)
 
 
 def against(

@@ -15,9 +15,9 @@ from ..numerics.arrays import mapped_as
 from ..numerics.gaussian import NEGLIGIBLE, Mode, find_modes, normals
 from ..numerics.sampling import pareto_shape
 from ..problem.mixed import AbstractMixed, mixed
-from ..problem.model import AbstractConcave, AbstractPopulation, for_searches, leading
+from ..problem.model import AbstractConcave, AbstractPopulation, costly, for_searches, leading
 from .base import flat_start, flat_target
-from .elsewhere import FAR, against, further, places
+from .elsewhere import FAR, FARTHEST, against, further, places, surroundings
 from .proposals import LOG_2PI, AbstractProposal
 
 #: successive draws come from the Gaussians (0), Student's t with four degrees of freedom (1), and the population (2)
@@ -26,8 +26,10 @@ PARTS, WITH_POPULATION = (0, 0, 1, 0, 0), (0, 0, 1, 0, 2)
 STRETCH = 2.0
 #: directions of further searches, and times as many searches as usual until each of several modes was found often
 DIRECTIONS, MORE = 16, 5
-#: places at which each log density is looked at
-LOOKS = 16
+#: places at which each log density is looked at: as other units' modes lie, and in the surroundings of its own
+LOOKS, AROUND = 16, 64
+#: how far the surroundings of a unit alone reach, in its standard deviations
+ALONE = 1000.0
 #: rounds in which moments are learned, and draws in each
 ROUNDS, TRIAL = 3, 256
 
@@ -124,14 +126,22 @@ class ModeMixture(AbstractProposal):
         return means | {name: np.zeros(()) for name in ("away", "modes", "unseen", "against")}
 
     def compared(self, model, params, rows, data):
-        """With `against`: at how many places where those beside a unit have their modes its log density does not rise towards its
-        own. Which these are depends on who is beside it: a unit alone is told nothing."""
-        if leading(data) == 1 or (isinstance(model, AbstractConcave) and model.concave):
+        """With `against`: at how many places a unit's log density does not rise towards its mode. They are in its surroundings,
+        and where those beside it have their modes, which depends on who they are; of densities that take long these alone."""
+        alone = leading(data) == 1
+        if (isinstance(model, AbstractConcave) and model.concave) or (alone and costly(model)):
             return rows
         centres, roots = rows["mean"][:, 0], rows["cholesky"][:, 0]
-        x = places(centres, LOOKS)
-        falls = jax.vmap(lambda centre, root, y: against(flat_target(model, params, y)[0], centre, root, x))
-        return rows | {"against": falls(centres, roots, data)}
+        shared = centres[:0] if alone else places(centres, LOOKS)
+        # Alone, a unit has no others to tell of modes far away, and a false alarm costs one search.
+        near = surroundings(centres.shape[1], 0 if costly(model) else AROUND, ALONE if alone else FARTHEST)
+        steps = near.astype(centres.dtype)
+
+        def of_unit(centre, root, y):
+            x = jnp.concatenate([shared, centre + steps @ root.T])
+            return against(flat_target(model, params, y)[0], centre, root, x)
+
+        return rows | {"against": jax.vmap(of_unit)(centres, roots, data)}
 
     def follow(self, model, params, row, y):
         return row
