@@ -16,7 +16,7 @@ from margaux.answers.likelihood import loglik
 from margaux.answers.proposing import proposals
 from margaux.answers.rules import best_rule
 from margaux.esteps import ModeMixture
-from margaux.esteps.elsewhere import against, places
+from margaux.esteps.elsewhere import against, places, surroundings
 from margaux.problem.model import AbstractConcave, AbstractCostly
 
 TIMES, POPULATION = np.arange(1, 6), 6.0
@@ -97,7 +97,7 @@ def test_nothing_is_searched_for_where_one_mode_is_all():
     for model in (Line(0.3), Concave(0.3)):
         fit = at_zero(model, y)
         rows = proposals(fit, mx.ImportanceSampling(2, ModeMixture()))
-        assert not rows["against"].any()
+        assert not rows["against"].any() and not rows["falls"].any()
         assert with_hidden(fit, rows, fit.params, 0) is rows
 
 
@@ -106,11 +106,11 @@ def test_a_unit_alone_has_its_surroundings_looked_at(seed):
     """It has no others to be compared with."""
     y = data(0.1, seed, 1)
     fit = at_zero(Frequency(0.1), y)
-    assert proposals(fit, mx.ImportanceSampling(2, ModeMixture()))["against"].all()
+    assert proposals(fit, mx.ImportanceSampling(2, ModeMixture()))["falls"].any()
     found = loglik(fit)
     assert float(found) == pytest.approx(exact(y, 0.1)[0], abs=0.3) or "more modes than were found" in found.message
     line = proposals(at_zero(Line(0.1), y), mx.ImportanceSampling(2, ModeMixture()))
-    assert not line["against"].any()
+    assert not line["falls"].any()
 
 
 def test_units_that_are_not_suspected_keep_their_rows():
@@ -128,6 +128,14 @@ def test_units_that_are_not_suspected_keep_their_rows():
     assert wide["modes"][4] > rows["modes"][4]
 
 
+def test_surroundings_reach_as_far_as_they_are_to():
+    for d in (1, 3):
+        near, alone = surroundings(d, False), surroundings(d, True)
+        np.testing.assert_allclose(np.linalg.norm(near, axis=1)[[0, -1]], [5.0, 30.0])
+        np.testing.assert_allclose(np.linalg.norm(alone, axis=1)[[0, -1]], [5.0, 1000.0])
+        assert len(near) == len(np.unique(near, axis=0)) and np.all(np.abs(np.sign(near).mean(axis=0)) < 0.4)
+
+
 def test_places_are_spread_as_modes_are():
     rng = np.random.default_rng(0)
     modes = rng.normal([0.0, 100.0], [1.0, 10.0], (500, 2))
@@ -140,7 +148,7 @@ def test_places_are_spread_as_modes_are():
 
 def test_a_look_elsewhere_against_densities_of_known_shape():
     def looked(logdensity, x):
-        return float(against(logdensity, jnp.zeros(2), 0.1 * jnp.eye(2), jnp.asarray(x)))
+        return int(against(logdensity, jnp.zeros(2), 0.1 * jnp.eye(2), jnp.asarray(x)).sum())
 
     far = np.random.default_rng(1).normal(0, 5, (16, 2))
     assert looked(lambda z: -50 * z @ z, far) == 0  # a Gaussian

@@ -9,7 +9,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float, Scalar
+from jaxtyping import Array, Bool, Float, Scalar
 
 from ..numerics import triangular
 
@@ -21,8 +21,9 @@ FAR = (5.0, -5.0, 20.0, -20.0, 80.0, -80.0)
 GOLDEN = (math.sqrt(5) - 1) / 2
 #: standard deviations from the centre up to which a place says nothing: a mean of draws is no mode
 CLOSE = 4.0
-#: how far a unit's own surroundings reach, the same; further out, densities of one mode often do not rise towards it
-NEAREST, FARTHEST = 5.0, 30.0
+#: places in a unit's own surroundings, and how far these reach, the same: further out many densities of one mode do not rise
+#: towards it; but no others tell a unit alone of modes there
+AROUND, NEAREST, FARTHEST, ALONE = 64, 5.0, 30.0, 1000.0
 
 
 def further(turn: Any) -> Any:
@@ -48,17 +49,17 @@ def places(modes: Any, count: int, farthest: float = 1.0) -> Any:
     return modes[first] + reach.astype(modes.dtype) * (modes[third] - modes[second])
 
 
-def surroundings(d: int, count: int, farthest: float = FARTHEST) -> np.ndarray:
-    """Points (count, d) each in a random direction of its own, at distances spread evenly in their logarithms."""
-    direction = np.random.default_rng(count).normal(size=(count, d))
-    distance = NEAREST * (farthest / NEAREST) ** ((np.arange(count) * GOLDEN) % 1.0)
+def surroundings(d: int, alone: bool) -> np.ndarray:
+    """Points (`AROUND`, d) each in a random direction of its own, from near to far, evenly in the logarithms of distances."""
+    direction = np.random.default_rng(AROUND).normal(size=(AROUND, d))
+    distance = np.geomspace(NEAREST, ALONE if alone else FARTHEST, AROUND)
     return distance[:, None] * direction / np.linalg.norm(direction, axis=1, keepdims=True)
 
 
 def against(
     logdensity: Callable[[Array], Scalar], centre: Float[Array, " d"], root: Float[Array, "d d"], x: Float[Array, "p d"]
-) -> Scalar:
-    r"""At how many of the places $x_j$ the log density falls on the first part of the way to the centre $m$,
+) -> Bool[Array, " p"]:
+    r"""At which of the places $x_j$ the log density falls on the first part of the way to the centre $m$,
     $h(x_j) > h(x_j + \epsilon(m - x_j))$, or is above that at $m$ itself: at none if there is one mode, with convex level sets
     around it. Places close to the centre, by the Cholesky factor of a covariance, do not count.
     """
@@ -67,4 +68,4 @@ def against(
     slack = CHANGE * jnp.abs(here)
     falls = (here > nearer + slack) | ((here > top + slack) & jnp.isfinite(here))
     away = jnp.sum((triangular.inverse_root(root) @ (x - centre).T) ** 2, axis=0)
-    return jnp.sum(falls & (away > CLOSE**2), dtype=x.dtype)
+    return falls & (away > CLOSE**2)

@@ -17,7 +17,7 @@ from ..numerics.sampling import pareto_shape
 from ..problem.mixed import AbstractMixed, mixed
 from ..problem.model import AbstractConcave, AbstractPopulation, costly, for_searches, leading
 from .base import flat_start, flat_target
-from .elsewhere import FAR, FARTHEST, against, further, places, surroundings
+from .elsewhere import AROUND, FAR, against, further, places, surroundings
 from .proposals import LOG_2PI, AbstractProposal
 
 #: successive draws come from the Gaussians (0), Student's t with four degrees of freedom (1), and the population (2)
@@ -26,10 +26,8 @@ PARTS, WITH_POPULATION = (0, 0, 1, 0, 0), (0, 0, 1, 0, 2)
 STRETCH = 2.0
 #: directions of further searches, and times as many searches as usual until each of several modes was found often
 DIRECTIONS, MORE = 16, 5
-#: places at which each log density is looked at: as other units' modes lie, and in the surroundings of its own
-LOOKS, AROUND = 16, 64
-#: how far the surroundings of a unit alone reach, in its standard deviations
-ALONE = 1000.0
+#: places where other units have their modes at which each log density is looked at
+LOOKS = 16
 #: rounds in which moments are learned, and draws in each
 ROUNDS, TRIAL = 3, 256
 
@@ -77,6 +75,7 @@ class ModeMixture(AbstractProposal):
             "modes": count.astype(mass.dtype),
             "unseen": unseen,
             "against": jnp.zeros_like(unseen),
+            "falls": jnp.zeros(AROUND, bool),
         }
 
         def moments(_, row):
@@ -123,25 +122,26 @@ class ModeMixture(AbstractProposal):
         """A row of the shapes of those that `init` makes for d latents."""
         k = self.n_modes
         means = {"mean": np.zeros((k, d)), "cholesky": np.zeros((k, d, d)), "log_share": np.zeros(k)}
-        return means | {name: np.zeros(()) for name in ("away", "modes", "unseen", "against")}
+        figures = {name: np.zeros(()) for name in ("away", "modes", "unseen", "against")}
+        return means | figures | {"falls": np.zeros(AROUND, bool)}
 
     def compared(self, model, params, rows, data):
-        """With `against`: at how many places a unit's log density does not rise towards its mode. They are in its surroundings,
-        and where those beside it have their modes, which depends on who they are; of densities that take long these alone."""
-        alone = leading(data) == 1
-        if (isinstance(model, AbstractConcave) and model.concave) or (alone and costly(model)):
+        """With signs of modes that were not met: places at which a unit's log density does not rise towards its own. `against` is how
+        many there are where those beside it have theirs, which depends on who they are; `falls`, at which of its surroundings."""
+        alone, slow = leading(data) == 1, costly(model)
+        if (isinstance(model, AbstractConcave) and model.concave) or (alone and slow):
             return rows
         centres, roots = rows["mean"][:, 0], rows["cholesky"][:, 0]
-        shared = centres[:0] if alone else places(centres, LOOKS)
-        # Alone, a unit has no others to tell of modes far away, and a false alarm costs one search.
-        near = surroundings(centres.shape[1], 0 if costly(model) else AROUND, ALONE if alone else FARTHEST)
-        steps = near.astype(centres.dtype)
+        others = centres[:0] if alone else places(centres, LOOKS)
+        near = surroundings(centres.shape[1], alone)[: 0 if slow else AROUND].astype(centres.dtype)
 
         def of_unit(centre, root, y):
-            x = jnp.concatenate([shared, centre + steps @ root.T])
+            x = jnp.concatenate([others, centre + near @ root.T])
             return against(flat_target(model, params, y)[0], centre, root, x)
 
-        return rows | {"against": jax.vmap(of_unit)(centres, roots, data)}
+        falls = jax.vmap(of_unit)(centres, roots, data)
+        found = {"against": jnp.sum(falls[:, : len(others)], axis=1, dtype=centres.dtype)}
+        return rows | found if slow else rows | found | {"falls": falls[:, len(others) :]}
 
     def follow(self, model, params, row, y):
         return row
