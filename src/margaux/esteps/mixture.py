@@ -126,8 +126,9 @@ class ModeMixture(AbstractProposal):
         return means | figures | {"falls": np.zeros(AROUND, bool)}
 
     def compared(self, model, params, rows, data):
-        """With signs of modes that were not met: places at which a unit's log density does not rise towards its own. `against` is how
-        many there are where those beside it have theirs, which depends on who they are; `falls`, at which of its surroundings."""
+        """With signs of modes that were not met: places at which a unit's log density does not rise towards its own. `against` is
+        how many there are where those beside it have theirs, which depends on who they are; `falls`, at which of its surroundings.
+        """
         alone, slow = leading(data) == 1, costly(model)
         if (isinstance(model, AbstractConcave) and model.concave) or (alone and slow):
             return rows
