@@ -127,7 +127,7 @@ class ModeMixture(AbstractProposal):
 
     def compared(self, model, params, rows, data):
         """With signs of modes that were not met: places at which a unit's log density does not rise towards its own. `against` is
-        how many there are where those beside it have theirs, which depends on who they are; `falls`, at which of its surroundings.
+        how many there are where those beside it have theirs, which depends on who they are; `falls` is at which of those around.
         """
         alone, slow = leading(data) == 1, costly(model)
         if (isinstance(model, AbstractConcave) and model.concave) or (alone and slow):
