@@ -16,7 +16,7 @@ from margaux.answers.likelihood import loglik
 from margaux.answers.proposing import proposals
 from margaux.answers.rules import best_rule
 from margaux.esteps import ModeMixture
-from margaux.esteps.elsewhere import against, places, surroundings
+from margaux.esteps.elsewhere import TOLD, against, places, surroundings, told
 from margaux.problem.model import AbstractConcave, AbstractCostly
 
 TIMES, POPULATION = np.arange(1, 6), 6.0
@@ -97,7 +97,7 @@ def test_nothing_is_searched_for_where_one_mode_is_all():
     for model in (Line(0.3), Concave(0.3)):
         fit = at_zero(model, y)
         rows = proposals(fit, mx.ImportanceSampling(2, ModeMixture()))
-        assert not rows["against"].any() and not rows["falls"].any()
+        assert not rows["against"].any() and np.isnan(rows["hints"]).all()
         assert with_hidden(fit, rows, fit.params, 0) is rows
 
 
@@ -106,26 +106,26 @@ def test_a_unit_alone_has_its_surroundings_looked_at(seed):
     """It has no others to be compared with."""
     y = data(0.1, seed, 1)
     fit = at_zero(Frequency(0.1), y)
-    assert proposals(fit, mx.ImportanceSampling(2, ModeMixture()))["falls"].any()
+    assert np.isfinite(proposals(fit, mx.ImportanceSampling(2, ModeMixture()))["hints"]).all()
     found = loglik(fit)
     assert float(found) == pytest.approx(exact(y, 0.1)[0], abs=0.3) or "more modes than were found" in found.message
     line = proposals(at_zero(Line(0.1), y), mx.ImportanceSampling(2, ModeMixture()))
-    assert not line["falls"].any()
+    assert np.isnan(line["hints"]).all()
 
 
 def test_units_that_are_not_suspected_keep_their_rows():
     y = data(0.05, 0)
     fit = at_zero(Frequency(0.05), y)
     rows = proposals(fit, mx.ImportanceSampling(2, ModeMixture()))
-    rows |= {"unseen": np.zeros(8), "against": np.arange(8) == 4}
+    rows |= {"unseen": np.zeros(8), "hints": np.where(np.arange(8)[:, None, None] == 5, rows["hints"], np.nan)}
     wide = with_hidden(fit, rows, fit.params, 0)
     assert wide["mean"].shape == (8, WIDE.n_modes, 1) and wide["cholesky"].shape == (8, WIDE.n_modes, 1, 1)
-    others = np.delete(np.arange(8), 4)
+    others = np.delete(np.arange(8), 5)
     for name, old in rows.items():
         kept = wide[name][others]
         np.testing.assert_array_equal(kept[:, : old.shape[1]] if old.ndim > 1 else kept, old[others])
     assert np.all(np.isneginf(wide["log_share"][others, 3:])) and np.all(np.isfinite(wide["mean"]))
-    assert wide["modes"][4] > rows["modes"][4]
+    assert wide["modes"][5] > rows["modes"][5]
 
 
 def test_surroundings_reach_as_far_as_they_are_to():
@@ -163,7 +163,7 @@ def test_a_false_alarm_leaves_rows_as_they_are():
     y = data(0.3, 0)
     fit = at_zero(Line(0.3), y)
     rows = proposals(fit, mx.ImportanceSampling(2, ModeMixture()))
-    rows |= {"against": np.arange(8) % 3 == 0}
+    rows |= {"hints": np.where(np.arange(8)[:, None, None] % 3 == 0, 2.0, rows["hints"])}
     assert with_hidden(fit, rows, fit.params, 0) is rows
 
 
@@ -175,7 +175,7 @@ class Lobes(Line):
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_what_searches_at_once_find_is_what_there_is(seed):
+def test_what_hints_lead_to_is_what_there_is(seed):
     """Of 40 units every second has another lobe, of a thousandth of the mass to a thousand times as much."""
     rng = np.random.default_rng(seed)
     n = 40
@@ -184,10 +184,26 @@ def test_what_searches_at_once_find_is_what_there_is(seed):
     y = np.stack([rng.normal(0, 3, n), rng.normal(0, 300, n), share, np.exp(rng.uniform(-2, 2, n))], axis=1)
     close = there & (np.abs(y[:, 0] - y[:, 1]) < 8 * (1 + y[:, 3]))  # may be one mode, which is no matter here
     fit = at_zero(Lobes(1.0), y)
-    rows = {"mean": y[:, None, :1], "cholesky": np.ones((n, 1, 1, 1)), "modes": np.ones(n)}
-    found = missed(fit, rows, fit.params, 0, np.arange(n), np.broadcast_to(places(y[:, 1:2], 200), (n, 200, 1)))
+    rows = proposals(fit, mx.ImportanceSampling(2, ModeMixture()))
+    hinted = np.isfinite(rows["hints"][:, 0, 0])
+    found = (rows["modes"] > 1) | (with_hidden(fit, rows, fit.params, 0)["modes"] > 1)
     assert not np.any(found & ~there)
-    assert np.all(found[there & ~close])
+    # A hint is where a log density falls towards its mode: searches from there meet another, if there is one.
+    assert np.all(found[hinted & there & ~close])
+    hints = np.tile(y[:, None, :1], (1, TOLD, 1))
+    hints[:, 7, 0] = y[:, 1] + rng.normal(0, 3, n) * y[:, 3]
+    one = {"mean": np.repeat(y[:, None, :1], 3, axis=1), "hints": hints, "modes": np.ones(n)}
+    told = missed(fit, one, fit.params, 0, np.arange(n))
+    assert not np.any(told & ~there) and np.all(told[there & ~close])
+
+
+def test_hints_are_some_of_the_places_that_speak_against_one_mode():
+    x = jnp.arange(80.0)[:, None]
+    for few in ([3], [5, 40, 79], list(range(10, 70))):
+        falls = jnp.zeros(80, bool).at[np.asarray(few)].set(True)
+        found = np.asarray(told(x, falls))[:, 0]
+        assert set(found) <= set(few) and {found[0], found[-1]} >= {few[0]} and len(set(found)) == min(len(few), TOLD)
+    assert np.isnan(told(x, jnp.zeros(80, bool))).all() and told(x, falls).shape == (TOLD, 1)
 
 
 class Balls(Line):

@@ -9,17 +9,17 @@ import numpy as np
 from jaxtyping import PyTree
 
 from ..esteps import ImportanceSampling, ModeMixture
-from ..esteps.elsewhere import around, places, surroundings
+from ..esteps.elsewhere import around, places
 from ..numerics.gaussian import APART
 from ..problem.model import costly
-from .proposing import HIDDEN, lanes, rows_of
+from .proposing import STARTS, lanes, rows_of
 
 if TYPE_CHECKING:
     from .fit import Fit
 
 
-#: places of other units where searches start, of densities that take long
-SLOW_STARTS = 12
+#: where searches of units that have more modes than were met start; of densities that take long, places of other units
+HIDDEN, SLOW_STARTS = 400, 12
 #: times as far as modes are from each other that a search may start from one: all may be near the start of theirs
 FARTHEST = 64.0
 #: of posteriors with more modes than usual, or of which some were hardly found
@@ -28,14 +28,11 @@ WIDE = ModeMixture(n_modes=24, most=400)
 
 def with_hidden(fit: Fit, rows: PyTree, params: PyTree, key: int) -> PyTree:
     """Rows of proposals, made anew for units that may have modes which were not met; as they are where no unit may."""
-    units = np.flatnonzero(rows["against"])
     if costly(fit._model().model):
+        units = np.flatnonzero(rows["against"])
         return widely(fit, rows, params, key, units, everywhere(rows, units, 2 * SLOW_STARTS)) if len(units) else rows
-    more = missed(fit, rows, params, key, units, everywhere(rows, units, HIDDEN))
-    # Who only has places around that speak against one mode is looked at from there: such there are of one mode, too.
-    others = np.setdiff1d(np.flatnonzero(rows["falls"].any(axis=1)), units)
-    also = missed(fit, rows, params, key, others, fallen(fit, rows, others), shared=False)
-    units = np.concatenate([units[more], others[also]])
+    units = np.flatnonzero(np.isfinite(rows["hints"][:, 0, 0]))
+    units = units[missed(fit, rows, params, key, units)]
     if not len(units):
         return rows
     units = np.union1d(units, np.flatnonzero(rows["unseen"]))
@@ -49,45 +46,22 @@ def everywhere(rows: PyTree, units: np.ndarray, count: int) -> np.ndarray:
     return np.reshape([np.stack([others, points], axis=1) for points in own], (len(units), count, rows["mean"].shape[2]))
 
 
-def fallen(fit: Fit, rows: PyTree, units: np.ndarray) -> np.ndarray:
-    """Of the surroundings of units (u, s, d), those at which log densities do not rise towards the mode, from near to far."""
-    count = max(_each(fit) - rows["mean"].shape[1], 1)
-    near = surroundings(rows["mean"].shape[2], lanes(fit._model().n) == 1)
-    found = [np.flatnonzero(rows["falls"][u]) for u in units]
-    chosen = [at[np.linspace(0, len(at) - 1, count).round().astype(int)] for at in found]
-    points = [rows["mean"][u, 0] + near[at] @ rows["cholesky"][u, 0].T for u, at in zip(units, chosen, strict=True)]
-    return np.reshape(points, (len(units), count, near.shape[1]))
+def missed(fit: Fit, rows: PyTree, params: PyTree, key: int, units: np.ndarray) -> np.ndarray:
+    """Whether searches from its hints find modes of a unit that its row has not, or has no room for: of most suspects none do.
 
-
-def _each(fit: Fit) -> int:
-    """Searches of each of a block of copies, or of units."""
-    return -(-HIDDEN // lanes(fit._model().n))
-
-
-def missed(
-    fit: Fit, rows: PyTree, params: PyTree, key: int, units: np.ndarray, starts: np.ndarray, shared: bool = True
-) -> np.ndarray:
-    """Whether searches from the starts (u, s, d) find modes of a unit that its row has not: of most suspects none do.
-
-    A unit's searches are shared by a block of copies of it, so that the program is the one that made its row; or there are so
-    few of them that it makes them all.
+    They are made by the program that made the row.
     """
     if not len(units):
         return np.zeros(0, bool)
-    block, each, d = lanes(fit._model().n), _each(fit), starts.shape[2]
-    copies = block if shared else 1
-    given = np.concatenate([rows["mean"][units], starts], axis=1)
-    given = given[:, np.arange(copies * each) % given.shape[1]].reshape(-1, each, d)
+    starts = np.concatenate([rows["mean"][units], rows["hints"][units]], axis=1)
+    block = lanes(fit._model().n)
     # Filled up to whole blocks, for which there is a program.
-    turn = np.arange(-(-len(given) // block) * block) % len(given)
-    searched = ImportanceSampling(2, ModeMixture(searches=3 + each, rounds=0))
-    found = rows_of(fit, searched, np.repeat(units, copies)[turn], params, key, given[turn])
-    kept, means, roots = (
-        leaf[: len(given)].reshape(len(units), -1, *leaf.shape[2:])
-        for leaf in (found["log_share"] > -np.inf, found["mean"], found["cholesky"])
-    )
-    counts = [distinct(mean[here], root[here]) for here, mean, root in zip(kept, means, roots, strict=True)]
-    return np.array(counts) > rows["modes"][units]
+    turn = np.arange(-(-len(units) // block) * block) % len(units)
+    searched = ImportanceSampling(2, ModeMixture(searches=3 + STARTS, rounds=0))
+    found = rows_of(fit, searched, units[turn], params, key, starts[turn])
+    kept, means, roots = (found[name][: len(units)] for name in ("log_share", "mean", "cholesky"))
+    counts = [distinct(mean[here], root[here]) for here, mean, root in zip(kept > -np.inf, means, roots, strict=True)]
+    return (np.array(counts) > rows["modes"][units]) | (rows["modes"][units] >= rows["mean"].shape[1])
 
 
 def distinct(means: np.ndarray, roots: np.ndarray) -> int:

@@ -10,6 +10,7 @@ import numpy as np
 from jaxtyping import PyTree
 
 from ..esteps import AbstractEStep, ImportanceSampling, ModeMixture, Quadrature
+from ..esteps.elsewhere import TOLD
 from ..esteps.mcmc import lacks_prior
 from ..numerics.compiling import compiled, is_short
 from ..numerics.keys import key_of
@@ -27,8 +28,8 @@ if TYPE_CHECKING:
 SEARCHED = 64
 #: second derivatives of all units up to which they are few
 FEW_DERIVATIVES = 600
-#: searches for hidden modes of a unit
-HIDDEN = 400
+#: places from which a unit may be given to be searched: its modes, and what speaks of others (see `margaux.answers.hidden`)
+STARTS = ModeMixture.n_modes + TOLD
 
 
 def proposals(fit: Fit, estep: AbstractEStep, params: PyTree = None, units: np.ndarray | None = None, key: int = 0) -> PyTree:
@@ -58,7 +59,7 @@ def rows_of(
         raise TypeError(trouble)
     chosen, before = ours(share, units)
     if starts is None:
-        starts = _nowhere(problem.model, estep, problem.n, latent_size(fit), len(chosen))
+        starts = _nowhere(problem.model, estep, latent_size(fit), len(chosen))
     elif share is not None:
         starts = starts[np.resize(np.flatnonzero(share.owners(units) == share.index), len(chosen))]
     if (order := alike(problem.model, fit.data, chosen, before)) is not None:
@@ -87,11 +88,11 @@ def lanes(n: int) -> int:
     return rung(min(n, SEARCHED))
 
 
-def _nowhere(model: AbstractModel, estep: AbstractEStep, n: int, d: int, count: int) -> np.ndarray | None:
+def _nowhere(model: AbstractModel, estep: AbstractEStep, d: int, count: int) -> np.ndarray | None:
     """Starts of `count` units that are none: one program searches from given ones as well (see `margaux.answers.hidden`)."""
     mixture = estep.proposal if isinstance(estep, ImportanceSampling) else None
     plain = isinstance(mixture, ModeMixture) and mixture.n_modes == ModeMixture.n_modes and not costly(model)
-    return np.full((count, -(-HIDDEN // lanes(n)), d), np.nan) if plain else None
+    return np.full((count, STARTS, d), np.nan) if plain else None
 
 
 def proposals_ahead(model: AbstractModel, params: PyTree, data: PyTree, size: int) -> None:
@@ -101,7 +102,7 @@ def proposals_ahead(model: AbstractModel, params: PyTree, data: PyTree, size: in
         block = as_numpy(data, dtype, np.zeros(min(lanes(n), most_at_once(model)), int))
         concave = isinstance(model, AbstractConcave) and model.concave
         rule = Quadrature(1) if concave else ImportanceSampling(2, ModeMixture())
-        starts = _nowhere(model, rule, n, size, len(jax.tree.leaves(block)[0]))
+        starts = _nowhere(model, rule, size, len(jax.tree.leaves(block)[0]))
         model, estep = settle((model, rule.for_rows()), dtype)
         _proposals.ahead(model, estep, as_numpy(params, dtype), block, key_of(0), starts, _few(n, size))
 

@@ -21,9 +21,11 @@ FAR = (5.0, -5.0, 20.0, -20.0, 80.0, -80.0)
 GOLDEN = (math.sqrt(5) - 1) / 2
 #: standard deviations from the centre up to which a place says nothing: a mean of draws is no mode
 CLOSE = 4.0
+#: of the places that speak against one mode, how many are told at most
+TOLD = 16
 #: places in a unit's own surroundings, and how far these reach, the same: further out many densities of one mode do not rise
 #: towards it; but no others tell a unit alone of modes there
-AROUND, NEAREST, FARTHEST, ALONE = 64, 5.0, 30.0, 1000.0
+AROUND, NEAREST, FARTHEST, ALONE = 48, 5.0, 30.0, 1000.0
 
 
 def further(turn: Any) -> Any:
@@ -69,3 +71,9 @@ def against(
     falls = (here > nearer + slack) | ((here > top + slack) & jnp.isfinite(here))
     away = jnp.sum((triangular.inverse_root(root) @ (x - centre).T) ** 2, axis=0)
     return falls & (away > CLOSE**2)
+
+
+def told(x: Float[Array, "p d"], falls: Bool[Array, " p"]) -> Float[Array, "t d"]:
+    """`TOLD` of the places that speak against one mode, from among all of them; NaN where there are none."""
+    first, count = jnp.argsort(~falls, stable=True), jnp.sum(falls)
+    return jnp.where(count > 0, x[first[jnp.arange(TOLD) * count // TOLD]], jnp.nan)

@@ -17,7 +17,7 @@ from ..numerics.sampling import pareto_shape
 from ..problem.mixed import AbstractMixed, mixed
 from ..problem.model import AbstractConcave, AbstractPopulation, costly, for_searches, leading
 from .base import flat_start, flat_target
-from .elsewhere import AROUND, FAR, against, further, places, surroundings
+from .elsewhere import AROUND, FAR, TOLD, against, further, places, surroundings, told
 from .proposals import LOG_2PI, AbstractProposal
 
 #: successive draws come from the Gaussians (0), Student's t with four degrees of freedom (1), and the population (2)
@@ -27,7 +27,7 @@ STRETCH = 2.0
 #: directions of further searches, and times as many searches as usual until each of several modes was found often
 DIRECTIONS, MORE = 16, 5
 #: places where other units have their modes at which each log density is looked at
-LOOKS = 16
+LOOKS = 32
 #: rounds in which moments are learned, and draws in each
 ROUNDS, TRIAL = 3, 256
 
@@ -75,7 +75,7 @@ class ModeMixture(AbstractProposal):
             "modes": count.astype(mass.dtype),
             "unseen": unseen,
             "against": jnp.zeros_like(unseen),
-            "falls": jnp.zeros(AROUND, bool),
+            "hints": jnp.full((TOLD, d), jnp.nan, start.dtype),
         }
 
         def moments(_, row):
@@ -123,11 +123,12 @@ class ModeMixture(AbstractProposal):
         k = self.n_modes
         means = {"mean": np.zeros((k, d)), "cholesky": np.zeros((k, d, d)), "log_share": np.zeros(k)}
         figures = {name: np.zeros(()) for name in ("away", "modes", "unseen", "against")}
-        return means | figures | {"falls": np.zeros(AROUND, bool)}
+        return means | figures | {"hints": np.full((TOLD, d), np.nan)}
 
     def compared(self, model, params, rows, data):
         """With signs of modes that were not met: places at which a unit's log density does not rise towards its own. `against` is
-        how many there are where those beside it have theirs, which depends on who they are; `falls` is at which of those around.
+        how many there are where those beside it have theirs, which depends on who they are; `hints` are some of these, and of
+        its own surroundings.
         """
         alone, slow = leading(data) == 1, costly(model)
         if (isinstance(model, AbstractConcave) and model.concave) or (alone and slow):
@@ -138,11 +139,10 @@ class ModeMixture(AbstractProposal):
 
         def of_unit(centre, root, y):
             x = jnp.concatenate([others, centre + near @ root.T])
-            return against(flat_target(model, params, y)[0], centre, root, x)
+            falls = against(flat_target(model, params, y)[0], centre, root, x)
+            return {"against": jnp.sum(falls[: len(others)], dtype=x.dtype), "hints": told(x, falls)}
 
-        falls = jax.vmap(of_unit)(centres, roots, data)
-        found = {"against": jnp.sum(falls[:, : len(others)], axis=1, dtype=centres.dtype)}
-        return rows | found if slow else rows | found | {"falls": falls[:, len(others) :]}
+        return rows | jax.vmap(of_unit)(centres, roots, data)
 
     def follow(self, model, params, row, y):
         return row
