@@ -26,8 +26,8 @@ PARTS, WITH_POPULATION = (0, 0, 1, 0, 0), (0, 0, 1, 0, 2)
 STRETCH = 2.0
 #: directions of further searches, and times as many searches as usual until each of several modes was found often
 DIRECTIONS, MORE = 16, 5
-#: places where other units have their modes at which each log density is looked at
-LOOKS = 32
+#: places where other units have their modes at which each log density is looked at, and one that takes long
+LOOKS, FEW_LOOKS = 32, 16
 #: rounds in which moments are learned, and draws in each
 ROUNDS, TRIAL = 3, 256
 
@@ -134,7 +134,7 @@ class ModeMixture(AbstractProposal):
         if (isinstance(model, AbstractConcave) and model.concave) or (alone and slow):
             return rows
         centres, roots = rows["mean"][:, 0], rows["cholesky"][:, 0]
-        others = centres[:0] if alone else places(centres, LOOKS)
+        others = centres[:0] if alone else places(centres, FEW_LOOKS if slow else LOOKS)
         near = surroundings(centres.shape[1], alone)[: 0 if slow else AROUND].astype(centres.dtype)
 
         def of_unit(centre, root, y):
