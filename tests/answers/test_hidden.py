@@ -97,7 +97,7 @@ def test_nothing_is_searched_for_where_one_mode_is_all():
     for model in (Line(0.3), Concave(0.3)):
         fit = at_zero(model, y)
         rows = proposals(fit, mx.ImportanceSampling(2, ModeMixture()))
-        assert not rows["against"].any() and np.isnan(rows["hints"]).all()
+        assert not rows["against"].any() and np.isinf(rows["hints"]).all()
         assert with_hidden(fit, rows, fit.params, 0) is rows
 
 
@@ -110,14 +110,14 @@ def test_a_unit_alone_has_its_surroundings_looked_at(seed):
     found = loglik(fit)
     assert float(found) == pytest.approx(exact(y, 0.1)[0], abs=0.3) or "more modes than were found" in found.message
     line = proposals(at_zero(Line(0.1), y), mx.ImportanceSampling(2, ModeMixture()))
-    assert np.isnan(line["hints"]).all()
+    assert np.isinf(line["hints"]).all()
 
 
 def test_units_that_are_not_suspected_keep_their_rows():
     y = data(0.05, 0)
     fit = at_zero(Frequency(0.05), y)
     rows = proposals(fit, mx.ImportanceSampling(2, ModeMixture()))
-    rows |= {"unseen": np.zeros(8), "hints": np.where(np.arange(8)[:, None, None] == 5, rows["hints"], np.nan)}
+    rows |= {"unseen": np.zeros(8), "hints": np.where(np.arange(8)[:, None, None] == 5, rows["hints"], np.inf)}
     wide = with_hidden(fit, rows, fit.params, 0)
     assert wide["mean"].shape == (8, WIDE.n_modes, 1) and wide["cholesky"].shape == (8, WIDE.n_modes, 1, 1)
     others = np.delete(np.arange(8), 5)
@@ -203,7 +203,7 @@ def test_hints_are_some_of_the_places_that_speak_against_one_mode():
         falls = jnp.zeros(80, bool).at[np.asarray(few)].set(True)
         found = np.asarray(told(x, falls))[:, 0]
         assert set(found) <= set(few) and {found[0], found[-1]} >= {few[0]} and len(set(found)) == min(len(few), TOLD)
-    assert np.isnan(told(x, jnp.zeros(80, bool))).all() and told(x, falls).shape == (TOLD, 1)
+    assert np.isinf(told(x, jnp.zeros(80, bool))).all() and told(x, falls).shape == (TOLD, 1)
 
 
 class Balls(Line):

@@ -74,6 +74,6 @@ def against(
 
 
 def told(x: Float[Array, "p d"], falls: Bool[Array, " p"]) -> Float[Array, "t d"]:
-    """`TOLD` of the places that speak against one mode, from among all of them; NaN where there are none."""
+    """`TOLD` of the places that speak against one mode, from among all of them; infinite where there are none."""
     first, count = jnp.argsort(~falls, stable=True), jnp.sum(falls)
-    return jnp.where(count > 0, x[first[jnp.arange(TOLD) * count // TOLD]], jnp.nan)
+    return jnp.where(count > 0, x[first[jnp.arange(TOLD) * count // TOLD]], jnp.inf)

@@ -46,7 +46,7 @@ class ModeMixture(AbstractProposal):
     Args:
         n_modes: components at most. searches: for modes, the first from the model's own start. most: searches where several modes
             are found, until each was found often; five times as many by default. rounds: in which moments are learned.
-        starts: of one unit (p, d): where its searches after the first three begin; NaN for where they would without.
+        starts: of one unit (p, d): where its searches after the first three begin; not finite: where they would without.
     """
 
     n_modes: int = eqx.field(static=True, default=3)
@@ -75,7 +75,7 @@ class ModeMixture(AbstractProposal):
             "modes": count.astype(mass.dtype),
             "unseen": unseen,
             "against": jnp.zeros_like(unseen),
-            "hints": jnp.full((TOLD, d), jnp.nan, start.dtype),
+            "hints": jnp.full((TOLD, d), jnp.inf, start.dtype),
         }
 
         def moments(_, row):
@@ -123,7 +123,7 @@ class ModeMixture(AbstractProposal):
         k = self.n_modes
         means = {"mean": np.zeros((k, d)), "cholesky": np.zeros((k, d, d)), "log_share": np.zeros(k)}
         figures = {name: np.zeros(()) for name in ("away", "modes", "unseen", "against")}
-        return means | figures | {"hints": np.full((TOLD, d), np.nan)}
+        return means | figures | {"hints": np.full((TOLD, d), np.inf)}
 
     def compared(self, model, params, rows, data):
         """With signs of modes that were not met: places at which a unit's log density does not rise towards its own. `against` is
