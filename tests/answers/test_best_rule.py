@@ -66,7 +66,7 @@ def found(monkeypatch):
 
     def rows(n, modes):
         return {"modes": modes, "away": np.arange(n) / 10, "mean": np.arange(3.0 * n).reshape(n, 3), "cholesky": np.ones((n, 3)),
-                "unseen": np.full(n, state.unseen), "against": np.full(n, float(state.suspects)),
+                "unseen": np.full(n, state.unseen),
                 "log_share": np.where(np.arange(3)[::-1] < modes[:, None], np.arange(3.0), -np.inf)}  # fmt: skip
 
     def widely(fit, rows, params, key, units):
@@ -79,6 +79,7 @@ def found(monkeypatch):
     monkeypatch.setattr(module, "latent_size", lambda fit: state.size)
     monkeypatch.setattr(module, "proposals", proposals)
     monkeypatch.setattr(module, "with_hidden", with_hidden)
+    monkeypatch.setattr(module, "suspects", lambda fit, rows, params, key, units: np.arange(state.suspects))
     monkeypatch.setattr(module, "widely", widely)
     monkeypatch.setattr(module, "_even", lambda fit, rule, params: state.even)
     monkeypatch.setattr(module, "continuous_trouble", lambda fit: state.trouble)

@@ -11,7 +11,7 @@ from scipy import special, stats
 
 import margaux as mx
 from helpers import normal
-from margaux.answers.hidden import WIDE, missed, with_hidden
+from margaux.answers.hidden import WIDE, missed, suspects, with_hidden
 from margaux.answers.likelihood import loglik
 from margaux.answers.proposing import proposals
 from margaux.answers.rules import best_rule
@@ -188,6 +188,9 @@ def test_what_hints_lead_to_is_what_there_is(seed):
     hinted = np.isfinite(rows["hints"][:, 0, 0])
     found = (rows["modes"] > 1) | (with_hidden(fit, rows, fit.params, 0)["modes"] > 1)
     assert not np.any(found & ~there)
+    everyone = suspects(fit, rows, fit.params, 0, np.arange(n))
+    assert len(everyone) and np.all(there[everyone])
+    assert suspects(fit, rows, fit.params, 0, np.arange(0, n, 3)).tolist() == [u for u in everyone if u % 3 == 0]
     # A hint is where a log density falls towards its mode: searches from there meet another, if there is one.
     assert np.all(found[hinted & there & ~close])
     hints = np.tile(y[:, None, :1], (1, TOLD, 1))

@@ -28,15 +28,21 @@ WIDE = ModeMixture(n_modes=24, most=400)
 
 def with_hidden(fit: Fit, rows: PyTree, params: PyTree, key: int) -> PyTree:
     """Rows of proposals, made anew for units that may have modes which were not met; as they are where no unit may."""
-    if costly(fit._model().model):
-        units = np.flatnonzero(rows["against"])
-        return widely(fit, rows, params, key, units, everywhere(rows, units, 2 * SLOW_STARTS)) if len(units) else rows
-    units = np.flatnonzero(np.isfinite(rows["hints"][:, 0, 0]))
-    units = units[missed(fit, rows, params, key, units)]
+    units = suspects(fit, rows, params, key, np.arange(len(rows["modes"])))
     if not len(units):
         return rows
+    if costly(fit._model().model):
+        return widely(fit, rows, params, key, units, everywhere(rows, units, 2 * SLOW_STARTS))
     units = np.union1d(units, np.flatnonzero(rows["unseen"]))
     return widely(fit, rows, params, key, units, everywhere(rows, units, HIDDEN))
+
+
+def suspects(fit: Fit, rows: PyTree, params: PyTree, key: int, units: np.ndarray) -> np.ndarray:
+    """Those of some units that have modes which were not met; where densities take long, that may have."""
+    if costly(fit._model().model):
+        return units[rows["against"][units] > 0]
+    hinted = units[np.isfinite(rows["hints"][units, 0, 0])]
+    return hinted[missed(fit, rows, params, key, hinted)]
 
 
 def everywhere(rows: PyTree, units: np.ndarray, count: int) -> np.ndarray:

@@ -19,7 +19,7 @@ from ..numerics.ladder import rung
 from ..numerics.sampling import HEAVY
 from ..problem.mixed import mixed
 from ..problem.model import AbstractConcave, AbstractConjugate, AbstractDiscrete, AbstractLikelihood, AbstractModel, costly
-from .hidden import WIDE, widely, with_hidden
+from .hidden import WIDE, suspects, widely, with_hidden
 from .posterior import latent_size
 from .proposing import proposals
 
@@ -127,7 +127,7 @@ def best_rule(
         return Rule(grid, proposals(fit, grid, params), 1, nodes**size * (size + 2), finer=finer)
     some, several = sample(problem.n), mixed(problem.model)
     rows = proposals(fit, importance, params, some, key)
-    if proposal is None and some is not None and rows["against"].max() > 0:
+    if proposal is None and some is not None and len(suspects(fit, rows, params, key, some)):
         rows, some = proposals(fit, importance, params, key=key), None
     if proposal is None and some is None:
         rows = with_hidden(fit, rows, params, key)
