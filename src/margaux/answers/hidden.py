@@ -9,7 +9,7 @@ import numpy as np
 from jaxtyping import PyTree
 
 from ..esteps import ImportanceSampling, ModeMixture
-from ..esteps.elsewhere import around, places
+from ..esteps.elsewhere import TOLD, around, places
 from ..numerics.gaussian import APART
 from ..problem.model import costly
 from .proposing import STARTS, lanes, rows_of
@@ -59,13 +59,24 @@ def missed(fit: Fit, rows: PyTree, params: PyTree, key: int, units: np.ndarray) 
     """
     if not len(units):
         return np.zeros(0, bool)
-    starts = np.concatenate([rows["mean"][units], rows["hints"][units]], axis=1)
-    block = lanes(fit._model().n)
+    block, size = lanes(fit._model().n), rows["mean"].shape[2]
+    # A lane is as long as its searches: of few units each has several, with some of the hints.
+    parts = int(np.clip(block // len(units), 1, TOLD))
+    own = np.array_split(rows["hints"][units], parts, axis=1)
+    hinted = max(hints.shape[1] for hints in own)
+    starts = np.full((len(units), parts, STARTS, size), np.nan)
+    starts[:, :, : STARTS - TOLD] = rows["mean"][units][:, None]
+    for part, hints in enumerate(own):
+        starts[:, part, STARTS - TOLD :][:, : hints.shape[1]] = hints
     # Filled up to whole blocks, for which there is a program.
-    turn = np.arange(-(-len(units) // block) * block) % len(units)
-    searched = ImportanceSampling(2, ModeMixture(searches=3 + STARTS, rounds=0))
-    found = rows_of(fit, searched, units[turn], params, key, starts[turn])
-    kept, means, roots = (found[name][: len(units)] for name in ("log_share", "mean", "cholesky"))
+    turn = np.arange(-(-len(units) * parts // block) * block) % (len(units) * parts)
+    searched = ImportanceSampling(2, ModeMixture(searches=3 + STARTS - TOLD + hinted, rounds=0))
+    found = rows_of(fit, searched, np.repeat(units, parts)[turn], params, key, starts.reshape(-1, STARTS, size)[turn])
+    many = (len(units), parts * ModeMixture.n_modes)
+    kept, means, roots = (
+        found[name][: len(units) * parts].reshape(many + leaf)
+        for name, leaf in (("log_share", ()), ("mean", (size,)), ("cholesky", (size, size)))
+    )
     counts = [distinct(mean[here], root[here]) for here, mean, root in zip(kept > -np.inf, means, roots, strict=True)]
     return (np.array(counts) > rows["modes"][units]) | (rows["modes"][units] >= rows["mean"].shape[1])
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from typing import TYPE_CHECKING
 
 import jax
@@ -211,7 +210,11 @@ def agreed(
     fit: Fit, params: PyTree, rule: Rule, coarse: np.ndarray | None = None, wider: float = WIDER
 ) -> LogLikelihood:  # fmt: skip
     """By the finer rule; its error is how far the given one (whose values may be there already), and a wider one, are from it."""
-    value, off = beside_others(fit, params, rule, coarse, wider)
+    return of_quadrature(*beside_others(fit, params, rule, coarse, wider))
+
+
+def of_quadrature(value: np.ndarray, off: np.ndarray) -> LogLikelihood:
+    """Of units' own (n,), which other rules were so far from (2, n)."""
     # Errors of units may cancel in the sum: no less than they would make if they were independent.
     error = max(np.abs(off.sum(axis=1)).max(), float(np.sqrt(np.sum(np.abs(off).max(axis=0) ** 2))))
     return LogLikelihood(value, error, "quadrature")
@@ -221,8 +224,7 @@ def beside_others(
     fit: Fit, params: PyTree, rule: Rule, coarse: np.ndarray | None = None, wider: float = WIDER
 ) -> tuple[np.ndarray, np.ndarray]:
     """Each unit's log-likelihood by the finer quadrature, and how far the given one and a wider one are from it (2, n)."""
-    others = (dataclasses.replace(rule.estep, n_nodes=rule.finer, widening=wide) for wide in (1.0, wider))
-    value, reaching = (_marginals(fit, params, other, rule.rows) for other in others)
+    value, reaching = (_marginals(fit, params, rule.finely(wide), rule.rows) for wide in (1.0, wider))
     coarse = _marginals(fit, params, rule.estep, rule.rows) if coarse is None else coarse
     return value, np.stack([value - coarse, value - reaching])
 

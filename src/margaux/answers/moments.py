@@ -63,7 +63,7 @@ def of_all_modes(fit: Fit, estep: AbstractEStep, params: PyTree = None, drawn: b
         if not isinstance(rule.estep, Quadrature):
             break
         if np.abs(beside_others(fit, params, rule)[1]).max() <= APART:
-            return dataclasses.replace(rule.estep, n_nodes=rule.finer), rule.rows
+            return rule.finely(), rule.rows
         rule = best_rule(fit, params, level=level)
     lost = 0 if rule.unseen is None else int(np.sum(rule.unseen > 0))
     if lost:

@@ -109,7 +109,7 @@ def _polished(fit: Fit, rule: Rule, most: int, held: np.ndarray | None = None) -
         drops, higher = search.around()
         if higher is None or most == 0:
             break
-        search.level = 0  # what draws were needed for was of another place
+        search.anew()
         search.go(higher)
     _, length, _ = newton(search.at, search.free, RADIUS)
     matrix = search.at.matrix[np.ix_(search.free, search.free)]

@@ -11,7 +11,7 @@ import numpy as np
 from jaxtyping import Array, PyTree
 
 from ..esteps import MCMC, AbstractEStep, Exact, ImportanceSampling, Noise, Quadrature
-from ..esteps.held import PIECES, held
+from ..esteps.held import PIECES, HeldQuadrature, held
 from ..esteps.mcmc import lacks_prior
 from ..kernels.base import flat_size
 from ..numerics.arrays import taken
@@ -22,6 +22,7 @@ from ..numerics.naming import named_values
 from ..numerics.precision import default_dtype, precision, settle
 from ..numerics.threads import side_by_side
 from ..problem.model import AbstractConjugate, AbstractDiscrete, AbstractLikelihood, AbstractModel, costly
+from .spans import by_level, in_order, merged, shared_out
 
 if TYPE_CHECKING:
     from ..engine.share import Share
@@ -103,7 +104,8 @@ def each_unit(
     Args:
         width: numbers a unit holds at a time, which sets the size of blocks.
         keep_chains: start MCMC from the fit's own chains.
-        rows: the E-step's rows (n, ...), where they are there already (see `proposals`).
+        rows: the E-step's rows (n, ...), where they are there already (see `proposals`); of quadratures with a `level`, if grids
+            of some units are finer.
         units: ids of those that are visited; all by default. summed: names in the dict that f returns of what is
             summed over units instead.
 
@@ -116,6 +118,8 @@ def each_unit(
     # Sums over units and determinants are taken in float64 where the backend has it.
     dtype = default_dtype(None)
     asked = np.arange(problem.n) if units is None else np.asarray(units)
+    if isinstance(rows, dict) and "level" in rows:
+        return _each_by_level(fit, f, estep, params, width, rows, asked, summed)
     chosen, before = ours(share, asked)
     given = fit.params if params is None else params
     with precision(dtype):
@@ -126,32 +130,52 @@ def each_unit(
         order = alike(problem.model, data, chosen, before)
         chosen = chosen if order is None else chosen[order]
         size = min(_units_at_once(problem.n, width), most_at_once(problem.model))
+        lanes = shared_out(estep, rows, chosen, size) if costly(problem.model) and isinstance(estep, HeldQuadrature) else None
+        count, parts = (len(chosen), 1) if lanes is None else (len(lanes.units), lanes.parts)
         chains = keep_chains and fit.rows is not None and _of_one_kind(estep, fit.estep)
 
         def visit(first: int) -> tuple[PyTree, dict[str, np.ndarray], dict[str, np.ndarray]]:
-            ids = chosen[np.minimum(np.arange(first, first + size), len(chosen) - 1)]
+            turn = np.minimum(np.arange(first, first + size), count - 1)
+            ids = chosen[turn if lanes is None else lanes.units[turn]]
             block = as_numpy(data, dtype, ids - before)
-            own = as_numpy(jax.tree.map(lambda leaf: leaf[0], fit.rows), dtype, ids - before) if chains else None
+            own: Any = as_numpy(jax.tree.map(lambda leaf: leaf[0], fit.rows), dtype, ids - before) if chains else None
             if rows is not None:
                 own = as_numpy(rows, dtype, ids)
+            if lanes is not None:
+                own |= {"span": lanes.span[turn]}
             value, info = _block(model, estep, params, own, block, ids, key_of(key), f)
-            keep = min(size, len(chosen) - first)
+            keep = min(size, count - first)
             value = jax.tree.map(lambda leaf: np.asarray(leaf)[:keep], value)
-            totals = {name: value.pop(name).sum(axis=0) for name in summed}
+            totals = {name: value.pop(name).sum(axis=0) for name in summed if parts == 1}
             return value, {name: np.asarray(figure)[:keep] for name, figure in info.items()}, totals
 
-        found = side_by_side(visit, range(0, len(chosen), size), dtype, None if latent_size(fit) <= FEW else 1)
+        found = side_by_side(visit, range(0, count, size), dtype, None if latent_size(fit) <= FEW else 1)
     values, infos, sums = zip(*found, strict=True)
     joined = jax.tree.map(lambda *leaf: np.concatenate(leaf), *values)
     figures = {name: np.concatenate([info[name] for info in infos]) for name in infos[0]}
+    totals = {name: sum(part[name] for part in sums) for name in summed if parts == 1}
+    if parts > 1:
+        joined, figures["log_marginal"] = merged(joined, figures["log_marginal"], parts)
+        totals = {name: joined.pop(name).sum(axis=0) for name in summed}
     if order is not None:
         joined, figures = jax.tree.map(lambda leaf: leaf[np.argsort(order)], (joined, figures))
-    totals = {name: sum(part[name] for part in sums) for name in summed}
     if share is not None:
         joined, figures, totals = of_all(share, asked, joined, figures, totals)
     undefined = np.isnan(figures.get("log_marginal", np.zeros(1)))
     if undefined.any():
         raise UndefinedDensity(int(asked[undefined.argmax()]), given)
+    return joined | totals if summed else joined, figures
+
+
+def _each_by_level(
+    fit: Fit, f: UnitIntegrand, estep: Any, params: PyTree, width: int, rows: dict, asked: np.ndarray, summed: tuple[str, ...]
+) -> tuple[PyTree, dict[str, np.ndarray]]:
+    """`each_unit` where units have grids of their own."""
+    own = {name: leaf for name, leaf in rows.items() if name != "level"}
+    groups = by_level(estep, rows, asked)
+    found = [each_unit(fit, f, grid, params, width=width, rows=own, units=asked[at], summed=summed) for at, grid in groups]
+    totals = {name: sum(value.pop(name) for value, _ in found) for name in summed}
+    joined, figures = in_order(found, [at for at, _ in groups])
     return joined | totals if summed else joined, figures
 
 
@@ -226,6 +250,8 @@ def block_ahead(
     with precision(dtype):
         ids = np.zeros(min(_units_at_once(n, width), most_at_once(model)), int)
         block, rows = as_numpy(data, dtype, ids), as_numpy(jax.tree.map(lambda leaf: leaf[None], row), dtype, ids)
+        if costly(model) and isinstance(estep, HeldQuadrature):
+            rows |= {"span": np.zeros((len(ids), 2), np.int32)}
         model, estep = settle((model, estep), dtype)
         _block.ahead(model, estep, as_numpy(params, dtype), rows, block, ids, key_of(0), f)
 

@@ -65,7 +65,7 @@ class Rule:
         width: numbers a unit holds. modes, away: of each unit, how many modes its posterior was found to have, and how far
             from its mode the search ended, in standard deviations; None where no search was made. unseen: the share of
             searches that ended where hardly another did, one where there are more modes than draws come from. finer: nodes of a
-            quadrature that this one is to agree with.
+            quadrature that this one is to agree with. closer: of units that have finer grids, what these are to agree with.
     """
 
     estep: AbstractEStep
@@ -76,6 +76,11 @@ class Rule:
     away: np.ndarray | None = None
     finer: int = 0
     unseen: np.ndarray | None = None
+    closer: tuple[tuple[int, float | None], ...] = ()
+
+    def finely(self, widening: float = 1.0) -> Any:
+        """The quadrature that this one is to agree with."""
+        return dataclasses.replace(self.estep, n_nodes=self.finer, closer=self.closer, widening=widening)  # type: ignore[call-arg]
 
     @property
     def deterministic(self) -> bool:
@@ -158,6 +163,13 @@ def best_rule(
 def quadratures(model: AbstractModel, size: int) -> tuple[tuple[int, int, float | None], ...]:
     """Nodes a latent, those that they are to agree with, and their reach, one after the other."""
     return (COARSE.get(size, ()) if costly(model) else ()) + NODES.get(size, ())
+
+
+def with_levels(rule: Rule, levels: np.ndarray, grids: tuple[tuple[int, int, float | None], ...]) -> Rule:
+    """The rule with a grid for each unit: its own at level 0, at others one of `grids`, those of `quadratures` beyond its own."""
+    closer, finer = (tuple((grid[at], grid[2]) for grid in grids) for at in (0, 1))
+    estep = dataclasses.replace(rule.estep, closer=closer)  # type: ignore[call-arg]
+    return dataclasses.replace(rule, estep=estep, closer=finer, rows=rule.rows | {"level": levels})
 
 
 def thorough(model: AbstractModel) -> ModeMixture:

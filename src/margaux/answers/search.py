@@ -12,12 +12,13 @@ from jaxtyping import PyTree
 
 from ..esteps import ImportanceSampling, Laplace, ModeMixture, Quadrature
 from ..problem.mixed import mixed
-from .likelihood import TOLERANCE, LogLikelihood, agreed, share_of_quadrature
+from ..problem.model import costly
+from .likelihood import TOLERANCE, LogLikelihood, beside_others, of_quadrature, share_of_quadrature
 from .marginals import log_likelihoods
 from .posterior import UndefinedDensity, each_unit, latent_size, nothing
-from .rules import Rule, best_rule, laplace_rule
+from .rules import Rule, best_rule, laplace_rule, quadratures, with_levels
 from .scores import Coordinates, Evaluation, Place, evaluate
-from .steps import FLAT, inverse, newton, on_a_saddle, spread, too_far
+from .steps import FLAT, inverse, lengths, newton, on_a_saddle, spread, too_far
 
 if TYPE_CHECKING:
     from .fit import Fit
@@ -39,6 +40,8 @@ NOTHING = 0.1
 PLAIN, WILD = 0.15, 0.45
 #: times as many steps as long as ten of them raise the log-likelihood by one
 PATIENCE = 4
+#: share of units that have finer grids of their own, at most
+FEW = 0.5
 #: scale of the quadrature that scores and information are held to; how far these may be apart, in standard errors and in units of
 #: the information
 ASIDE, NEAR_BY, ALIKE = 1.2, 0.05, 0.1
@@ -61,6 +64,8 @@ class Search:
         self.first = self.coordinates.to(self.params)
         self.steps: list[tuple[float, float]] = []
         self.since, self.level = 0.0, 0
+        self.levels = np.zeros(self.n, int)  # of units, beyond that of all
+        self.doubtful = np.zeros(0, int)  # units that made the last quadrature not to be trusted, if there are few
         self.held_to_others: tuple[Any, LogLikelihood] | None = None
         self.at = self.evaluated(self.params)
         self.free = self._free()
@@ -106,7 +111,17 @@ class Search:
             return self.rule  # a single search would miss modes
         if nearby and (quadrature or (self.rule.modes is not None and not several)):
             proposal = NEARBY if quadrature else SAME
-        return best_rule(self.fit, params, level=self.level, proposal=proposal)
+        return self._with_levels(best_rule(self.fit, params, level=self.level, proposal=proposal))
+
+    def _with_levels(self, rule: Rule) -> Rule:
+        if not self.levels.any() or not isinstance(rule.estep, Quadrature):
+            return rule
+        return with_levels(rule, self.levels, self._beyond)
+
+    @property
+    def _beyond(self) -> tuple[tuple[int, int, float | None], ...]:
+        """Quadratures that are finer than that of all units."""
+        return quadratures(self.fit._model().model, latent_size(self.fit))[self.level + 1 :]
 
     def look_closer(self, most: int) -> None:
         """By proposals of this place, where they were made too far away for second derivatives; then by a finer rule, or by
@@ -118,34 +133,54 @@ class Search:
         while isinstance(self.rule.estep, Quadrature):
             if self.trusted():
                 return
-            self.level += 1
-            self.go(self.params)
+            self._finer()
             self.climb(most)
         if climbed and most > 0:
             self._look_back(most)
 
+    def anew(self) -> None:
+        """What finer grids or draws were needed for was of another place."""
+        self.level, self.levels = 0, np.zeros(self.n, int)
+
+    def _finer(self) -> None:
+        """A finer grid, or draws, for all units; where densities take long and few ask for it, the next for these."""
+        few, slow = self.doubtful, costly(self.fit._model().model)
+        if slow and 0 < len(few) <= self.n * FEW and self.levels[few].max() < len(self._beyond):
+            self.levels = self.levels.copy()
+            self.levels[few] += 1
+            self.rule = self._with_levels(self.rule)
+            self.at = self.evaluated(self.params)
+            return
+        self.level += 1
+        self.levels = np.maximum(self.levels - 1, 0)
+        self.go(self.params)
+
     def trusted(self) -> bool:
         """Whether a quadrature agrees with others in likelihoods, scores and information: at a kink of a posterior, as at the
         edge of what a predictor may be, it is right about the first alone."""
-        self.held_to_others = self.params, agreed(self.fit, self.params, self.rule, self.at.logs[0])
+        value, off = beside_others(self.fit, self.params, self.rule, self.at.logs[0])
+        self.held_to_others = self.params, of_quadrature(value, off)
         if self.likelihood is None:
+            self.doubtful = of_most(np.abs(off).max(axis=0), TOLERANCE * share_of_quadrature(self.fit) / 2)
             return False
         estep = dataclasses.replace(self.rule.estep, widening=np.asarray(ASIDE))
         other = evaluate(self.fit, dataclasses.replace(self.rule, estep=estep), self.params, range(1))
         gap = Place(self.at.u, np.nan, self.at.gradient - other.gradient, self.at.matrix)
         near = not newton(gap, self.free, RADIUS)[1] > NEAR_BY
+        gaps = (self.at.scores - other.scores)[0][:, self.free]
+        self.doubtful = of_most(lengths(gaps, self.at.matrix, self.free), NEAR_BY / 2)
         return near and not spread(self.at.matrix, other.matrix[None], self.free) > ALIKE
 
     def _look_back(self, most: int) -> None:
         """Draws took over on a bad road; where it ends quadratures may do again."""
-        there, level = (self.params, self.rule, self.at, self.since), self.level
-        self.level = 0
+        there, levels = (self.params, self.rule, self.at, self.since), (self.level, self.levels)
+        self.anew()
         self.go(self.params)
         if isinstance(self.rule.estep, Quadrature):
             self.climb(most)
             if isinstance(self.rule.estep, Quadrature) and self.trusted():
                 return
-        (self.params, self.rule, self.at, self.since), self.level = there, level
+        (self.params, self.rule, self.at, self.since), (self.level, self.levels) = there, levels
 
     @property
     def likelihood(self) -> LogLikelihood | None:
@@ -242,10 +277,11 @@ class Search:
             return lambda params: first - self._by_one_set(params)
         if not isinstance(estep, Quadrature) or estep.n_nodes not in GLANCE:
             return None
-        n_nodes, size = GLANCE[estep.n_nodes], latent_size(self.fit)
+        size = latent_size(self.fit)
         if self.n * estep.n_nodes**size < MANY or self.n * MOVED**2 < 1:
             return None
-        few = dataclasses.replace(self.rule, estep=dataclasses.replace(estep, n_nodes=n_nodes), width=(size + 2) * n_nodes**size)
+        glance = glancing(estep)
+        few = dataclasses.replace(self.rule, estep=glance, width=(size + 2) * glance.n_nodes**size)
         base, _ = self.value(self.params, few)
         return lambda params: base - self.value(params, few)[0]
 
@@ -296,6 +332,20 @@ class Search:
         return float(np.sum(_mean(logs))), error
 
 
+def glancing(grid: Quadrature) -> Quadrature:
+    """With fewer nodes, if there is such a grid."""
+    closer = tuple((GLANCE.get(nodes, nodes), reach) for nodes, reach in grid.closer)
+    return dataclasses.replace(grid, n_nodes=GLANCE.get(grid.n_nodes, grid.n_nodes), closer=closer)
+
+
+def of_most(off: np.ndarray, slack: float) -> np.ndarray:
+    """Those of units whose errors (n,) are largest, so many that the others sum to no more than is allowed."""
+    off = np.where(np.isnan(off), np.inf, off)
+    order = np.argsort(-off)
+    left = np.append(np.cumsum(off[order][::-1])[::-1], 0.0)  # of the first so many, what the others sum to
+    return order[: int(np.argmax(left <= slack))]
+
+
 def rise(here: Evaluation, there: Evaluation) -> float:
     """By how much the log-likelihood rises, by common draws; of a rule without likelihoods, by the slope at both ends."""
     if np.all(np.isfinite(here.logs)):
@@ -316,7 +366,7 @@ def _looked_by(fit: Fit, rule: Rule) -> Rule:
     """Of a single latent the finer quadrature, whose program there is already."""
     if not isinstance(rule.estep, Quadrature) or latent_size(fit) > 1:
         return rule
-    return dataclasses.replace(rule, estep=dataclasses.replace(rule.estep, n_nodes=rule.finer), width=3 * rule.finer)
+    return dataclasses.replace(rule, estep=rule.finely(), width=3 * rule.finer)
 
 
 def _mean(logs: np.ndarray) -> np.ndarray:

@@ -75,6 +75,16 @@ def spread(matrix: np.ndarray, others: np.ndarray, free: np.ndarray) -> float:
     return float(np.abs(np.linalg.eigvalsh(along.T @ (others - here) @ along)).max())
 
 
+def lengths(moves: np.ndarray, matrix: np.ndarray, free: np.ndarray) -> np.ndarray:
+    """Of Newton's steps by scores (m, f) of the free coordinates, in standard errors by an information (k, k); infinite where
+    something is not finite."""
+    here = matrix[np.ix_(free, free)]
+    if not free.any() or not np.all(np.isfinite(here)):
+        return np.full(len(moves), np.inf if free.any() else 0.0)
+    square = np.einsum("mi,ij,mj->m", moves, inverse(here), moves)
+    return np.where(np.isfinite(square), np.sqrt(np.maximum(square, 0.0)), np.inf)
+
+
 def noise(here: Evaluation, free: np.ndarray) -> float:
     """Monte Carlo error of the length of Newton's step: how the steps by single sets of draws differ."""
     count = len(here.scores)

@@ -30,7 +30,7 @@ class HeldQuadrature(AbstractEStep):
     integrates its part of the density, $p\,\alpha_kq_k/\sum_l\alpha_lq_l$: of densities with several modes.
 
     Weights are relative to the largest density so far, so that nothing overflows. The number of points is an argument of the
-    program, which serves grids of all sizes.
+    program, which serves grids of all sizes. A row with a `span` has the pieces from its first up to its second number alone.
 
     Attributes:
         nodes, log_weights: points, padded by such of no weight. pieces: how many there are. widening: see `Quadrature`.
@@ -58,6 +58,7 @@ class HeldQuadrature(AbstractEStep):
         row, y = jax.tree.map(lambda leaf: leaf[0], (rows, batch))
         target, unravel = flat_target(model, params, y)
         parts: Any = None
+        span = row.get("span")
         if row["mean"].ndim == 2:
             row, parts = _present(row)
         mean, dtype = row["mean"], row["mean"].dtype
@@ -97,7 +98,8 @@ class HeldQuadrature(AbstractEStep):
         nothing = jax.tree.map(lambda shape: jnp.zeros(shape.shape, shape.dtype), shapes)
         start = (jnp.full((), -jnp.inf, dtype), jnp.zeros((), dtype), nothing)
         pieces = self.pieces if parts is None else self.pieces * len(mean)
-        top, total, value = jax.lax.fori_loop(0, pieces, add, mapped_as(mean, start))
+        first, last = (0, pieces) if span is None else (span[0], span[1])
+        top, total, value = jax.lax.fori_loop(first, last, add, mapped_as(mean, start))
         log_marginal = top + jnp.log(total)
         log_marginal += jnp.sum(jnp.log(jnp.diagonal(wide))) if parts is None else 0.0
         return jax.tree.map(lambda leaf: leaf / total, value), rows, {"log_marginal": log_marginal[None]}

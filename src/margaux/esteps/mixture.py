@@ -128,7 +128,7 @@ class ModeMixture(AbstractProposal):
     def compared(self, model, params, rows, data):
         """With signs of modes that were not met: places at which a unit's log density does not rise towards its own. `against` is
         how many there are where those beside it have theirs, which depends on who they are; `hints` are some of these, and of
-        its own surroundings.
+        its own surroundings. Where one search or none of the draws are asked for, nobody looks at these.
         """
         alone, slow = leading(data) == 1, costly(model)
         if (isinstance(model, AbstractConcave) and model.concave) or (alone and slow):
@@ -142,7 +142,9 @@ class ModeMixture(AbstractProposal):
             falls = against(flat_target(model, params, y)[0], centre, root, x)
             return {"against": jnp.sum(falls[: len(others)], dtype=x.dtype), "hints": told(x, falls)}
 
-        return rows | jax.vmap(of_unit)(centres, roots, data)
+        thorough = (jnp.asarray(self.searches) > 1) & (jnp.asarray(self.rounds) > 0)
+        signs = {name: rows[name] for name in ("against", "hints")}
+        return rows | jax.lax.cond(thorough, lambda: jax.vmap(of_unit)(centres, roots, data), lambda: signs)
 
     def follow(self, model, params, row, y):
         return row

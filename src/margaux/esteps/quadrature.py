@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 from typing import ClassVar
 
@@ -35,6 +36,7 @@ class Quadrature(AbstractEStep):
         widening: scale of the grid, in units of the inverse root of the curvature: another one is another rule, and a check.
         held: keep centre and scale as they were made.
         reach: scales to either side that equidistant nodes span (the trapezoidal rule); nodes of Gauss and Hermite if None.
+        closer: nodes and reach of finer grids, for units whose rows ask for the first, second, ... of them by their `level`.
     """
 
     may_be_padded: ClassVar[bool] = True
@@ -43,9 +45,16 @@ class Quadrature(AbstractEStep):
     widening: Array | np.ndarray
     held: bool = eqx.field(static=True)
     reach: float | None = eqx.field(static=True)
+    closer: tuple[tuple[int, float | None], ...] = eqx.field(static=True)
 
     def __init__(
-        self, n_nodes: int = 15, n_newton: int = 3, widening: float = 1.0, held: bool = False, reach: float | None = None
+        self,
+        n_nodes: int = 15,
+        n_newton: int = 3,
+        widening: float = 1.0,
+        held: bool = False,
+        reach: float | None = None,
+        closer: tuple[tuple[int, float | None], ...] = (),
     ) -> None:
         if n_nodes < 1 or n_nodes > 100:
             raise ValueError(f"n_nodes must be between 1 and 100, got {n_nodes}")
@@ -55,7 +64,7 @@ class Quadrature(AbstractEStep):
             raise ValueError(f"widening must be positive, got {widening}")
         if reach is not None and not (reach > 0 and n_nodes > 1):
             raise ValueError(f"reach must be positive, with two nodes or more, got {reach} with {n_nodes}")
-        self.n_nodes, self.n_newton, self.held, self.reach = n_nodes, n_newton, held, reach
+        self.n_nodes, self.n_newton, self.held, self.reach, self.closer = n_nodes, n_newton, held, reach, closer
         self.widening = np.asarray(widening, float)
 
     def requires(self, model, latents):
@@ -78,6 +87,11 @@ class Quadrature(AbstractEStep):
 
     def for_rows(self):
         return Quadrature(1)
+
+    def at_level(self, level: int) -> Quadrature:
+        """The grid of units whose rows ask for it."""
+        nodes, reach = ((self.n_nodes, self.reach), *self.closer)[level]
+        return dataclasses.replace(self, n_nodes=nodes, reach=reach, closer=())
 
     def noise(self, key, latents):
         return ()

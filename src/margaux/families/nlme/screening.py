@@ -12,6 +12,7 @@ from ...answers.likelihood import agreed, loglik, marginals
 from ...answers.posterior import UndefinedDensity
 from ...answers.proposing import proposals
 from ...answers.rules import best_rule
+from ...answers.search import glancing
 from ...engine.outcome import RESULTS, FitError
 from ...esteps import ImportanceSampling, ModeMixture, Quadrature
 from .flipflop import flipped
@@ -73,7 +74,7 @@ def screened(model: MixedEffects, units: dict, starts: list, settings: Settings)
     if model.costly and ended and not any(_apart(model, ends[ended[0]], ends[at]) for at in ended[1:]):
         # In one place it hardly matters which goes on, and likelihoods take longer than the runs.
         return ends, table.assign(loglik=np.nan, continued=np.arange(len(ends)) == ended[0], reached=np.nan)
-    values = np.asarray([_short_of(fit, ROUGH) for fit in fits])
+    values = np.asarray([_short_of(fit, roughly=True) for fit in fits])
     near = FAR + FAR_EACH * len(units["mask"])
     places = [at for at in _of_places(model, ends, values) if values[at] > np.nanmax(values) - ROUGHLY * near]
     if len(places) > 1 and not model.costly:  # in one place it hardly matters which goes on
@@ -131,19 +132,21 @@ def _of_places(model: MixedEffects, ends: list[dict], values: np.ndarray) -> lis
     return kept
 
 
-def _short_of(fit: Fit, proposal: ModeMixture | None = None) -> float:
+def _short_of(fit: Fit, roughly: bool = False) -> float:
     """The likelihood where a short run ended, minus infinity where there is none: other starts go on."""
     try:
-        return -np.inf if fit.result.failed else likelihood(fit, FEW, proposal)
+        return -np.inf if fit.result.failed else likelihood(fit, FEW, roughly)
     except UndefinedDensity:
         return -np.inf
 
 
-def likelihood(fit: Fit, replicates: int = REPLICATES, proposal: ModeMixture | None = None) -> float:
+def likelihood(fit: Fit, replicates: int = REPLICATES, roughly: bool = False) -> float:
     """Log-likelihood at the fit's parameters: by quadrature where that is exact enough, else by the same draws at any parameters,
     more of them until its error is small."""
-    rule = best_rule(fit, proposal=proposal)
+    rule = best_rule(fit, proposal=ROUGH if roughly else None)
     if isinstance(rule.estep, Quadrature):
+        if roughly:
+            rule = dataclasses.replace(rule, estep=glancing(rule.estep))
         if replicates < REPLICATES:
             return float(np.sum(marginals(fit, rule)))
         value = agreed(fit, None, rule)
