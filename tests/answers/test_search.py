@@ -30,7 +30,7 @@ class Toy(Search):
         self.fit = SimpleNamespace(_model=lambda: SimpleNamespace(n=n, model=None))
         self.coordinates = SimpleNamespace(back=lambda u: u)
         self.params = self.first = np.asarray(start, float)
-        self.steps, self.since, self.rules, self.asked = [], 0.0, [], []
+        self.steps, self.since, self.thorough, self.rules, self.asked = [], 0.0, True, [], []
         self.anew()
         self.at = self.evaluated(self.params)
         self.free = np.ones(self.first.size, bool)
@@ -250,6 +250,7 @@ def test_of_densities_that_take_long_few_units_have_finer_grids(slow, first, nee
     monkeypatch.setattr(module, "costly", lambda model: slow)
     monkeypatch.setattr(module, "latent_size", lambda fit: 3)
     monkeypatch.setattr(module, "quadratures", lambda model, size: GRIDS)
+    monkeypatch.setattr(module, "grid_of", lambda problem, size, level: (*GRIDS, None)[level])
     monkeypatch.setattr(module, "beside_others", beside_others)
     monkeypatch.setattr(module, "evaluate", lambda fit, rule, params, keys: search.evaluated(params))
     search = Levelled(parabola([[4.0]], [0.0]), [0.0], n=4, estep=Quadrature(5, held=True), rows={"mean": "theirs"})
@@ -258,9 +259,11 @@ def test_of_densities_that_take_long_few_units_have_finer_grids(slow, first, nee
     assert search.level == level and (level == 3 or search.levels.tolist() == levels)
     if any(levels):
         last, beyond = used[-1], GRIDS[level + 1 :]
-        assert last.rows == {"mean": "theirs", "level": pytest.approx(np.array(levels))} and search.rules == []
+        assert last.rows == {"mean": "theirs", "level": pytest.approx(np.array(levels))}
         assert last.estep.closer == tuple((nodes, reach) for nodes, _, reach in beyond)
         assert last.closer == tuple((finer, reach) for _, finer, reach in beyond)
+    # Proposals that take long are made anew for draws alone, and where they are not those of the place.
+    assert len(search.rules) == (2 if level == 3 else 0 if slow else 1)
 
 
 def test_matrices_are_compared_in_units_of_the_information():

@@ -24,6 +24,7 @@ from .posterior import latent_size
 from .proposing import proposals
 
 if TYPE_CHECKING:
+    from ..algorithms.updates import Problem
     from .fit import Fit
 
 
@@ -125,8 +126,8 @@ def best_rule(
     if size > TRIED or alone or (isinstance(fit.estep, Exact) and continuous_trouble(fit)):
         return _by_draws(fit, size, draws)
     importance = ImportanceSampling(draws, proposal or thorough(problem.model), quasi=True)
-    nodes, finer, reach = (*quadratures(problem.model, size)[level:], (0, 0, None))[0]
-    affordable = nodes > 0 and problem.n * finer**size <= AFFORDABLE and n_draws is None
+    nodes, finer, reach = grid_of(problem, size, level) or (0, 0, None)
+    affordable = nodes > 0 and n_draws is None
     if affordable and isinstance(problem.model, AbstractConcave) and problem.model.concave:
         grid = Quadrature(nodes, held=True, reach=reach)
         return Rule(grid, proposals(fit, grid, params), 1, nodes**size * (size + 2), finer=finer)
@@ -163,6 +164,20 @@ def best_rule(
 def quadratures(model: AbstractModel, size: int) -> tuple[tuple[int, int, float | None], ...]:
     """Nodes a latent, those that they are to agree with, and their reach, one after the other."""
     return (COARSE.get(size, ()) if costly(model) else ()) + NODES.get(size, ())
+
+
+def grid_of(problem: Problem, size: int, level: int) -> tuple[int, int, float | None] | None:
+    """The quadrature of a level; None where there is none, or its points are more than can be afforded."""
+    nodes, finer, reach = (*quadratures(problem.model, size)[level:], (0, 0, None))[0]
+    return (nodes, finer, reach) if nodes > 0 and problem.n * finer**size <= AFFORDABLE else None
+
+
+def with_grid(rule: Rule, grid: tuple[int, int, float | None], size: int) -> Rule:
+    """The quadrature of `size` latents with another grid for all units, around the same centres."""
+    nodes, finer, reach = grid
+    rows = {name: leaf for name, leaf in rule.rows.items() if name != "level"}
+    estep, width = Quadrature(nodes, held=True, reach=reach), nodes**size * (size + 2)
+    return dataclasses.replace(rule, estep=estep, rows=rows, width=width, finer=finer, closer=())
 
 
 def with_levels(rule: Rule, levels: np.ndarray, grids: tuple[tuple[int, int, float | None], ...]) -> Rule:

@@ -16,7 +16,7 @@ from ..problem.model import costly
 from .likelihood import TOLERANCE, LogLikelihood, beside_others, of_quadrature, share_of_quadrature
 from .marginals import log_likelihoods
 from .posterior import UndefinedDensity, each_unit, latent_size, nothing
-from .rules import Rule, best_rule, laplace_rule, quadratures, with_levels
+from .rules import Rule, best_rule, grid_of, laplace_rule, quadratures, with_grid, with_levels
 from .scores import Coordinates, Evaluation, Place, evaluate
 from .steps import FLAT, inverse, lengths, newton, on_a_saddle, spread, too_far
 
@@ -63,8 +63,8 @@ class Search:
         self.params, self.n = fit.params, fit._model().n
         self.first = self.coordinates.to(self.params)
         self.steps: list[tuple[float, float]] = []
-        self.since, self.level = 0.0, 0
-        self.levels = np.zeros(self.n, int)  # of units, beyond that of all
+        self.since, self.thorough = 0.0, True  # whether proposals are from searches of all modes
+        self.level, self.levels = 0, np.zeros(self.n, int)  # of quadratures: of all, and of units beyond that
         self.doubtful = np.zeros(0, int)  # units that made the last quadrature not to be trusted, if there are few
         self.held_to_others: tuple[Any, LogLikelihood] | None = None
         self.at = self.evaluated(self.params)
@@ -98,7 +98,7 @@ class Search:
 
     def go(self, params: PyTree, nearby: bool = False) -> None:
         """To a place from afar, or nearby, with proposals of its own."""
-        self.params, self.rule, self.since = params, self.rule_at(params, nearby), 0.0
+        self.params, self.rule, self.since, self.thorough = params, self.rule_at(params, nearby), 0.0, not nearby
         self.at = self.evaluated(params)
 
     def rule_at(self, params: PyTree, nearby: bool = False) -> Rule:
@@ -148,12 +148,15 @@ class Search:
         if slow and 0 < len(few) <= self.n * FEW and self.levels[few].max() < len(self._beyond):
             self.levels = self.levels.copy()
             self.levels[few] += 1
-            self.rule = self._with_levels(self.rule)
-            self.at = self.evaluated(self.params)
+        else:
+            self.level, self.levels = self.level + 1, np.maximum(self.levels - 1, 0)
+        here = slow and self.thorough and self.since <= NEAR  # proposals that take long are those of this place
+        grid = grid_of(self.fit._model(), latent_size(self.fit), self.level) if here else None
+        if grid is None:
+            self.go(self.params)
             return
-        self.level += 1
-        self.levels = np.maximum(self.levels - 1, 0)
-        self.go(self.params)
+        self.rule = self._with_levels(with_grid(self.rule, grid, latent_size(self.fit)))
+        self.at = self.evaluated(self.params)
 
     def trusted(self) -> bool:
         """Whether a quadrature agrees with others in likelihoods, scores and information: at a kink of a posterior, as at the
@@ -220,12 +223,12 @@ class Search:
 
     def _anew(self, params: PyTree) -> tuple[Evaluation | None, float]:
         """What a quadrature says at a place by nodes of its own, which it keeps if that is higher; and by how much it is."""
-        rule, before, since = self.rule, self.at, self.since
-        self.rule, self.since = self.rule_at(params, nearby=True), 0.0
+        rule, before, since, thorough = self.rule, self.at, self.since, self.thorough
+        self.rule, self.since, self.thorough = self.rule_at(params, nearby=True), 0.0, False
         there = self.tried(params, self.scouts) if isinstance(self.rule.estep, Quadrature) else None
         gained = -np.inf if there is None else there.loglik - before.loglik
         if not gained > 0 or self.rule is rule:
-            self.rule, self.since = rule, since
+            self.rule, self.since, self.thorough = rule, since, thorough
         return there, gained
 
     def all_draws(self, moving: bool) -> None:
