@@ -111,10 +111,13 @@ def test_parts_without_weight_have_no_say():
 
 
 def test_those_of_most_are_as_few_as_leave_no_more_than_allowed():
-    off = np.array([0.1, 5.0, 0.2, 3.0])
+    off = np.array([0.1, -5.0, 0.2, 3.0])
     for slack, units in ((10.0, []), (3.5, [1]), (0.3, [1, 3]), (0.1, [1, 3, 2]), (0.0, [1, 3, 2, 0])):
-        assert of_most(off, slack + 1e-12).tolist() == units
-    assert of_most(np.array([np.inf, 0.0]), 1.0).tolist() == [0]
+        assert of_most(np.abs(off), lambda some: np.abs(off[some]).sum(), slack + 1e-12).tolist() == units
+    # Errors may cancel, and what is infinite or no number goes first.
+    assert of_most(np.abs(off), lambda some: abs(off[some].sum()), 1.75).tolist() == []
+    odd = np.array([0.0, np.nan, np.inf])
+    assert sorted(of_most(odd, lambda some: odd[some].sum(), 1.0).tolist()) == [1, 2]
 
 
 def test_lengths_of_steps_are_in_standard_errors():

@@ -40,8 +40,8 @@ NOTHING = 0.1
 PLAIN, WILD = 0.15, 0.45
 #: times as many steps as long as ten of them raise the log-likelihood by one
 PATIENCE = 4
-#: share of units that have finer grids of their own, at most
-FEW = 0.5
+#: share of units that have finer grids of their own, at most; and of what is allowed that others may be off by
+FEW, FEWER = 0.5, 0.7
 #: scale of the quadrature that scores and information are held to; how far these may be apart, in standard errors and in units of
 #: the information
 ASIDE, NEAR_BY, ALIKE = 1.2, 0.05, 0.1
@@ -164,14 +164,19 @@ class Search:
         value, off = beside_others(self.fit, self.params, self.rule, self.at.logs[0])
         self.held_to_others = self.params, of_quadrature(value, off)
         if self.likelihood is None:
-            self.doubtful = of_most(np.abs(off).max(axis=0), TOLERANCE * share_of_quadrature(self.fit) / 2)
+            slack = FEWER * TOLERANCE * share_of_quadrature(self.fit)
+            self.doubtful = of_most(np.abs(off).max(axis=0), lambda some: of_quadrature(value[some], off[:, some]).se, slack)
             return False
         estep = dataclasses.replace(self.rule.estep, widening=np.asarray(ASIDE))
         other = evaluate(self.fit, dataclasses.replace(self.rule, estep=estep), self.params, range(1))
         gap = Place(self.at.u, np.nan, self.at.gradient - other.gradient, self.at.matrix)
         near = not newton(gap, self.free, RADIUS)[1] > NEAR_BY
         gaps = (self.at.scores - other.scores)[0][:, self.free]
-        self.doubtful = of_most(lengths(gaps, self.at.matrix, self.free), NEAR_BY / 2)
+
+        def together(some: np.ndarray) -> float:
+            return lengths(gaps[some].sum(axis=0)[None], self.at.matrix, self.free)[0]
+
+        self.doubtful = of_most(lengths(gaps, self.at.matrix, self.free), together, FEWER * NEAR_BY)
         return near and not spread(self.at.matrix, other.matrix[None], self.free) > ALIKE
 
     def _look_back(self, most: int) -> None:
@@ -341,12 +346,10 @@ def glancing(grid: Quadrature) -> Quadrature:
     return dataclasses.replace(grid, n_nodes=GLANCE.get(grid.n_nodes, grid.n_nodes), closer=closer)
 
 
-def of_most(off: np.ndarray, slack: float) -> np.ndarray:
-    """Those of units whose errors (n,) are largest, so many that the others sum to no more than is allowed."""
-    off = np.where(np.isnan(off), np.inf, off)
-    order = np.argsort(-off)
-    left = np.append(np.cumsum(off[order][::-1])[::-1], 0.0)  # of the first so many, what the others sum to
-    return order[: int(np.argmax(left <= slack))]
+def of_most(off: np.ndarray, left: Callable[[np.ndarray], float], slack: float) -> np.ndarray:
+    """The units whose errors (n,) are largest, as few as leave others whose errors together, a function of them, are allowed."""
+    order = np.argsort(-np.where(np.isnan(off), np.inf, off))
+    return next((order[:count] for count in range(len(order)) if left(order[count:]) <= slack), order)
 
 
 def rise(here: Evaluation, there: Evaluation) -> float:
