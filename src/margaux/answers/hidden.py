@@ -59,20 +59,20 @@ def missed(fit: Fit, rows: PyTree, params: PyTree, key: int, units: np.ndarray) 
     """
     if not len(units):
         return np.zeros(0, bool)
-    block, size = lanes(fit._model().n), rows["mean"].shape[2]
+    block, modes, size = lanes(fit._model().n), STARTS - TOLD, rows["mean"].shape[2]
     # A lane is as long as its searches: of few units each has several, with some of the hints.
     parts = int(np.clip(block // len(units), 1, TOLD))
     own = np.array_split(rows["hints"][units], parts, axis=1)
     hinted = max(hints.shape[1] for hints in own)
     starts = np.full((len(units), parts, STARTS, size), np.nan)
-    starts[:, :, : STARTS - TOLD] = rows["mean"][units][:, None]
+    starts[:, :, :modes] = rows["mean"][units][:, None]
     for part, hints in enumerate(own):
-        starts[:, part, STARTS - TOLD :][:, : hints.shape[1]] = hints
+        starts[:, part, modes : modes + hints.shape[1]] = hints
     # Filled up to whole blocks, for which there is a program.
     turn = np.arange(-(-len(units) * parts // block) * block) % (len(units) * parts)
-    searched = ImportanceSampling(2, ModeMixture(searches=3 + STARTS - TOLD + hinted, rounds=0))
+    searched = ImportanceSampling(2, ModeMixture(searches=3 + modes + hinted, rounds=0))
     found = rows_of(fit, searched, np.repeat(units, parts)[turn], params, key, starts.reshape(-1, STARTS, size)[turn])
-    many = (len(units), parts * ModeMixture.n_modes)
+    many = (len(units), parts * modes)
     kept, means, roots = (
         found[name][: len(units) * parts].reshape(many + leaf)
         for name, leaf in (("log_share", ()), ("mean", (size,)), ("cholesky", (size, size)))

@@ -181,14 +181,14 @@ class Search:
 
     def _look_back(self, most: int) -> None:
         """Draws took over on a bad road; where it ends quadratures may do again."""
-        there, levels = (self.params, self.rule, self.at, self.since), (self.level, self.levels)
+        there, levels = (self.params, self.rule, self.at, self.since, self.thorough), (self.level, self.levels)
         self.anew()
         self.go(self.params)
         if isinstance(self.rule.estep, Quadrature):
             self.climb(most)
             if isinstance(self.rule.estep, Quadrature) and self.trusted():
                 return
-        (self.params, self.rule, self.at, self.since), (self.level, self.levels) = there, levels
+        (self.params, self.rule, self.at, self.since, self.thorough), (self.level, self.levels) = there, levels
 
     @property
     def likelihood(self) -> LogLikelihood | None:

@@ -128,7 +128,7 @@ class ModeMixture(AbstractProposal):
     def compared(self, model, params, rows, data):
         """With signs of modes that were not met: places at which a unit's log density does not rise towards its own. `against` is
         how many there are where those beside it have theirs, which depends on who they are; `hints` are some of these, and of
-        its own surroundings. Where one search or none of the draws are asked for, nobody looks at these.
+        its own surroundings. A single search, or one without draws, does not look.
         """
         alone, slow = leading(data) == 1, costly(model)
         if (isinstance(model, AbstractConcave) and model.concave) or (alone and slow):
