@@ -231,7 +231,7 @@ def test_a_proposal_begins_with_rounds_of_trial_draws_from_its_modes():
     made = jax.jit(lambda: proposal.init(key, model, {}, y))()
     places, mass, count, found = modes(model, 2, 3)
     row = {"mean": np.asarray(found.at), "cholesky": np.asarray(found.root), "log_share": mass - special.logsumexp(mass)}
-    trial = normals(jax.random.fold_in(key, 1), TRIAL, 1, jnp.dtype(float), True, 2)
+    trial = normals(jax.random.fold_in(key, 1), 2 * TRIAL, 1, jnp.dtype(float), True, 2)
     draw = jax.jit(lambda row: proposal.draw(trial, model, {}, row, y))
     target = jax.jit(jax.vmap(lambda x: model.log_joint({}, x[0], 0.0)))
     for _ in range(ROUNDS):

@@ -28,8 +28,8 @@ STRETCH = 2.0
 DIRECTIONS, MORE = 16, 5
 #: places where other units have their modes at which each log density is looked at, and one that takes long
 LOOKS, FEW_LOOKS = 32, 16
-#: rounds in which moments are learned, and draws in each
-ROUNDS, TRIAL = 3, 256
+#: rounds in which moments are learned, and draws in each, a latent and component, and at most
+ROUNDS, TRIAL, MOST_TRIAL = 3, 32, 256
 
 
 class ModeMixture(AbstractProposal):
@@ -63,7 +63,7 @@ class ModeMixture(AbstractProposal):
         target, _ = flat_target(for_searches(model), params, y)
         start = mapped_as(y, flat_start(key, model, params, y))
         d = start.size
-        trial = normals(jax.random.fold_in(key, 1), TRIAL, d, start.dtype, True, self.extra)
+        trial = normals(jax.random.fold_in(key, 1), min(TRIAL * self.n_modes * d, MOST_TRIAL), d, start.dtype, True, self.extra)
         pair = start, flat_start(jax.random.fold_in(key, 3), model, params, y)
         means = mapped_as(y, model.component_means(params, y)) if isinstance(model, AbstractMixed) and mixed(model) else None
         modes, mass, count, unseen = self._modes(target, pair, trial[:DIRECTIONS, :d], means)
