@@ -213,6 +213,18 @@ def test_noise_is_standard_normal_with_signs_for_integers(antithetic):
             mx.Noise(**bad)
 
 
+def test_signs_of_one_word_do_not_depend_on_each_other_nor_on_how_many_there_are():
+    def signs(count, draws=1):
+        return np.asarray(mx.Noise(draws).noise(jax.random.key(3), jnp.zeros(count, jnp.int8)), float)
+
+    many = signs(70, 20_000)
+    correlations = many.T @ many / 20_000 - np.eye(70)
+    assert np.abs(correlations).max() < 5 / np.sqrt(20_000) and np.abs(many.mean(axis=0)).max() < 5 / np.sqrt(20_000)
+    # So are draws of the next word, and of the next draw.
+    assert abs(np.mean(many[:-1] * many[1:])) < 4 / np.sqrt(many.size)
+    np.testing.assert_array_equal(signs(33)[0], signs(200)[0, :33])
+
+
 @pytest.mark.parametrize(("antithetic", "n"), [(False, 3), (True, 6)])
 def test_noise_in_a_growing_number_averages_as_many_draws(antithetic, n):
     """Five draws are asked for: five one by one, or three pairs."""

@@ -14,6 +14,9 @@ from ..problem.model import leading
 from ..problem.schedule import AbstractSchedule, as_schedule
 from .base import AbstractEStep
 
+#: bits of a word
+WORD = 32
+
 
 class Noise(AbstractEStep):
     r"""$z \sim N(0, I)$: the model's `log_joint` is then the reparameterised integrand
@@ -73,7 +76,10 @@ class Noise(AbstractEStep):
     def _flat(self, key, dtype, m, size):
         half = m // 2 if self.antithetic else m
         if jnp.issubdtype(dtype, jnp.integer):
-            signs = 2 * (jax.random.bits(key, (half, size), jnp.uint8) & 1).astype(dtype) - 1
+            # Each bit of a word is a sign: a word for each would take as long as the products that they are for.
+            words = jax.random.bits(key, (half, -(-size // WORD), 1), jnp.uint32)
+            bits = (words >> jnp.arange(WORD, dtype=jnp.uint32)).reshape(half, -1)[:, :size] & 1
+            signs = 2 * bits.astype(dtype) - 1
             return jnp.concatenate([signs, signs]) if self.antithetic else signs
         z = jax.random.normal(key, (half, size), dtype)
         return jnp.concatenate([z, -z]) if self.antithetic else z
