@@ -122,6 +122,8 @@ def test_the_likelihood_is_by_the_rule_of_the_polish_and_remembered(asked):
     assert fit.loglik() == fit.loglik() == "loglik 1"
     assert asked.calls == [("loglik", {"method": "auto", "n_draws": None, "rule": "rule"})]
     assert fit.loglik("importance", 50) == fit.loglik("importance", 50) == "loglik 2" != fit.loglik("importance", 60)
+    with pytest.raises(TypeError, match="pass an E-step as estep=, got ImportanceSampling"):
+        fit.loglik(mx.ImportanceSampling(4))  # pyright: ignore[reportArgumentType]
     assert fit.loglik(params=PARAMS) != fit.loglik(params=PARAMS)
     assert asked.calls[-1] == ("loglik", {"method": "auto", "n_draws": None, "params": PARAMS})
     assert fit.loglik(tol=0.5) != fit.loglik(tol=0.5) and asked.calls[-1][1]["tol"] == 0.5

@@ -172,6 +172,8 @@ class Fit(Shown, Outcome):
         from .likelihood import EVIDENCE, loglik
         from .polish import unpolishable
 
+        if not isinstance(method, str):
+            raise TypeError(f"method is a name such as 'importance'; pass an E-step as estep=, got {type(method).__name__}")
         if method in EVIDENCE:
             alone(self.share, "this likelihood")
         if params is not None or settings:
