@@ -182,7 +182,10 @@ def test_only_units_that_need_them_have_finer_rules(monkeypatch):
     rng = np.random.default_rng(0)
     exposure = np.where(np.arange(60) < 55, 1000.0, 3e4)
     count = np.where(np.arange(60) < 55, rng.poisson(exposure * np.exp(rng.normal(size=60))), 0)
+    before = flock._block.programs()
     fits = mx.fit_many(Exposed(), [{"count": count.astype(float), "exposure": exposure}], params={"s": 0.5}, progress=False)
+    # Information, and likelihoods: by all rules, and of however many units.
+    assert flock._block.programs() == before + 2
     assert np.all(made[0].level[:55] == 1) and (made[0].level == 2).sum() >= 4
 
     def value(s):

@@ -13,17 +13,23 @@ from jaxtyping import Array, PyTree
 
 from ..engine.validate import check_data
 from ..esteps import ModeMixture, Quadrature
+from ..esteps.base import flat_target
+from ..esteps.held import PIECES, held
 from ..numerics.arrays import resized, taken
 from ..numerics.compiling import compiled
+from ..numerics.gaussian import laplace
 from ..numerics.keys import key_of
 from ..numerics.ladder import rung
+from ..numerics.precision import settle
 from ..numerics.threads import side_by_side
+from ..problem.model import for_searches
 from ..problem.space import AbstractSpace
 from .ascents import Heights
+from .posterior import AT_ONCE, BLOCK_NUMBERS, MOST
 from .scores import frozen, louis, symmetrised
 
-#: numbers that a block of units may hold, and units in it
-BLOCK_NUMBERS, MOST = 500_000, 4096
+#: members of a block from which on it is so many times smaller where no more than that are left
+LARGE, FEWER = 256, 16
 
 
 class Flock:
@@ -123,24 +129,29 @@ class Flock:
         holds of a unit that f holds."""
         place = np.zeros(self.count, int)
         place[which] = np.arange(len(which))
+        steps, width = None, 100 * times // 2
+        if isinstance(rule, Quadrature):
+            # Piece by piece, so that grids of any size find one program.
+            steps, width = rule.n_newton, AT_ONCE * PIECES[self.size][0] * (self.size + 2) * times // 2
+            rule = settle(held(rule, self.size), self.dtype)
 
         def visit(part: tuple[np.ndarray, int]) -> tuple[dict[str, np.ndarray], PyTree]:
             at, kept = part
             rows = None if self.rows is None else jax.tree.map(lambda leaf: leaf[at], self.rows)
-            found, rows = _block(*self.parts, rule, u[place[self.sets[at]]], rows, self._some(at), f)
+            found, rows = _block(*self.parts, rule, steps, u[place[self.sets[at]]], rows, self._some(at), f)
             cut = jax.tree.map(lambda leaf: np.asarray(leaf)[:kept], rows)
             return {name: np.asarray(leaf, float)[:kept] for name, leaf in found.items()}, cut
 
-        parts = side_by_side(visit, self._blocks(self._width(rule) * times // 2, members), self.dtype)
+        parts = side_by_side(visit, self._blocks(width, members), self.dtype)
         return jax.tree.map(lambda *leaf: np.concatenate(leaf), *parts)
 
-    def _width(self, rule: Any) -> int:
-        return rule.n_nodes**self.size * (self.size + 2) if isinstance(rule, Quadrature) else 100
-
     def _blocks(self, width: int, members: np.ndarray | None = None) -> list[tuple[np.ndarray, int]]:
-        """Members in parts of one size, the last one repeated, and how many of each part count."""
-        members = np.arange(len(self.own)) if members is None else members
-        size = rung(int(np.clip(BLOCK_NUMBERS // width, 1, min(len(members), MOST))))
+        """Members in parts of one size, the last one repeated, and how many of each part count. However few there are, sizes are
+        those of all, so that programs are few."""
+        everyone = len(self.own)
+        members = np.arange(everyone) if members is None else members
+        size = int(np.clip(BLOCK_NUMBERS // width, 1, min(everyone, MOST)))
+        size = rung(size // FEWER if size > LARGE and len(members) <= size // FEWER else size)
         cuts = [members[first : first + size] for first in range(0, len(members), size)]
         return [(resized(cut, size), len(cut)) for cut in cuts]
 
@@ -206,9 +217,12 @@ def _modes(model, space, template, u, data):
 
 
 @compiled
-def _block(model, space, template, rule, u, rows, data, f):
+def _block(model, space, template, rule, steps, u, rows, data, f):
     def unit(u, row, y):
         params = _params(space, template, u)
+        if steps is not None:
+            target, _ = flat_target(for_searches(model), params, y)
+            row = dict(zip(("mean", "cholesky"), laplace(target, row["mean"], steps), strict=True))
         row, batch = (jax.tree.map(lambda leaf: leaf[None], tree) for tree in (row, y))
         found, row, info = rule.expect(lambda z, w: f(model, params, z, w, batch), (), model, params, row, batch, 1)
         return found | {"log_marginal": jnp.sum(info["log_marginal"])}, jax.tree.map(lambda leaf: leaf[0], row)
