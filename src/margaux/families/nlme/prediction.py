@@ -10,8 +10,10 @@ import jax.numpy as jnp
 import numpy as np
 import pandas as pd
 
+from ...answers.posterior import as_numpy
+from ...numerics.compiling import compiled
 from ...numerics.keys import key_of
-from ...numerics.precision import precision
+from ...numerics.precision import precision, settle
 from . import answers, by_occasion, membership
 from .data import LongData, group
 from .dosing import with_regimen
@@ -65,42 +67,51 @@ def predict(fitted: NLME, frame: pd.DataFrame | None, level: str) -> np.ndarray:
     model, units = _model(fitted, data), fitted._units(data)
     if model.classes > 1:
         return _restored(data, membership.predicted(fitted, model, data, units, level))
-    with precision(fitted.result_.dtype):
-        params = jax.tree.map(jnp.asarray, fitted.result_.params)
-        phi = jax.vmap(lambda y: model.init_latents(key_of(0), params, y))(units)
-        if level == "individual":
-            # A known subject's random effects, added to the mean its new covariates give.
-            parts = []
-            if model.random:
-                eta = answers.effects(fitted).to_numpy()
-                at = {label: eta[i] for i, label in enumerate(fitted.data_.labels)}
-                parts = [np.stack([at.get(label, np.zeros(eta.shape[1])) for label in data.labels])]
-            if model.varying:
-                parts.append(by_occasion.for_these(fitted, data).reshape(len(data.labels), -1))
-            phi = phi + np.concatenate(parts, axis=1) if parts else phi
-        values = jax.jit(jax.vmap(lambda z, y: model.outcome.prediction(model.psi(params, z, y["design"]), y["rows"])))
-        return _restored(data, values(phi, units))
+    parts, dtype = [np.zeros((len(data.labels), 0))], fitted.result_.dtype
+    if level == "individual":
+        # A known subject's random effects, added to the mean its new covariates give.
+        if model.random:
+            eta = answers.effects(fitted).to_numpy()
+            at = {label: eta[i] for i, label in enumerate(fitted.data_.labels)}
+            parts.append(np.stack([at.get(label, np.zeros(eta.shape[1])) for label in data.labels]))
+        if model.varying:
+            parts.append(by_occasion.for_these(fitted, data).reshape(len(data.labels), -1))
+    with precision(dtype):
+        effects, params = as_numpy((np.concatenate(parts, axis=1), fitted.result_.params), dtype)
+        return _restored(data, _predicted(settle(model, dtype), params, effects, units))
+
+
+@compiled
+def _predicted(model, params, effects, units):
+    def unit(eta, y):
+        mean = model.init_latents(key_of(0), params, y)
+        psi = model.psi(params, mean + eta if eta.size else mean, y["design"])
+        return model.outcome.prediction(psi, y["rows"])
+
+    return jax.vmap(unit)(effects, units)
 
 
 def drawn(fitted: NLME, data: LongData, n_draws: int, key: int) -> np.ndarray:
     """Outcomes of new subjects with the designs of `data`: (n_draws, n, T)."""
-    model, units = _model(fitted, data), fitted._units(data)
-    with precision(fitted.result_.dtype):
-        params = jax.tree.map(jnp.asarray, fitted.result_.params)
-        error = params.get("error", jnp.zeros(0))
-        root = _root(model, params)
+    model, units, fit = _model(fitted, data), fitted._units(data), fitted.result_
+    with precision(fit.dtype):
+        params = as_numpy(fit.params, fit.dtype)
+        return np.asarray(_drawn(settle(model, fit.dtype), params, units, key_of(key), n_draws))
 
-        def unit(key, y):
-            effect_key, noise_key = jax.random.split(key)
-            phi = model.init_latents(effect_key, params, y) + root @ jax.random.normal(effect_key, (len(root),), root.dtype)
-            return model.outcome.simulate(noise_key, error, model.psi(params, phi, y["design"]), y["rows"])
 
-        def once(key):
-            keys = jax.random.split(key, len(data.labels))
-            return jax.vmap(unit)(keys, units)
+@compiled
+def _drawn(model, params, units, key, n_draws):
+    error, root = params.get("error", jnp.zeros(0)), _root(model, params)
 
-        keys = jax.random.split(key_of(key), n_draws)
-        return np.asarray(jax.jit(lambda keys: jax.lax.map(once, keys))(keys))
+    def unit(key, y):
+        effect_key, noise_key = jax.random.split(key)
+        phi = model.init_latents(effect_key, params, y) + root @ jax.random.normal(effect_key, (len(root),), root.dtype)
+        return model.outcome.simulate(noise_key, error, model.psi(params, phi, y["design"]), y["rows"])
+
+    def once(key):
+        return jax.vmap(unit)(jax.random.split(key, len(units["mask"])), units)
+
+    return jax.lax.map(once, jax.random.split(key, n_draws))
 
 
 def _root(model: MixedEffects, params: dict) -> Any:
