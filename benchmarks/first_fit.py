@@ -4,11 +4,15 @@ Times of each job, a fit with standard errors and log-likelihood: the very first
 process that finds the programs of ANOTHER data set of a similar size, and in one that finds its own; and again in the same
 process. Wall clock and CPU seconds, medians over `--repeats`. Some read files of the folder MARGAUX_DATA. Beside some, the
 same job by saemix where R has it, and by pyPLNmodels where the Python PLNMODELS_PYTHON names (or this one) has it.
+
+Where others use the machine, too, `--idle SECONDS` waits until a fixed piece of work takes no longer than that, repeats a run
+after which it does, and tells how many runs that took. What the work takes is printed first.
 """
 
 from __future__ import annotations
 
 import argparse
+import math
 import os
 import shutil
 import statistics
@@ -17,6 +21,9 @@ import sys
 import tempfile
 import textwrap
 import time
+from collections.abc import Callable
+
+import numpy as np
 
 DATA = os.environ.get("MARGAUX_DATA", "../shared/data")
 HEAD = """
@@ -204,6 +211,37 @@ PEERS = {
 }
 
 
+def probe() -> float:
+    """CPU seconds of a fixed piece of work of one thread, the least of five."""
+
+    def once() -> float:
+        at, total, numbers = time.process_time(), 0, np.linspace(0, 1, 200_000)
+        for _ in range(40):
+            numbers = np.exp(-numbers)
+        for i in range(2_000_000):
+            total += i
+        return time.process_time() - at
+
+    return min(once() for _ in range(5))
+
+
+class Idle:
+    """Runs while the machine is idle: a fixed piece of work takes at most `most` seconds before and after."""
+
+    def __init__(self, most: float):
+        self.most, self.kept, self.tried = most, 0, 0
+
+    def __call__(self, job: Callable, *args):
+        while True:
+            while probe() > self.most:
+                time.sleep(1)
+            result = job(*args)
+            self.tried += 1
+            if probe() <= self.most:
+                self.kept += 1
+                return result
+
+
 def peer(name: str) -> str:
     """Wall seconds of the whole job, the process's start included, by another library; or why there are none."""
     code = textwrap.dedent(PEERS[name])
@@ -231,26 +269,39 @@ def run(name: str, cache: str, other: bool = False) -> list[float]:
     return [float(word) for word in done.stdout.split("RESULT")[1].split()]
 
 
+def anew(name: str) -> list[float]:
+    """A job whose programs are not there yet."""
+    with tempfile.TemporaryDirectory() as cache:
+        return run(name, cache)
+
+
+def after_another(name: str) -> tuple[list[float], list[float]]:
+    """A job that finds the programs of another data set, and in one more process its own."""
+    with tempfile.TemporaryDirectory() as cache:
+        run(name, cache, other=True)
+        return run(name, cache), run(name, cache)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("jobs", nargs="*", default=list(JOBS))
     parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--idle", type=float, default=math.inf, help="seconds that a fixed piece of work may take")
     args = parser.parse_args()
+    alone = Idle(args.idle)
+    print(f"A fixed piece of work takes {probe():.3f} s")
     titles = "".join(f"{title:>18}" for title in ("first ever", "others' programs", "own programs", "warm"))
     print(f"{'job':22}{titles} programs  GiB   (wall, CPU seconds)")
     for name in args.jobs:
-        kinds: list[list[list[float]]] = [[], [], []]
-        for _ in range(args.repeats):
-            with tempfile.TemporaryDirectory() as cache:
-                run(name, cache, other=True)
-                kinds[1].append(run(name, cache))
-                kinds[2].append(run(name, cache))
-            with tempfile.TemporaryDirectory() as cache:
-                kinds[0].append(run(name, cache))
+        first = [alone(anew, name) for _ in range(args.repeats)]
+        later = [alone(after_another, name) for _ in range(args.repeats)]
+        kinds = first, [pair[0] for pair in later], [pair[1] for pair in later]
         cold, others, own = ([statistics.median(row[j] for row in rows) for j in range(6)] for rows in kinds)
         pairs = (cold[:2], others[:2], own[:2], own[2:4])
         figures = "".join(f"{wall:10.2f}{cpu:8.2f}" for wall, cpu in pairs)
         print(f"{name:22}{figures} {cold[4]:8.0f} {cold[5]:5.1f}  {peer(name) if name in PEERS else ''}", flush=True)
+    if math.isfinite(args.idle):
+        print(f"{alone.kept} of {alone.tried} runs were on an idle machine, and count")
 
 
 if __name__ == "__main__":
