@@ -15,7 +15,11 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from .exponential import Entries, exponential, with_powers
+from .exponential_of_two import MOST, exponential_of_two
 from .integration import Inputs
+
+#: numbers of a matrix up to which it is multiplied number by number
+WRITTEN = 64
 
 
 @dataclasses.dataclass(frozen=True)
@@ -30,36 +34,41 @@ class LinearSystem:
     constant: Float[Array, " S"]
     homogeneous: bool = False
 
-    def _moving(self, time: Any, rate: Array | None) -> tuple[Entries, list[Any], list[Any]]:
-        r"""$e^{Ah}$, its diagonal less one, and what b and a rate r, if there is any, have become in the time h."""
+    def _scaled(self, time: Any, rate: Array | None) -> tuple[Entries, int]:
+        """A times the time, with a column more for b and a rate r, if there is any, and how many rows and columns that has."""
         size, zero = len(self.constant), jnp.zeros((), self.constant.dtype)
         column = self.constant if rate is None else self.constant + rate
         driven = {} if rate is None and self.homogeneous else {(i, size): column[i] for i in range(size)}
         entries = self.matrix | driven
-        if not entries:
-            return {(i, i): 1 + zero for i in range(size)}, [zero] * size, [zero] * size
-        scaled = {place: time * entries.get(place, zero) for place in with_powers(entries)}
-        found, less_one = exponential(scaled, size, size + bool(driven))
-        return found, less_one, [found.get((i, size), zero) for i in range(size)]
+        return {place: time * entries.get(place, zero) for place in with_powers(entries)}, size + bool(driven)
 
-    def steps(self, time: Any, rate: Float[Array, " S"] | None = None) -> tuple[Float[Array, "S S"], Float[Array, " S"]]:
-        """What the state is multiplied by in a time, and what comes to it then."""
-        found, _, brought = self._moving(time, rate)
-        return self._square(found), jnp.stack(brought)
+    def _steps(self, time: Any, rate: Float[Array, " S"] | None = None) -> tuple[Entries, tuple[Any, ...]]:
+        """What the state is multiplied by in a time, without what is zero, and what comes to it then."""
+        size, zero = len(self.constant), jnp.zeros((), self.constant.dtype)
+        entries, width = self._scaled(time, rate)
+        if not entries:
+            return {(i, i): 1 + zero for i in range(size)}, (zero,) * size
+        driven = width > size
+        found = exponential_of_two(entries, size, driven) if size <= MOST else exponential(entries, size, width)[0]
+        return {place: value for place, value in found.items() if max(place) < size}, tuple(
+            found.get((i, size), zero) for i in range(size)
+        )
 
     def _square(self, entries: Entries) -> Float[Array, "S S"]:
         size = range(len(self.constant))
         zero = jnp.zeros((), self.constant.dtype)
         return jnp.stack([jnp.stack([entries.get((i, j), zero) for j in size]) for i in size])
 
-    def moved(self, y: Float[Array, " S"], time: Any, rate: Float[Array, " S"]) -> Float[Array, " S"]:
+    def moved(self, y: Float[Array, " S"], time: Any, rate: Float[Array, " S"] | None = None) -> Float[Array, " S"]:
         """The state after a time, or before it where it is negative."""
-        factor, brought = self.steps(time, rate)
-        return factor @ y + brought
+        factor, brought = self._steps(time, rate)
+        return self._square(factor) @ y + jnp.stack(brought)
 
     def periodic(self, time: Any, after: Float[Array, " S"]) -> Float[Array, " S"]:
         r"""The state that is the same a time later, where a state of zero would be at `after`: $(I-e^{Ah})\,y=$ `after`."""
-        found, less_one, _ = self._moving(time, None)
+        size = len(self.constant)
+        entries, _ = dataclasses.replace(self, homogeneous=True)._scaled(time, None)
+        found, less_one = exponential(entries or {(0, 0): jnp.zeros_like(after[0])}, size, size)
         growth = self._square(found | {(i, i): p for i, p in enumerate(less_one)})
         return jnp.linalg.solve(-growth, after)
 
@@ -102,21 +111,36 @@ class LinearSystem:
             running = (given.start <= when[:-1, None]) & (given.end > when[:-1, None]) & (of_inputs == part[:-1, None])
             rates = running.astype(when.dtype) @ given.rate
 
-        def step(part: Any, t: Any, *passed: Any) -> tuple[Array, Array]:
-            return (self if later is None else later(part, t)).steps(*passed)
+        def step(part: Any, t: Any, *passed: Any) -> tuple[Any, tuple[Any, ...]]:
+            system = self if later is None else later(part, t)
+            factor, brought = system._steps(*passed)
+            return factor if len(factor) <= WRITTEN else system._square(factor), brought
 
+        # Number by number: side by side with other units each is an array of them all.
+        size = range(len(self.constant))
         factor, brought = jax.vmap(step)(part[:-1], when[:-1], *(each for each in (passed, rates) if each is not None))
-        of_part = start if start.ndim == 1 else start[jnp.maximum(part, 0).astype(int)]
+        starts = [start[..., i] if start.ndim == 1 else start[jnp.maximum(part, 0).astype(int), i] for i in size]
 
-        def to_next(y: Array, event: Any) -> tuple[Array, Array]:
-            anew, start, factor, brought, amount = event
-            y = jnp.where(anew, of_part if start is None else start, jnp.sum(factor * y, axis=1) + brought)
-            return y + amount, y
+        def to_next(y: tuple[Any, ...], event: Any) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
+            anew, own, factor, brought, amount = event
+            y = tuple(map(jnp.where, (anew,) * len(size), own, map(jnp.add, _product(factor, y), brought)))
+            return tuple(map(jnp.add, y, amount)), y
 
-        own = None if start.ndim == 1 else of_part[1:]
-        first = jnp.where(anew[0], of_part if own is None else of_part[0], 0.0)
-        others = jax.lax.scan(to_next, first + amount[0], (anew[1:], own, factor, brought, amount[1:]))[1]
-        found = jnp.zeros((len(when), start.shape[-1]), start.dtype).at[order].set(jnp.concatenate([first[None], others]))
+        amounts = [amount[:, i] for i in size]
+        owns = [jnp.broadcast_to(own, when.shape) for own in starts]
+        first = [jnp.where(anew[0], own[0], 0.0) for own in owns]
+        events = anew[1:], tuple(own[1:] for own in owns), factor, brought, tuple(each[1:] for each in amounts)
+        began = tuple(y + each[0] for y, each in zip(first, amounts, strict=True))
+        others = jax.lax.scan(to_next, began, events)[1]
+        back = jnp.argsort(order)[P : P + T]
+        found = jnp.stack([jnp.append(y, more)[back] for y, more in zip(first, others, strict=True)], axis=1)
         reached = asked >= begins[jnp.asarray(numbers[1], int)]
         unknown = jnp.any(jnp.isnan(given.end) & (of_inputs == jnp.reshape(numbers[1], (T, 1))), axis=1)
-        return jnp.where((reached & ~unknown)[:, None], found[P : P + T] + added, jnp.nan)
+        return jnp.where((reached & ~unknown)[:, None], found + added, jnp.nan)
+
+
+def _product(factor: Any, y: tuple[Any, ...]) -> list[Any]:
+    """Of a matrix, written out or not, and numbers."""
+    if isinstance(factor, dict):
+        return [sum((factor[i, j] * y[j] for h, j in factor if h == i), start=jnp.zeros_like(y[i])) for i in range(len(y))]
+    return list(factor @ jnp.stack(y))

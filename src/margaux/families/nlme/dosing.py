@@ -32,20 +32,23 @@ class Regimen:
 
     Args:
         infusions: some last. steady: some are at steady state. depots: whether all doses are absorbed (True), none (False), or
-            it depends on the dose (None). reach: see `margaux.families.nlme.carried.reach`.
+            it depends on the dose (None). reach: see `margaux.families.nlme.carried.reach`. forever: some flow in all the time
+            before they are recorded.
     """
 
     infusions: bool = False
     steady: bool = False
     depots: bool | None = False
     reach: int | None = None
+    forever: bool = False
 
     @classmethod
     def of(cls, doses: Mapping[str, np.ndarray]) -> Regimen:
         """That of the doses of a table."""
         first = np.unique(doses["compartment"]) == 1
         infusions = bool(np.any(doses["rate"] != 0) or np.any(doses["duration"] > 0))
-        return cls(infusions, bool(np.any(doses["steady"] > 0)), bool(first[0]) if len(first) == 1 else None, reach(doses))
+        steady, forever = bool(np.any(doses["steady"] > 0)), bool(np.any(doses["steady"] == UNTIL_NOW))
+        return cls(infusions, steady, bool(first[0]) if len(first) == 1 else None, reach(doses), forever)
 
 
 class AbstractAdministration(abc.ABC):

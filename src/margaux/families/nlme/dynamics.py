@@ -94,6 +94,11 @@ class Dynamics(AbstractAdministration):
     def compartments(self) -> int:
         return len(self.states)
 
+    @property
+    def _lasting(self) -> bool:
+        """Whether anything flows in."""
+        return self.regimen.infusions or self.regimen.forever
+
     def rough(self) -> Dynamics:
         """The same equations solved near enough for a start."""
         return dataclasses.replace(self, rtol=max(self.rtol, ROUGH), patience=HURRIED)
@@ -181,7 +186,7 @@ class Dynamics(AbstractAdministration):
         numbers = jnp.arange(doses[BEGINS].shape[0])
         start = self._start(psi.at(doses, 0, doses[BEGINS][0]), dtype)
         if (linear := self._system(psi.at(doses, 0, doses[BEGINS][0]), start)) is not None:
-            later, lasting = None, self.regimen.infusions or self.regimen.steady
+            later, lasting = None, self._lasting
             if psi.changes:
                 start = jax.vmap(lambda number, begin: self._start(held(number)(begin), dtype))(numbers, doses[BEGINS])
                 later = functools.partial(self._system_at, psi, doses, start[0])
@@ -288,6 +293,8 @@ class Dynamics(AbstractAdministration):
 
         def after(y: Array, time: Any) -> Array:
             """The state a time after a dose that finds y."""
+            if linear is not None and not self._lasting:
+                return linear.moved(y + at_once, time)
             inputs = Inputs(jnp.zeros(2), ends, jnp.zeros((2, len(y))), given_slowly)
             return self._solve(lambda _: psi, (0.0, y + at_once), jnp.reshape(time, 1), jnp.zeros((1, len(y))), inputs)[0]
 
@@ -314,6 +321,8 @@ class Dynamics(AbstractAdministration):
         some = steady != NEVER
         left = jnp.where(some, left - start, none)
         out = Inputs(record[None], record[None], left[None], none[None])
+        if not self._lasting:
+            return out
         earlier = jnp.arange(1, OVERLAPS + 1)
         ends = given + lasts - earlier * interval
         ends = jnp.where(some & slow & (ends > jnp.maximum(record, given - interval)), ends, record)
