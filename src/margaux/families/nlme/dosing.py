@@ -32,15 +32,15 @@ class Regimen:
 
     Args:
         infusions: some last. steady: some are at steady state. depots: whether all doses are absorbed (True), none (False), or
-            it depends on the dose (None). reach: see `margaux.families.nlme.carried.reach`. forever: some flow in all the time
-            before they are recorded.
+            it depends on the dose (None). reach: see `margaux.families.nlme.carried.reach`. forever: some of those at steady
+            state flow in all the time before they are recorded.
     """
 
     infusions: bool = False
     steady: bool = False
     depots: bool | None = False
     reach: int | None = None
-    forever: bool = False
+    forever: bool = True
 
     @classmethod
     def of(cls, doses: Mapping[str, np.ndarray]) -> Regimen:

@@ -96,8 +96,8 @@ class Dynamics(AbstractAdministration):
 
     @property
     def _lasting(self) -> bool:
-        """Whether anything flows in."""
-        return self.regimen.infusions or self.regimen.forever
+        """Whether anything flows in for a time."""
+        return self.regimen.infusions or (self.regimen.steady and self.regimen.forever)
 
     def rough(self) -> Dynamics:
         """The same equations solved near enough for a start."""
