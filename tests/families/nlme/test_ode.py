@@ -155,10 +155,12 @@ def test_a_fit_is_that_of_the_closed_form(study, linear):
     curve = ode(absorbed, ["depot", "central"], concentration, linear=linear)
     solved = mx.NLME(structural=curve, **kwargs).fit(study, **roles)
     closed = mx.NLME(structural=oral1cpt, **kwargs).fit(study, **roles)
-    assert float(solved.loglik_) == pytest.approx(float(closed.loglik_), abs=2e-3)
+    # Densities that take long are integrated by fewer nodes, as the error tells.
+    assert 2e-3 < solved.loglik_.se < 0.03
+    assert float(solved.loglik_) == pytest.approx(float(closed.loglik_), abs=solved.loglik_.se)
     for name, se in closed.stderr_.items():
         assert solved.params_[name] == pytest.approx(closed.params_[name], abs=0.01 * se), name
-        assert solved.stderr_[name] == pytest.approx(se, rel=5e-3), name
+        assert solved.stderr_[name] == pytest.approx(se, rel=0.02), name
 
 
 def test_doses_that_change_within_a_subject_need_records_of_their_own(study):
