@@ -20,15 +20,43 @@ from .linear_systems import LinearSystem
 MOST = 2
 #: s to m^2 below which the factors are series, and of what gathers |2mt|
 NEAR, BRIEF = 1e-6, 1e-3
+#: s to m^2, and the determinant to the square of the entries' sum, above which a flow is by its two exponentials
+APART, INVERTIBLE = 1e-3, 1e-5
 
 
-def flow(system: LinearSystem, y: Float[Array, " S"], rate: Float[Array, " S"]) -> Callable[[Any], Float[Array, " S"]]:
-    r"""$e^{At}y+\int_0^te^{As}ds\,(b+r)$ as a function of t."""
+def flow(system: LinearSystem, y: Float[Array, " S"], rate: Float[Array, " S"]) -> Callable[[Any], tuple[Any, ...]]:
+    r"""$e^{At}y+\int_0^te^{As}ds\,(b+r)$ as a function of t, number by number.
+
+    Where the eigenvalues are apart and none is nearly zero it is a constant and an exponential of each, whose factors are made
+    once for all times. Others go the long way, by a loop of one turn: among units side by side none is taken if all are so.
+    """
     given, zero = system.constant + rate, jnp.zeros_like(y[0])
     a, b, c, d = (system.matrix.get(place, zero) for place in ((0, 0), (0, 1), (1, 0), (1, 1)))
     if len(y) == 1:
         slow = jnp.where(a == 0, 1.0, a)
-        return lambda t: jnp.stack([jnp.exp(a * t) * y[0] + jnp.where(a == 0, t, jnp.expm1(slow * t) / slow) * given[0]])
+        return lambda t: (jnp.exp(a * t) * y[0] + jnp.where(a == 0, t, jnp.expm1(slow * t) / slow) * given[0],)
+    m, half, determinant = (a + d) / 2, (a - d) / 2, a * d - b * c
+    s, size = half**2 + b * c, abs(a) + abs(b) + abs(c) + abs(d)
+    apart = (s > APART * m**2) & (abs(determinant) > INVERTIBLE * size**2)
+    root, divisor = jnp.sqrt(jnp.where(apart, s, 1.0)), jnp.where(apart, determinant, 1.0)
+    kept = (b * given[1] - d * given[0]) / divisor, (c * given[0] - a * given[1]) / divisor
+    left = y[0] - kept[0], y[1] - kept[1]
+    turned = (half * left[0] + b * left[1]) / root, (c * left[0] - half * left[1]) / root
+    slower, faster = ([(x + sign * z) / 2 for x, z in zip(left, turned, strict=True)] for sign in (1, -1))
+    general = _general(system, y, rate)
+
+    def at(time: Any) -> tuple[Any, ...]:
+        up, down = jnp.exp((m + root) * time), jnp.exp((m - root) * time)
+        short = tuple(k + up * x + down * z for k, x, z in zip(kept, slower, faster, strict=True))
+        return jax.lax.while_loop(lambda s: s[0], lambda _: (jnp.zeros_like(apart), general(time)), (~apart, short))[1]
+
+    return at
+
+
+def _general(system: LinearSystem, y: Array, rate: Array) -> Callable[[Any], tuple[Any, ...]]:
+    """`flow` of two numbers, whatever their matrix."""
+    given, zero = system.constant + rate, jnp.zeros_like(y[0])
+    a, b, c, d = (system.matrix.get(place, zero) for place in ((0, 0), (0, 1), (1, 0), (1, 1)))
     m, half, determinant = (a + d) / 2, (a - d) / 2, a * d - b * c
     factors = _factors(m, half**2 + b * c, (0, 1) in system.matrix and (1, 0) in system.matrix)
     kept = jnp.stack([b * given[1] - d * given[0], c * given[0] - a * given[1]])
@@ -38,11 +66,11 @@ def flow(system: LinearSystem, y: Float[Array, " S"], rate: Float[Array, " S"]) 
     # The smaller eigenvalue times t, where dividing by it loses as many digits as leaving it out.
     size, least = abs(a) + abs(b) + abs(c) + abs(d), jnp.sqrt(jnp.finfo(y.dtype).eps)
 
-    def at(time: Any) -> Array:
+    def at(time: Any) -> tuple[Any, ...]:
         even, odd = factors(time)
         lasting = kept - even * kept - odd * of_kept
         gathering = time * given + _gathered(m, time) * moved
-        return even * y + odd * turned + jnp.where(jnp.abs(determinant) * time <= least * size, gathering, lasting)
+        return tuple(even * y + odd * turned + jnp.where(jnp.abs(determinant) * time <= least * size, gathering, lasting))
 
     return at
 

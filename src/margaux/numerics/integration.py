@@ -41,10 +41,10 @@ class Inputs(NamedTuple):
 
 class Flow(NamedTuple):
     """Numbers of the state that are known exactly between events, whatever the others: `places`, and `of`, x -> (those numbers,
-    their rates of input) -> time -> them that much later."""
+    their rates of input) -> time -> them that much later, number by number."""
 
     places: tuple[int, ...]
-    of: Callable[[Any], Callable[[Array, Array], Callable[[Any], Array]]]
+    of: Callable[[Any], Callable[[Array, Array], Callable[[Any], State]]]
 
 
 class _Steps(NamedTuple):
@@ -105,7 +105,7 @@ def states_at(
         x = held(begun.t)
         known = None if flow is None else flow.of(x)(*(jnp.stack([each[i] for i in exact]) for each in (begun.y, rate)))
 
-        def with_known(own: Array, y: State) -> State:
+        def with_known(own: State, y: State) -> State:
             return tuple(own[exact.index(i)] if i in exact else y[i] for i in size)
 
         def slope(t: Any, y: State) -> State:
@@ -116,7 +116,7 @@ def states_at(
                 return method(slope, t, y, step)
             # Of all stages together: a step that is written out has it once.
             own = jax.vmap(known)(t - begun.t + step * jnp.asarray((0.0, *nodes()), y0.dtype))
-            return method(slope, t, y, step, lambda stage, y: with_known(own[stage], y))
+            return method(slope, t, y, step, lambda stage, y: with_known(tuple(each[stage] for each in own), y))
 
         # What is known is followed beside the most that there can be of it.
         lasts = jnp.where(jnp.isfinite(goal), goal - begun.t, 0.0)

@@ -102,7 +102,7 @@ def flow_of(slope: Slope, states: int, numbers: tuple[int, ...], known: Linearit
         found = slope(t, tuple(every), psi)
         return tuple(found[number] for number in numbers)
 
-    def of(psi: Mapping[str, Any]) -> Callable[[Array, Array], Callable[[Any], Array]]:
+    def of(psi: Mapping[str, Any]) -> Callable[[Array, Array], Callable[[Any], tuple[Any, ...]]]:
         nothing = jnp.zeros(len(numbers), jnp.result_type(float, *psi.values()))
         return functools.partial(flow, system(own_slope, known, nothing, psi))
 
