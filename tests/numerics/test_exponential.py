@@ -35,11 +35,13 @@ def compartments(rng, dtype):
 
 
 def in_many_digits(matrix):
+    """The exponential of a square matrix, and the diagonal of what it is more than one."""
+    size = range(len(matrix))
     with localcontext() as context:
-        context.prec = 100
+        context.prec = 120
         halvings = int(np.ceil(np.log2(np.abs(matrix).sum(axis=1).max() + 1))) + 5
         x = np.array([[Decimal(float(value)) for value in row] for row in matrix]) / Decimal(2) ** halvings
-        one = np.array([[Decimal(int(i == j)) for j in range(SIZE)] for i in range(SIZE)])
+        one = np.array([[Decimal(int(i == j)) for j in size] for i in size])
         out = term = one
         for k in range(1, 40):
             term = term.dot(x) / k

@@ -16,8 +16,6 @@ from jaxtyping import Array, Float
 
 from .linear_systems import LinearSystem
 
-#: numbers that there is a closed form of
-MOST = 2
 #: s to m^2 below which the factors are series, and of what gathers |2mt|
 NEAR, BRIEF = 1e-6, 1e-3
 #: s to m^2, and the determinant to the square of the entries' sum, above which a flow is by its two exponentials

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
-from ...numerics.flows import MOST
+from ...numerics.exponential_of_two import MOST
 from ...numerics.integration import Flow, Inputs, fixed_point, states_at, transposable
 from ...numerics.linear_systems import LinearSystem
 from ...numerics.steps import State, rodas, tsitouras
