@@ -8,7 +8,8 @@ import pytest
 from scipy.integrate import solve_ivp
 
 from margaux.numerics import steps
-from margaux.numerics.integration import Inputs, fixed_point, states_at, transposable
+from margaux.numerics.forward import transposable
+from margaux.numerics.integration import Inputs, fixed_point, states_at
 from margaux.numerics.steps import rodas, tsitouras
 
 pytestmark = pytest.mark.usefixtures("double")

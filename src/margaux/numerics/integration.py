@@ -1,7 +1,7 @@
 r"""Ordinary differential equations with inputs at known times, by one-step methods of adaptive step.
 
-Units that are mapped take their steps side by side: one loop whose every turn is a step of each towards its own next time, and
-that ends with the slowest. Derivatives are forward ones of the steps themselves, and can be transposed: see `transposable`.
+Solutions that are mapped take their steps side by side, in lanes (see `margaux.numerics.lanes`): a turn is a step of each towards
+its own next time. Derivatives are forward ones of the steps themselves, and can be transposed: see `transposable`.
 """
 
 from __future__ import annotations
@@ -11,8 +11,10 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+from jax.extend.core import ClosedJaxpr, jaxpr_as_fun
 from jaxtyping import Array, Float
 
+from .lanes import Work, done
 from .steps import State, Step, nodes, rodas
 
 #: what a step shrinks by at least, grows by at most, and its caution
@@ -47,14 +49,44 @@ class Flow(NamedTuple):
     of: Callable[[Any], Callable[[Array, Array], Callable[[Any], State]]]
 
 
-class _Steps(NamedTuple):
-    """On the way to the next event: where, the length of the step to try, whether it has reached it, and steps so far."""
+class _Job(NamedTuple):
+    """A solution to find. Args: known: what the derivative and what holds between events close over."""
+
+    start: Any
+    y: State
+    times: Array
+    added: Array
+    inputs: Inputs
+    atol: Array
+    known: Any
+
+
+class _Between(NamedTuple):
+    """What holds from an event at `since` to the next at `goal`: x, the inputs' rates, and of numbers that are known without
+    steps what makes them and the most that there can be of them; the shortest step to take, and how many at most."""
+
+    since: Any
+    goal: Any
+    x: Any
+    rate: State
+    factors: list[Any]
+    most: Any
+    shortest: Any
+    limit: Any
+
+
+class _Lane(NamedTuple):
+    """On the way to the next event: where, the length of the step to try, steps so far, whether it has come there, whether there
+    is no other or it cannot be reached, and the states at times that were passed, number by number."""
 
     t: Any
     y: State
     step: Any
-    there: Any
     turns: Any
+    halted: Any
+    over: Any
+    between: _Between
+    out: State
 
 
 def states_at(
@@ -68,8 +100,9 @@ def states_at(
     atol: Float[Array, " S"],
     rtol: float = 1e-5,
     method: Step = rodas,
-    most: int = 5000,
+    most: Callable[[Any], Any] | int = 5000,
     flow: Flow | None = None,
+    lanes: bool = True,
 ) -> Float[Array, "T S"]:
     """The state at times, with what is `added` there; NaN where it is not reached in so many steps.
 
@@ -77,82 +110,116 @@ def states_at(
         derivative: dy/dt at (t, y, x), without the inputs. held: x from the event at a time on until the next.
         start: time and state before all inputs; what starts then counts. Times before it are not reached.
         times, added: where the state is wanted, before the inputs of that very moment, of which `added` is the part that counts.
-        rtol, atol: of the error of a step beside the state, and of each of its numbers alone. most: steps. flow: what is known
-            of the state without steps, which go by the others then, and are `tsitouras`'; they still follow it, so that none
-            goes past what comes and is gone again.
+        rtol, atol: of the error of a step beside the state, and of each of its numbers alone. most: steps, or a function of
+            the number of times and inputs after the start. flow: what is known of the state without steps, which go by the
+            others then, and are `tsitouras`'; they still follow it, so that none goes past what comes and is gone again. lanes:
+            whether those that are mapped go by lanes; if not they may be differentiated before they are mapped.
     """
     t0, y0 = start
+    t0, y0 = jnp.asarray(t0, y0.dtype), tuple(y0)
+    here = jax.eval_shape(held, t0)
+    by_slope, of_slope = hoisted(derivative, t0, y0, here)
+    by_held, of_held = hoisted(held, t0)
     size = range(len(y0))
     exact = () if flow is None else flow.places
     share = FREE if exact else 1.0
-    shortest = SHORTEST * (jnp.max(times) - t0)
+    by_flow: list[Callable[..., Any]] = []
 
-    def arrived(t: Any, y: State, out: State) -> tuple[State, State]:
-        now, given = times == t, inputs.start == t
-        out = tuple(jnp.where(now, y[i] + added[:, i], out[i]) for i in size)
-        return tuple(y[i] + jnp.sum(jnp.where(given, inputs.amount[:, i], 0.0)) for i in size), out
+    def factors_of(x: Any, y: Array, rate: Array) -> list[Any]:
+        """What is made once of what is known between two events."""
+        assert flow is not None
+        at, factors = hoisted(flow.of(x)(y, rate), t0)
+        by_flow[:] = [at]
+        return factors
 
-    def going_on(here: tuple[_Steps, State]) -> Any:
-        steps, _ = here
-        return steps.there & jnp.any(times > steps.t)
+    numbers = jax.ShapeDtypeStruct((len(exact),), t0.dtype)
+    by_factors, of_factors = hoisted(factors_of, here, numbers, numbers) if exact else (None, [])
 
-    def to_next_event(here: tuple[_Steps, State]) -> tuple[_Steps, State]:
-        begun, out = here
-        every = jnp.concatenate([times, inputs.start, inputs.end])
-        goal = jnp.min(jnp.where(every > begun.t, every, jnp.inf))
-        running = (inputs.start <= begun.t) & (inputs.end > begun.t)
-        rate = [jnp.sum(jnp.where(running, inputs.rate[:, i], 0.0)) for i in size]
-        x = held(begun.t)
-        known = None if flow is None else flow.of(x)(*(jnp.stack([each[i] for i in exact]) for each in (begun.y, rate)))
+    def bounds(job: _Job) -> tuple[Any, Any]:
+        """The shortest step, and the most of them."""
+        events = jnp.sum(job.times > job.start) + 2 * jnp.sum(jnp.isfinite(job.inputs.start))
+        limit = jnp.asarray(most(events) if callable(most) else most, t0.dtype)
+        return jax.lax.stop_gradient(SHORTEST * (jnp.max(job.times) - job.start)), limit
 
-        def with_known(own: State, y: State) -> State:
-            return tuple(own[exact.index(i)] if i in exact else y[i] for i in size)
+    def between(job: _Job, t: Any, y: State) -> _Between:
+        """What holds from an event on, past which the state is so."""
+        every = jnp.concatenate([job.times, job.inputs.start, job.inputs.end])
+        goal = jnp.min(jnp.where(every > t, every, jnp.inf))
+        running = (job.inputs.start <= t) & (job.inputs.end > t)
+        rate = tuple(jnp.sum(jnp.where(running, job.inputs.rate[:, i], 0.0)) for i in size)
+        x = by_held(job.known[1], t)
+        lasts = jnp.where(jnp.isfinite(goal), goal - t, 0.0)
+        most_of_it = sum((abs(y[i]) + abs(rate[i]) * lasts for i in exact), start=jnp.zeros((), t0.dtype))
+        factors = by_factors(job.known[2], x, *(jnp.stack([each[i] for i in exact]) for each in (y, rate))) if by_factors else []
+        return _Between(t, goal, x, rate, factors, jax.lax.stop_gradient(most_of_it), *bounds(job))
+
+    def onwards(job: _Job, lane: _Lane) -> _Lane:
+        """Past the event that it has come to, and towards the next."""
+        now, given = job.times == lane.t, job.inputs.start == lane.t
+        out = tuple(jnp.where(now, lane.y[i] + job.added[:, i], lane.out[i]) for i in size)
+        y = tuple(lane.y[i] + jnp.sum(jnp.where(given, job.inputs.amount[:, i], 0.0)) for i in size)
+        ahead = between(job, lane.t, y)
+        ends = ~(jnp.any(job.times > lane.t) & jnp.isfinite(ahead.goal))
+        return _Lane(lane.t, y, lane.step, lane.turns, ends, ends, ahead, out)
+
+    def begin(job: _Job) -> _Lane:
+        ahead = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), jax.eval_shape(between, job, job.start, job.y))
+        nothing = jnp.full(len(times), jnp.nan, t0.dtype)
+        longest, yes = jnp.full_like(t0, jnp.inf), jnp.asarray(True)
+        return _Lane(job.start, job.y, longest, jnp.asarray(0), yes, ~yes, ahead, (nothing,) * len(y0))
+
+    def stepped(job: _Job, lane: _Lane, step: Any) -> tuple[State, State]:
+        """The state after a step, and the estimate of its error."""
+        between = lane.between
 
         def slope(t: Any, y: State) -> State:
-            return tuple(each + rate[i] for i, each in enumerate(derivative(t, y, x)))
+            return tuple(each + between.rate[i] for i, each in enumerate(by_slope(job.known[0], t, y, between.x)))
 
-        def stepped(t: Any, y: State, step: Any) -> tuple[State, State]:
-            if known is None:
-                return method(slope, t, y, step)
-            # Of all stages together: a step that is written out has it once.
-            own = jax.vmap(known)(t - begun.t + step * jnp.asarray((0.0, *nodes()), y0.dtype))
-            return method(slope, t, y, step, lambda stage, y: with_known(tuple(each[stage] for each in own), y))
+        if not exact:
+            return method(slope, lane.t, lane.y, step)
+        # Of all stages together: a step that is written out has it once. The last is where the step ends.
+        stages = lane.t - between.since + step * jnp.asarray((0.0, *nodes()), step.dtype)
+        own = jax.vmap(lambda time: by_flow[0](between.factors, time))(stages)
 
+        def with_known(stage: int, y: State) -> State:
+            return tuple(own[exact.index(i)][stage] if i in exact else y[i] for i in size)
+
+        y, wrong = method(slope, lane.t, lane.y, step, with_known)
+        return with_known(-1, y), wrong
+
+    def turn(job: _Job, lane: _Lane) -> _Lane:
+        left = lane.between.goal - lane.t
+        reaches = lane.step >= left
+        step = jnp.where(reaches, left, lane.step)
+        y, wrong = stepped(job, lane, step)
         # What is known is followed beside the most that there can be of it.
-        lasts = jnp.where(jnp.isfinite(goal), goal - begun.t, 0.0)
-        most_of_it = sum((abs(begun.y[i]) + abs(rate[i]) * lasts for i in exact), start=jnp.zeros((), y0.dtype))
-        most_of_it = jax.lax.stop_gradient(most_of_it)
+        beside = [lane.between.most if i in exact else jnp.maximum(jnp.abs(lane.y[i]), jnp.abs(y[i])) for i in size]
+        scale = [share * (job.atol[i] + rtol * beside[i]) for i in size]
+        square = jax.lax.stop_gradient(sum((wrong[i] / scale[i]) ** 2 for i in size) / len(y))
+        taken = square <= 1  # not, where it is NaN
+        factor = jnp.clip(CAUTION * jnp.maximum(square, 1e-20) ** (-ORDER / 2), LEAST, MOST)
+        longer = jax.lax.stop_gradient(step) * jnp.where(jnp.isfinite(square), factor, LEAST)
+        # A step that was cut short says nothing against longer ones.
+        longer = jnp.where(taken & reaches, jnp.maximum(lane.step, longer), longer)
+        halted, turns = taken & reaches, lane.turns + 1
+        lost = ~halted & ((turns >= lane.between.limit) | ~(longer > lane.between.shortest))
+        t = jnp.where(taken, jnp.where(reaches, lane.between.goal, lane.t + step), lane.t)
+        y = tuple(jnp.where(taken, y[i], lane.y[i]) for i in size)
+        return _Lane(t, y, longer, turns, halted, lost, lane.between, lane.out)
 
-        def on_the_way(steps: _Steps) -> Any:
-            return ~steps.there & (steps.turns < most) & (steps.step > shortest)
+    job = _Job(t0, y0, times, added, inputs, jnp.asarray(atol), (of_slope, of_held, of_factors))
+    return jnp.stack(done(Work(begin, turn, onwards, lambda lane: lane.out), job, lanes), axis=1)
 
-        def turn(steps: _Steps) -> _Steps:
-            left = goal - steps.t
-            reaches = steps.step >= left
-            step = jnp.where(reaches, left, steps.step)
-            y, wrong = stepped(steps.t, steps.y, step)
-            beside = [most_of_it if i in exact else jnp.maximum(jnp.abs(steps.y[i]), jnp.abs(y[i])) for i in size]
-            scale = [share * (atol[i] + rtol * beside[i]) for i in size]
-            square = jax.lax.stop_gradient(sum((wrong[i] / scale[i]) ** 2 for i in size) / len(y))
-            taken = square <= 1  # not, where it is NaN
-            factor = jnp.clip(CAUTION * jnp.maximum(square, 1e-20) ** (-ORDER / 2), LEAST, MOST)
-            longer = jax.lax.stop_gradient(step) * jnp.where(jnp.isfinite(square), factor, LEAST)
-            # A step that was cut short says nothing against longer ones.
-            longer = jnp.where(taken & reaches, jnp.maximum(steps.step, longer), longer)
-            t = jnp.where(taken, jnp.where(reaches, goal, steps.t + step), steps.t)
-            y = tuple(jnp.where(taken, y[i], steps.y[i]) for i in size)
-            return _Steps(t, y, longer, taken & reaches, steps.turns + 1)
 
-        # Units that are done are still mapped along: they must not go on to what never comes.
-        ended = jax.lax.while_loop(on_the_way, turn, begun._replace(there=~jnp.isfinite(goal)))
-        y = ended.y if known is None else with_known(known(ended.t - begun.t), ended.y)
-        y, out = arrived(ended.t, y, out)
-        return ended._replace(y=y), out
+def hoisted(function: Callable[..., Any], *like: Any) -> tuple[Callable[..., Any], list[Any]]:
+    """A function of what it closes over and its arguments, which are like these; and what it closes over."""
+    made, shape = jax.make_jaxpr(function, return_shape=True)(*like)
+    structure = jax.tree.structure(shape)
 
-    nothing = jnp.full(len(times), jnp.nan, y0.dtype)
-    y, out = arrived(t0, tuple(y0), (nothing,) * len(y0))
-    begun = _Steps(jnp.asarray(t0, y0.dtype), y, jnp.asarray(jnp.inf, y0.dtype), jnp.asarray(True), jnp.asarray(0))
-    return jnp.stack(jax.lax.while_loop(going_on, to_next_event, (begun, out))[1], axis=1)
+    def of(closed: list[Any], *args: Any) -> Any:
+        return jax.tree.unflatten(structure, jaxpr_as_fun(ClosedJaxpr(made.jaxpr, closed))(*jax.tree.leaves(args)))
+
+    return of, list(made.consts)
 
 
 def fixed_point(function: Callable[[Array], Array], start: Array, tolerance: float = 1e-9, most: int = 30) -> Array:
@@ -177,39 +244,3 @@ def fixed_point(function: Callable[[Array], Array], start: Array, tolerance: flo
     y, before, turns = jax.lax.while_loop(moving, lambda s: (newton(s[0]), s[0], s[2] + 1), (newton(start), start, 0))
     # Derivatives of the solution are a step of Newton's behind it, each order by one.
     return jnp.where(turns < most, newton(newton(y)), jnp.nan)
-
-
-def transposable(function: Callable[[Array, Any], Array], bent: bool = True) -> Callable[[Array, Any], Array]:
-    """A function of (x (k,), data) whose derivatives in x, of any order, are by forward mode through it, and can be transposed:
-    a loop of unknown length cannot. For few x. Nothing is differentiated in the data.
-
-    Args:
-        bent: whether it has second derivatives. Those of a function of it are otherwise Gauss and Newton's, by its first.
-    """
-
-    @jax.custom_jvp
-    def of(x: Array, data: Any) -> Array:
-        return function(x, data)
-
-    @of.defjvp
-    def _(primals, tangents):
-        x, data = primals
-        both = _with_jacobian(function)
-        value, jacobian = transposable(both)(x, data) if bent else both(jax.lax.stop_gradient(x), data)
-        # Where there is no value there is no slope: NaN would spread, by zero times NaN, to what does not depend on it.
-        jacobian = jax.tree.map(lambda each: jnp.where(jnp.isfinite(each), each, 0.0), jacobian)
-        if not bent:
-            value = value + jacobian @ (x - jax.lax.stop_gradient(x))
-        return value, jax.tree.map(lambda each: each @ tangents[0], jacobian)
-
-    return of
-
-
-def _with_jacobian(function: Callable[[Array, Any], Any]) -> Callable[[Array, Any], Any]:
-    def both(x: Array, data: Any) -> Any:
-        def push(direction: Array) -> Any:
-            return jax.jvp(lambda x: function(x, data), (x,), (direction,))
-
-        return jax.vmap(push, out_axes=(None, -1))(jnp.eye(len(x), dtype=x.dtype))
-
-    return both

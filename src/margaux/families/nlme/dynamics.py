@@ -13,7 +13,8 @@ import numpy as np
 from jaxtyping import Array, Float
 
 from ...numerics.exponential_of_two import MOST
-from ...numerics.integration import Flow, Inputs, fixed_point, states_at, transposable
+from ...numerics.forward import transposable
+from ...numerics.integration import Flow, Inputs, fixed_point, states_at
 from ...numerics.linear_systems import LinearSystem
 from ...numerics.steps import State, rodas, tsitouras
 from .dosing import LAST, AbstractAdministration, Regimen, administered, read_of_dose
@@ -33,8 +34,9 @@ STEADY = "places at steady state"
 STEPS, MORE = 100, 1000
 #: of the size of a state, its initial value or the largest dose, what is negligible
 NEGLIGIBLE = 1e-4
-#: the tolerance of a solution from which a fit is started, and the share of the steps that it may take: wild places take most
-ROUGH, HURRIED = 1e-3, 0.5
+#: the tolerance of a solution from which a fit is started; the share of the steps that it may take, since wild places take most,
+#: and that of one where modes are searched for, from far away
+ROUGH, HURRIED, SEARCHED = 1e-3, 0.5, 0.25
 #: infusions of a regimen at steady state that can overlap; what has more of them is not a number
 OVERLAPS = 8
 
@@ -102,6 +104,10 @@ class Dynamics(AbstractAdministration):
     def rough(self) -> Dynamics:
         """The same equations solved near enough for a start."""
         return dataclasses.replace(self, rtol=max(self.rtol, ROUGH), patience=HURRIED)
+
+    def for_searches(self) -> Dynamics:
+        """The same equations for searches, which go by first derivatives and turn back where a solution takes very long."""
+        return dataclasses.replace(self, derivatives="first", patience=min(self.patience, SEARCHED))
 
     def over_rows(self, parameters: Mapping[str, Any], rows: Mapping[str, Any]) -> Float[Array, " T"]:
         """The predictions of one subject's rows."""
@@ -222,19 +228,24 @@ class Dynamics(AbstractAdministration):
         size = jnp.where(own > 0, own, jnp.maximum(jnp.max(own), given))
         atol = NEGLIGIBLE * self.rtol * jnp.where(size > 0, size, 1.0) if self.atol is None else jnp.full_like(own, self.atol)
         times_more = self.patience * max(1.0, (1e-5 / self.rtol) ** 0.25)
+        psi = held(start[0])
+
+        def slope(t: Any, y: State, x: Any) -> State:
+            return self._slope(t, y, psi.like(x) if isinstance(psi, Parameters) else x)
+
         return states_at(
-            self._slope, held, start, times, added, inputs,
-            method=tsitouras() if self.stiff is False else rodas, flow=self._flow(held(start[0])), rtol=self.rtol, atol=atol,
-            most=self.max_steps or int(times_more * (STEPS * (len(times) + 2 * len(inputs.start)) + MORE)),
+            slope, lambda t: dict(held(t)), start, times, added, inputs,
+            method=tsitouras() if self.stiff is False else rodas, flow=self._flow(psi, slope), rtol=self.rtol, atol=atol,
+            most=self.max_steps or (lambda events: times_more * (STEPS * events + MORE)), lanes=self.derivatives != "forward",
         )  # fmt: skip
 
-    def _flow(self, psi: Mapping[str, Any]) -> Flow | None:
+    def _flow(self, psi: Mapping[str, Any], slope: Callable[..., State]) -> Flow | None:
         """Of the states that are linear whatever the others, where there are any: explicit steps need then not be as short as
         their rates would have them. Rodas' are as long as without."""
         if self.linear is False or self.stiff is not False:
             return None
         known = _closed(self, tuple(psi), np.dtype(jnp.result_type(float)))
-        return None if known is None else flow_of(self._slope, len(self.states), *known)
+        return None if known is None else flow_of(slope, len(self.states), *known)
 
     def _inputs(self, every: Parameters, doses: Any, dtype: Any) -> tuple[Array, Inputs, tuple[Array, Array] | None]:
         """When each dose arrives (E,); all inputs, those of the doses first; and of what is added at steady state the part and
@@ -303,7 +314,11 @@ class Dynamics(AbstractAdministration):
             rates = jnp.sum(jnp.where((ends > 0)[:, None], given_slowly, 0.0), axis=0)
             if linear is not None:
                 return linear.moved(y + at_once, -time, rates)
-            backwards = dataclasses.replace(self, derivative=_Backwards(self._slope, rates), linear=False)
+
+            def back(t: Any, state: Mapping[str, Any], psi: Mapping[str, Any]) -> State:
+                return tuple(-each - rates[i] for i, each in enumerate(self._slope(t, tuple(state.values()), psi)))
+
+            backwards = dataclasses.replace(self, derivative=back, linear=False)
             return backwards._solve(lambda _: psi, (0.0, y + at_once), jnp.reshape(time, 1), *_nothing(len(y)))[0]
 
         lagged = given - record
@@ -377,16 +392,6 @@ def with_constants(outcome: Any, individual: Collection[str], data: LongData) ->
             )
     left = {field: tuple(name for name in getattr(curve, field) if name not in read) for field in ("parameters", "positive")}
     return dataclasses.replace(outcome, structural=dataclasses.replace(curve, **left))
-
-
-@dataclasses.dataclass(frozen=True)
-class _Backwards:
-    slope: Callable[..., State]
-    rates: Array
-
-    def __call__(self, t: Any, state: Mapping[str, Any], psi: Mapping[str, Any]) -> State:
-        slopes = self.slope(t, tuple(state.values()), psi)
-        return tuple(-slope - rate for slope, rate in zip(slopes, self.rates, strict=True))
 
 
 def _nothing(states: int) -> tuple[Array, Inputs]:

@@ -98,7 +98,7 @@ class MixedEffects(
         return self._with(lambda dynamics: dataclasses.replace(dynamics.rough(), derivatives="first"))
 
     def for_searches(self) -> MixedEffects:
-        return self._with(lambda dynamics: dataclasses.replace(dynamics, derivatives="first"))
+        return self._with(lambda dynamics: dynamics.for_searches())
 
     def forward(self) -> MixedEffects:
         """The model to be differentiated in few directions, by forward mode."""

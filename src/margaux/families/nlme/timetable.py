@@ -29,6 +29,10 @@ class Parameters(dict):
     def __missing__(self, name: str) -> Any:
         return self._rows[name][0]
 
+    def like(self, values: Mapping[str, Any]) -> Parameters:
+        """Other values, of the same subject."""
+        return Parameters(values.items(), self._rows)
+
     @property
     def changes(self) -> bool:
         """Whether some are numbers an occasion."""
