@@ -48,7 +48,7 @@ def test_which_states_are_known():
     saturable: Any = ode(lambda t, s, p: {"a": -s["a"] / (p["k"] + s["a"]), "b": s["a"] - s["b"]}, ["a", "b"], "b")
     assert _closed(saturable.function, ("k",), np.dtype(float)) is None
     held: Any = _curve(by_mouth, ["depot", "central"], linear=False)
-    assert held.function._flow(PSI) is None
+    assert held.function._flow(PSI, held.function._slope) is None
 
 
 def _exact(slopes, states, frame):
