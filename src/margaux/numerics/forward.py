@@ -63,18 +63,22 @@ def pushed(function: Function) -> Callable[[Array, Array, Any], tuple[Any, Any]]
         if of_x or any(jax.tree.leaves(of_data)):
             mapping = jax.vmap(function, (0, jax.tree.map(lambda flag: 0 if flag else None, of_data)))
             value, slopes = pushed(mapping)(mapped(size, x, of_x), jnp.moveaxis(mapped(size, t, of_t), 0, 1), data)
-            return _all((value, jax.tree.map(lambda leaf: jnp.moveaxis(leaf, 1, 0), slopes)))
+            slopes = jax.tree.map(lambda leaf: jnp.moveaxis(leaf, 1, 0), slopes)
+            return (value, slopes), (_flags(value, True), _flags(slopes, True))
         if not of_t:
-            return _all(plain(x, t, data), False)
+            value, slopes = plain(x, t, data)
+            return (value, slopes), (_flags(value, False), _flags(slopes, False))
+        # Directions of the same x are directions side by side: it is solved once.
         value, slopes = of(x, t.reshape(-1, *x.shape), data)
         slopes = jax.tree.map(lambda leaf: leaf.reshape(size, -1, *leaf.shape[1:]), slopes)
-        return (value, slopes), (_all(value, False)[1], _all(slopes)[1])
+        return (value, slopes), (_flags(value, False), _flags(slopes, True))
 
     return of
 
 
-def _all(out: Any, flag: bool = True) -> tuple[Any, Any]:
-    return out, jax.tree.map(lambda _: flag, out)
+def _flags(tree: Any, mapped: bool) -> Any:
+    """Of all leaves, whether they are mapped."""
+    return jax.tree.map(lambda _: mapped, tree)
 
 
 def _with_jacobian(function: Callable[[Array, Any], Any]) -> Callable[[Array, Any], tuple[Any, Any]]:

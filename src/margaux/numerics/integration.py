@@ -1,7 +1,7 @@
 r"""Ordinary differential equations with inputs at known times, by one-step methods of adaptive step.
 
 Solutions that are mapped take their steps side by side, in lanes (see `margaux.numerics.lanes`): a turn is a step of each towards
-its own next time. Derivatives are forward ones of the steps themselves, and can be transposed: see `transposable`.
+its own next time. Derivatives are forward ones of the steps themselves, and can be transposed: see `margaux.numerics.forward`.
 """
 
 from __future__ import annotations

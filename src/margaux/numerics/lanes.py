@@ -36,7 +36,8 @@ class Work(NamedTuple):
 def done(work: Work, job: PyTree, lanes: bool = True) -> PyTree:
     """What comes of one job; of many, where this is mapped, by lanes if so wanted. These are to be mapped first and
     differentiated then: see `margaux.numerics.forward`. Neither can be transposed."""
-    single = jax.tree.map(lambda leaf: jnp.asarray(leaf)[None], job)
+    if not lanes:
+        return _alone(work, job)
 
     @custom_vmap
     def every(jobs: PyTree) -> PyTree:
@@ -54,7 +55,8 @@ def done(work: Work, job: PyTree, lanes: bool = True) -> PyTree:
         out = jax.tree.map(lambda leaf: leaf.reshape(size, count, *leaf.shape[1:]), out)
         return out, jax.tree.map(lambda _: True, out)
 
-    return jax.tree.map(lambda leaf: leaf[0], every(single)) if lanes else _alone(work, job)
+    single = jax.tree.map(lambda leaf: jnp.asarray(leaf)[None], job)
+    return jax.tree.map(lambda leaf: leaf[0], every(single))
 
 
 def _alone(work: Work, job: PyTree) -> PyTree:
